@@ -19,7 +19,7 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         raise hopeless
     if lock_of(pod, evidence):
         return None
-    if settings.unlocked_pods is not UnlockedPods.UNIQUE or _takes_lock(pod):
+    if not _may_be_unlocked(evidence, settings) or _takes_lock(pod):
         if not evidence.waited:
             return AwaitLock(*pod.key)
         if not evidence.node_read:
@@ -55,9 +55,17 @@ def _hopeless(candidate: Candidate) -> Refusal | None:
     return None
 
 
+def _may_be_unlocked(evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether the operator's settings allow a pod without a lock.
+
+    `unique` means a pod that the kubelet confirms. A kubelet before 1.34 confirms none.
+    """
+    return settings.unlocked_pods is UnlockedPods.UNIQUE and evidence.books.witnessed
+
+
 def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal | None:
     """Why a pod without a lock is refused; None: the operator's settings allow it."""
-    if settings.unlocked_pods is UnlockedPods.UNIQUE:
+    if _may_be_unlocked(evidence, settings):
         return None
     name = "/".join(pod.key)
     lock = evidence.lock
@@ -69,21 +77,32 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
             "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
     return Refusal(
-        RefusalReason.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}"
+        RefusalReason.NO_LOCK,
+        f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}, or ask the operator to "
+        + _setting(evidence, settings),
     )
 
 
 def _why(pod: PodView) -> str:
-    """Why the pod has no lock, and what its owner can do; the end of a sentence."""
+    """Why the pod has no lock, and what its owner can do; part of a sentence."""
     if _takes_lock(pod):
         return (
             ": another scheduler bound it, or the lock was removed; create it again with "
-            "schedulerName of HAMi's scheduler, or ask the operator to set allocation.unlockedPods."
+            "schedulerName of HAMi's scheduler"
         )
     return (
         " (it takes none if only init containers request GPUs); request the GPU in an app "
-        "container too, or ask the operator to set allocation.unlockedPods to unique."
+        "container too"
     )
+
+
+def _setting(evidence: Evidence, settings: MatchSettings) -> str:
+    """What the operator can do for pods without a lock; the end of a sentence."""
+    upgrade = "" if evidence.books.witnessed else "upgrade the kubelet to 1.34"
+    if settings.unlocked_pods is UnlockedPods.UNIQUE:
+        return f"{upgrade}."
+    joined = " and " if upgrade else ""
+    return f"{upgrade}{joined}set allocation.unlockedPods to unique."
 
 
 def _takes_lock(pod: PodView) -> bool:

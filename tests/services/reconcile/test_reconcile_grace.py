@@ -10,6 +10,7 @@ from agent.core.cluster.pods import Phase, PodTable, Tombstone
 from agent.core.errors import KubeletError
 from agent.core.reconcile.pace import PERIOD, QUIET, THROTTLED_PAUSE
 from agent.services.state import COMMIT_DEADLINE
+from tests.builders import a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import EPOCH, POD, ROW, SLICE, a_scene
 
 
@@ -119,3 +120,29 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
         await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
 
         assert [True] == [row.confirmed for row in scene.rows]
+
+
+async def test_rows_that_a_late_commit_drops_are_in_nobodys_hands():
+    async with a_scene(ROW) as scene:
+        scene.disk.gate.clear()
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(COMMIT_DEADLINE + 0.3)
+        scene.disk.gate.set()
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert ((), set()) == (scene.rows, scene.taken)
+
+
+async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
+    gone = [a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", epoch=EPOCH) for n in range(10, 60)]
+    async with a_scene(*gone) as scene:
+        scene.hooks.hanging = "remove"
+        scene.see(POD)
+        await asyncio.sleep(PERIOD + 5)
+        scene.witness.admit(POD, main=SLICE)
+        await scene.answer()
+
+        await asyncio.sleep(10)
+
+        assert any(row.confirmed for row in scene.rows)

@@ -22,7 +22,7 @@ from agent.services.reconcile.service import (
     ReconcileRule,
     ReconcileViews,
 )
-from agent.services.state import COMMIT_DEADLINE, StateService
+from agent.services.state import StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
@@ -383,29 +383,3 @@ async def test_a_row_that_changed_while_it_was_looked_at_keeps_its_change():
         await scene.see_while_it_changes(replayed, POD)
 
         assert (replayed,) == scene.rows
-
-
-async def test_rows_that_a_late_commit_drops_are_in_nobodys_hands():
-    async with a_scene(ROW) as scene:
-        scene.disk.gate.clear()
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(COMMIT_DEADLINE + 0.3)
-        scene.disk.gate.set()
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert ((), set()) == (scene.rows, scene.taken)
-
-
-async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
-    gone = [a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", epoch=EPOCH) for n in range(10, 60)]
-    async with a_scene(*gone) as scene:
-        scene.hooks.hanging = "remove"
-        scene.see(POD)
-        await asyncio.sleep(PERIOD + 5)
-        scene.witness.admit(POD, main=SLICE)
-        await scene.answer()
-
-        await asyncio.sleep(10)
-
-        assert any(row.confirmed for row in scene.rows)
