@@ -145,7 +145,7 @@ SHARING: tuple[Field, ...] = (
         "strict",
         choice("strict", "unique"),
         "What to do with a pod that holds no node lock. strict: refuse it. unique: serve it if "
-        "the kubelet confirms that it is the one being admitted.",
+        "the kubelet (1.34 or later) confirms that it is the one being admitted.",
         flag="--unlocked-pods",
         section="match.unlocked_pods",
         part=UnlockedPods,

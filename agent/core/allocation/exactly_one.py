@@ -72,10 +72,12 @@ def _unwitnessed(
 ) -> Candidate | Question:
     """Kubelets before 1.34: only a single candidate that holds the node lock is served."""
     is_alone = len(found) == 1
+    if not evidence.listed:
+        return ListPods()  # the watch may not have shown the pod that the kubelet asks for
+    if evidence.list_failed and any(each.row is None for each in found):
+        raise _nobody(count, evidence)
     if is_alone and lock_of(found[0].pod, evidence):
         return found[0]
-    if not evidence.listed:
-        return ListPods()
     if not found:
         raise _nobody(count, evidence)
     if not evidence.waited:

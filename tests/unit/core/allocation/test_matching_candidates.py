@@ -180,11 +180,11 @@ def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None
 
 
 def test_a_kubelet_without_get_is_taken_by_its_file_as_if_it_had_been_asked() -> None:
-    scene = a_scene(MIXED, lock=MIXED)
+    scene = changed(a_scene(MIXED, lock=MIXED), listed=True)
     half = frozenset({ContainerKey(MIXED.uid, "two")})
 
     assert "one" == granted(without_witness(scene, recorded=half)).candidate.container.name
-    assert [] == asked(without_witness(scene, recorded=frozenset()))
+    refused_by(without_witness(scene, recorded=frozenset()), RefusalReason.NO_POD_ADMITTED)
 
 
 def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> None:

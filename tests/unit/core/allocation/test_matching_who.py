@@ -278,13 +278,23 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
     alone = without_witness(a_scene(POD, lock=POD))
     accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
 
-    assert granted(alone).candidate.pod == POD
-    assert ask(accompanied) == ListPods()
+    assert ask(alone) == ask(accompanied) == ListPods()
+    assert granted(changed(alone, listed=True)).candidate.pod == POD
     assert ask(changed(accompanied, listed=True)) == AwaitLock()
     assert ask(changed(accompanied, listed=True, waited=True)) == LookAtNode()
     known = changed(accompanied, listed=True, waited=True, node_read=True)
     for settings in (SETTINGS, UNIQUE):
         refused_by(known, RefusalReason.WITNESS_SILENT, settings=settings)
+
+
+def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() -> None:
+    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    silent = {"listed": True, "list_failed": True}
+
+    first = without_witness(a_scene(POD, lock=POD))
+    refused_by(changed(first, **silent), RefusalReason.PODS_UNKNOWN)
+    again = without_witness(a_scene(POD, rows=(row,), lock=POD))
+    assert granted(changed(again, **silent)).replay == row
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
@@ -327,7 +337,8 @@ def test_an_old_kubelets_file_is_read_before_its_pod_is_served() -> None:
     scene = a_scene(pod, rows=(row,), lock=pod)
     assert ask(without_witness(scene, read=False)) == ReadRecords()
 
-    served = granted(without_witness(scene, recorded=frozenset({row.key})))
+    read = without_witness(scene, recorded=frozenset({row.key}))
+    served = granted(changed(read, listed=True))
 
     assert served.candidate.container.name == "c2"
 
