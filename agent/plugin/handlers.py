@@ -66,7 +66,8 @@ class SliceAllocator(Protocol):
 class DevicePlugin(DevicePluginBase):
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
-    `is_current`: whether the resource still has the name that this server registered. With a `fence` the kubelet calls PreStartContainer before each start of a container.
+    `is_current`: whether the resource still has the name that this server registered. With a
+    `fence` the kubelet calls PreStartContainer before each start of a container.
     """
 
     def __init__(
