@@ -19,6 +19,7 @@ from agent.core.cluster.annotations import (
 from agent.host.clock import SystemClock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scenario.facts import is_locked, ledger_on_disk
 from agent.settings.reading import COPY
@@ -173,6 +174,8 @@ async def test_a_start_with_another_scheduler_by_flag_keeps_the_one_that_pods_we
         await started(cluster, slices=4)
 
         assert "--scheduler: scheduler cannot change from hami to none" in await refusal(cluster)
+        page = await fetch(cluster.web_address or "", "/readyz?verbose")
+        assert "[!]settings degraded: --scheduler: scheduler cannot change" in page.text
         await runs(cluster, "second", OLD)
         await succeeds(cluster, "second")
         await succeeds(cluster, "resident")
