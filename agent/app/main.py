@@ -189,11 +189,13 @@ async def _wait_to_be_alone(
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
-    A standby changes nothing: two agents at one kubelet would undo each other's work.
+    A standby changes nothing: two agents at one kubelet would undo each other's work. Raises
+    SettingsError: it could not take over with this connection to the API server.
     """
     if lock.try_take():
         return True
     settings = process.settings
+    _connection(settings, process)
     watched = WebSubjects(Heartbeat(), standby=f"another agent runs on this host ({lock.holder()})")
     notifier.ready()
     notifier.status(f"standby: {watched.standby}")
