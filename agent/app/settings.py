@@ -19,7 +19,7 @@ from agent.codec.last_good import encode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan
-from agent.core.node.drained import LastingSetting
+from agent.core.node.drained import SCHEDULER, LastingSetting
 from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
@@ -47,6 +47,10 @@ TOLD: Final = 16
 
 _BUSY = "the kubelet admits pods without a pause; the settings are read again in"
 _RESTART = "these settings take effect at the next start: restart the agent"
+_REPORTED = (
+    "; HAMi's scheduler then still finds the report on the Node and may place pods here: RUNBOOK, "
+    "Settings that are refused, says how to remove it"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -376,7 +380,8 @@ class SettingsService:
         wanted = plan.fixed()
         waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
         if waiting and waiting != self._late:
-            log.warning("config.needs_restart", settings=list(waiting), what=_RESTART)
+            what = _RESTART + _REPORTED * (waiting.get(SCHEDULER) == "none")
+            log.warning("config.needs_restart", settings=list(waiting), what=what)
         self._late = waiting
 
     @contextlib.contextmanager
