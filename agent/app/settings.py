@@ -45,12 +45,9 @@ QUIET: Final = 10.0
 TOLD: Final = 16
 """Reasons of refusals to remember, so that each is logged once."""
 
-_BUSY = "the kubelet admits pods without a pause; the settings are read again in"
+_BUSY = f"the kubelet admits pods without a pause; the settings are read again in {AGAIN:g} s"
 _RESTART = "these settings take effect at the next start: restart the agent"
-_REPORTED = (
-    "; HAMi's scheduler then still finds the report on the Node and may place pods here: RUNBOOK, "
-    "Settings that are refused, says how to remove it"
-)
+_REPORTED = "; remove the report from the Node, or HAMi's scheduler may still place pods (RUNBOOK)"
 
 log = structlog.get_logger(__name__)
 
@@ -164,7 +161,7 @@ class SettingsService:
                     # The row of an answer in progress counts.
                     await self._outside.calls.come(PREFERENCE_FOLLOWED)
             except TimeoutError:
-                log.warning("config.waits", err=f"{_BUSY} {AGAIN:g} s")
+                log.warning("config.waits", err=_BUSY)
                 asyncio.get_running_loop().call_later(AGAIN, self._news.set)
                 return
         self.take(plan, asked=asked)

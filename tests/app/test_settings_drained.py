@@ -246,7 +246,7 @@ async def test_another_scheduler_waits_for_the_drain_and_then_for_the_restart(
         (line,) = [line for line in logs if line["event"] == "config.needs_restart"]
         assert ["scheduler"] == line["settings"]
         assert "restart the agent" in line["what"]
-        assert (after == "scheduler: none") == ("still finds the report" in line["what"])
+        assert (after == "scheduler: none") == ("remove the report" in line["what"])
 
 
 @pytest.mark.parametrize(
