@@ -25,7 +25,6 @@ from agent.app.codes import (
 from agent.app.front import Front, HostFacts, join_front
 from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_systemd, tiers
-from agent.app.settings import fitting
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.last_good import decode_last_good
 from agent.core.cluster.changes import NodeEvent
@@ -90,13 +89,14 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Memory:
-    """The recovered state, and the settings that its rows allow."""
+    """The recovered state, and the settings that its rows allow. `waiting`: why some must wait."""
 
     boot_id: str
     recovered: Recovered
     stored: LastGood | None
     start: SourcesRead
     settings: Settings
+    waiting: SettingsError | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, settings, notifier, signals.stop):
+        if not await _wait_to_be_alone(lock, process, notifier, signals.stop):
             return
         stack.callback(lock.release)
         disk = await stack.enter_async_context(open_disk(settings))
         memory = await _recover(process, disk)
         settings = memory.settings
-        connection = _connection(settings, process)
+        connection = _connection(settings, process, memory.waiting)
         adapters = await stack.enter_async_context(open_adapters(settings, disk))
         if settings.driver.exit_without:
             await adapters.driver.scan()
@@ -162,27 +162,40 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
             raise front.settings.refusal
 
 
-def _connection(settings: Settings, process: Process) -> Connection | None:
-    """The connection to the API server; None in plain mode. Raises SettingsError."""
+def _connection(
+    settings: Settings, process: Process, waiting: SettingsError | None = None
+) -> Connection | None:
+    """The connection to the API server; None in plain mode.
+
+    Raises SettingsError: it cannot be used. `waiting`: why settings wait, plain mode perhaps.
+    """
     if settings.plain is not None:
         return None
     connection = Connection(
         kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
         environment=process.environ,
     )
-    check(connection)
+    try:
+        check(connection)
+    except SettingsError as error:
+        if waiting is None or process.settings.plain is None:
+            raise
+        raise SettingsError(f"{error}; {waiting}") from error
     return connection
 
 
 async def _wait_to_be_alone(
-    lock: LockFile, settings: Settings, notifier: ServiceNotifier, stop: asyncio.Event
+    lock: LockFile, process: Process, notifier: ServiceNotifier, stop: asyncio.Event
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
-    A standby changes nothing: two agents at one kubelet would undo each other's work.
+    A standby changes nothing: two agents at one kubelet would undo each other's work. Raises
+    SettingsError: it could not take over with this connection to the API server.
     """
     if lock.try_take():
         return True
+    settings = process.settings
+    _connection(settings, process)
     watched = WebSubjects(Heartbeat(), standby=f"another agent runs on this host ({lock.holder()})")
     notifier.ready()
     notifier.status(f"standby: {watched.standby}")
@@ -224,18 +237,19 @@ async def _refuse_rival(
 
 
 async def _recover(process: Process, disk: Disk) -> _Memory:
-    """Recover the state and choose the settings. Raises SettingsError: its rows allow none."""
+    """Recover the state, and fit the settings to its rows."""
     boot = boot_id()
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
     recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
     stored = await _read_stored(disk)
     ledger = recovered.state.ledger
-    start, settings = fitting(process.start, stored, ledger), process.settings
-    if start is not process.start:
-        settings = start.taken().settings(NodeFacts())
+    plan = process.start.taken().keeping(ledger)
+    start = dataclasses.replace(process.start, plan=plan)
+    settings = plan.settings(NodeFacts()) if plan.held else process.settings
     state = dataclasses.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
-    return _Memory(boot, dataclasses.replace(recovered, state=state), stored, start, settings)
+    recovered = dataclasses.replace(recovered, state=state)
+    return _Memory(boot, recovered, stored, start, settings, plan.undrained(ledger))
 
 
 async def _join(
@@ -258,8 +272,7 @@ async def _join(
         stored=memory.stored,
     )
     front = join_front(memory.settings, adapters, host)
-    if start.refusal is not None:
-        front.settings.reject(start.refusal)
+    front.settings.tell_start(start)
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)
         front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))

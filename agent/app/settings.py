@@ -1,7 +1,8 @@
 """Keeps the settings of this node: watches and reads files, publishes settings, saves a copy.
 
 Profiles may select by labels and GPU models, which are unknown at the start. The settings are built
-again when these become known or change, and when a file changes.
+again when these become known or change, and when a file changes. What may change only on a drained
+node keeps its value until then; everything else is applied.
 """
 
 import asyncio
@@ -18,12 +19,13 @@ from agent.codec.last_good import encode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan
-from agent.core.node.drained import SCHEDULER
+from agent.core.node.drained import SCHEDULER, LastingSetting
 from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
+from agent.plugin.calls import PREFERENCE_FOLLOWED
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
@@ -37,9 +39,15 @@ RESTLESS: Final = 2.0
 RETRY: Final = 30.0
 """Seconds until a failed write of the copy is tried again."""
 AGAIN: Final = 5.0
-"""Seconds until files that did not answer are read again."""
+"""Seconds until files are read again that did not answer, or whose settings could not act."""
+QUIET: Final = 10.0
+"""Seconds for the kubelet's calls to pause, before another name or scheduler takes effect."""
 TOLD: Final = 16
 """Reasons of refusals to remember, so that each is logged once."""
+
+_BUSY = f"the kubelet admits pods without a pause; the settings are read again in {AGAIN:g} s"
+_RESTART = "these settings take effect at the next start: restart the agent"
+_REPORTED = "; remove the report from the Node, or HAMi's scheduler may still place pods (RUNBOOK)"
 
 log = structlog.get_logger(__name__)
 
@@ -65,29 +73,13 @@ class SettingsPorts:
     calls: Lull
 
 
-def fitting(start: SourcesRead, stored: LastGood | None, ledger: Ledger) -> SourcesRead:
-    """The start with settings that the rows allow: those that were read, else the last good ones.
-
-    Raises SettingsError: the rows allow neither.
-    """
-    refusal = start.taken().undrained(ledger)
-    if refusal is None:
-        return start
-    last = None if stored is None else recalled(stored, start.sources)
-    if last is None or last.undrained(ledger) is not None:
-        raise SettingsError(
-            f"{refusal}. The agent has no last good settings and does not start. Until it does, no "
-            "slice is released: set it back first"
-        )
-    return dataclasses.replace(start, plan=last, refusal=start.refusal or refusal)
-
-
 class SettingsService:
     """Sole writer of the cells of settings, and of their last good copy on disk.
 
     `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then. `labelled`:
     set when the Node's labels are known and applied to the inventory; the report to the scheduler
     waits for it. `copy`: what to keep on disk, the sources in force once they fit the GPUs.
+    `start`: has the settings that the rows allow (`NodeValues.keeping`).
     """
 
     def __init__(
@@ -103,11 +95,13 @@ class SettingsService:
         self._outside = outside
         self._facts = NodeFacts(settings.node)
         self._refused: NodeFacts | None = None
-        self._undrained: NodeValues | None = None
+        self._unfit: SettingsError | None = None
+        self._unread: SettingsError | None = None
         self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
         self._reported: deque[str] = deque(maxlen=TOLD)
-        self._waiting: Mapping[str, object] = {}
+        self._late: Mapping[str, object] = {}
+        self._held: tuple[LastingSetting, ...] = ()
         self._news = asyncio.Event()
         self._is_asked = False
 
@@ -151,54 +145,98 @@ class SettingsService:
                 asyncio.get_running_loop().call_later(AGAIN, self._news.set)
             if result.refusal is not None:
                 self.reject(result.refusal, asked=asked)
-            elif result.plan is None:
-                self._keep(asked=asked)
+            elif result.plan is not None:
+                await self._change(result.plan, asked=asked)
+            elif self._plan.held and self._waiting is None:
+                await self._change(self._plan.wanted, asked=asked)
             else:
-                if result.plan.lasting() != self._plan.lasting():
-                    await self._outside.calls.come(0)  # the row of an answer in progress counts
-                self.take(result.plan, asked=asked)
+                self._keep(asked=asked)
+
+    async def _change(self, plan: NodeValues, *, asked: bool) -> None:
+        """Apply other settings. A name or scheduler that can change waits for a pause in calls."""
+        fits = plan.undrained(self._outside.ledger.value) is None
+        if fits and plan.lasting() != self._plan.lasting():
+            try:
+                async with asyncio.timeout(QUIET):
+                    # The row of an answer in progress counts.
+                    await self._outside.calls.come(PREFERENCE_FOLLOWED)
+            except TimeoutError:
+                log.warning("config.waits", err=_BUSY)
+                asyncio.get_running_loop().call_later(AGAIN, self._news.set)
+                return
+        self.take(plan, asked=asked)
 
     def take(self, plan: NodeValues, *, asked: bool = False) -> None:
-        """Apply changed sources. Refused settings change nothing.
+        """Apply changed sources. Refused settings change nothing; what must wait, waits.
 
         The log names the settings that take effect only at the next start. `asked`: see `read`.
         """
+        plan = plan.keeping(self._outside.ledger.value)
         try:
             settings = plan.settings(self._facts)
         except SettingsError as error:
             self.reject(error, asked=asked)
             return
-        refusal = plan.undrained(self._outside.ledger.value)
-        if refusal is not None:
-            self._undrained = plan
-            self.reject(refusal, asked=asked)
-            return
-        self._plan, self._refused, self._undrained = plan, None, None
+        self._plan, self._refused, self._unfit, self._unread = plan, None, None, None
         self._reported.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._publish(settings))
-        self._tell_waiting(plan)
+        self._tell_held(asked=asked)
+        self._tell_late(plan)
 
     def reject(self, error: SettingsError, *, asked: bool = False) -> None:
-        """Report a refusal, once for each reason. The last good settings stay in force.
+        """Report refused sources, once for each reason. The last good settings stay in force.
 
         `asked`: see `read`. The log then repeats the reason; the Event is not repeated.
         """
+        self._unread = error
+        self._refuse(error, asked=asked)
+
+    def tell_start(self, start: SourcesRead) -> None:
+        """Report what of the sources is not in force since the start."""
+        if start.refusal is not None:
+            self.reject(start.refusal)
+        self._tell_held()
+
+    @property
+    def trouble(self) -> str:
+        """Why not all of the settings are in force; empty: they are."""
+        found = (self._unread, self._unfit, self._waiting)
+        return "; ".join(str(error) for error in found if error is not None)
+
+    @property
+    def _waiting(self) -> SettingsError | None:
+        """Why settings wait until the node is drained; None: none wait, or they can change now."""
+        return self._plan.undrained(self._outside.ledger.value) if self._plan.held else None
+
+    def _tell_held(self, *, asked: bool = False) -> None:
+        """Report, once, which settings wait until the node is drained. `asked`: see `read`."""
+        waiting = self._waiting
+        held = self._plan.wanted.lasting() if waiting else ()
+        if waiting is not None:
+            self._report(waiting, is_new=held != self._held, asked=asked)
+        self._held = held
+
+    def _refuse(self, error: SettingsError, *, asked: bool = False) -> None:
         is_new = str(error) not in self._reported
+        if is_new:
+            self._reported.append(str(error))
+        self._report(error, is_new=is_new, asked=asked)
+
+    def _report(self, error: SettingsError, *, is_new: bool, asked: bool) -> None:
         if is_new or asked:
             log.error("config.rejected", err=str(error))
-        if not is_new:
-            return
-        self._reported.append(str(error))
-        self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
+        if is_new:
+            self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
     def _keep(self, *, asked: bool) -> None:
-        """Log that the sources are those in force, if they were refused before or on request."""
+        """Log that the sources are those read last, if they were refused before or on request."""
         if self._reported or asked:
             log.info("config.unchanged")
         self._reported.clear()
-        self._undrained = None
+        self._unread = None
+        self._tell_held(asked=asked)
 
     async def _follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
@@ -210,8 +248,7 @@ class SettingsService:
     async def _follow_rows(self) -> None:
         """Read the sources again when no pod holds slices under other settings any more."""
         async for ledger in self._outside.ledger.follow():
-            if self._undrained is not None and self._undrained.undrained(ledger) is None:
-                self._undrained = None
+            if self._plan.held and self._plan.undrained(ledger) is None:
                 self._news.set()
 
     async def _follow_files(self) -> NoReturn:
@@ -278,7 +315,8 @@ class SettingsService:
             if self._facts.gpus is None and facts.gpus is not None:
                 self.refusal = error
             else:
-                self.reject(error)
+                self._unfit = error
+                self._refuse(error)
             return False
         self._fit(settings, facts)
         return True
@@ -293,17 +331,19 @@ class SettingsService:
             return False
         if self._go_back(facts):
             self.reject(refusal)
+            self._tell_held()
             return True
         self._outside.say(NodeEvent("ConfigRejected", str(refusal), warning=True))
         self._outside.stop.set()
         return False
 
     def _go_back(self, facts: NodeFacts) -> bool:
-        """Use the last good settings, if they fit these GPUs and the rows. False: they do not."""
+        """Use the last good settings, if they fit these GPUs. False: they do not."""
         now = self._plan.sources
         last = None if self._stored is None else recalled(self._stored, now)
-        if last is None or last.sources == now or last.undrained(self._outside.ledger.value):
+        if last is None or last.sources == now:
             return False
+        last = last.keeping(self._outside.ledger.value)
         try:
             settings = last.settings(facts)
         except SettingsError:
@@ -315,7 +355,7 @@ class SettingsService:
     def _fit(self, settings: Settings, facts: NodeFacts) -> None:
         if self._refused is not None and self._refused != facts:
             self._reported.clear()  # the refusal is over; if it comes again, it is logged again
-        self._facts, self._refused = facts, None
+        self._facts, self._refused, self._unfit = facts, None, None
         if self._publish(settings):
             log.info("config.fitted", node=facts.name, gpus=len(facts.gpus or ()))
 
@@ -328,25 +368,18 @@ class SettingsService:
         changed = cells.edits.set(settings.edits) or changed
         if changed:
             self._outside.refresh()
-        if self._facts.gpus is not None and not self._waits_to_switch:
+        if self._facts.gpus is not None:
             self.copy.set(last_good(self._plan.sources, self._facts))
         return changed
 
-    @property
-    def _waits_to_switch(self) -> bool:
-        """Whether the next start uses another scheduler. Until then the copy keeps this one.
-
-        If pods hold slices at that start, the last good settings must fit them.
-        """
-        return self._plan.fixed()[SCHEDULER] != self._running[SCHEDULER]
-
-    def _tell_waiting(self, plan: NodeValues) -> None:
+    def _tell_late(self, plan: NodeValues) -> None:
         """Log, once, the changed settings that take effect only at the next start."""
         wanted = plan.fixed()
         waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
-        if waiting and waiting != self._waiting:
-            log.warning("config.needs_restart", settings=list(waiting))
-        self._waiting = waiting
+        if waiting and waiting != self._late:
+            what = _RESTART + _REPORTED * (waiting.get(SCHEDULER) == "none")
+            log.warning("config.needs_restart", settings=list(waiting), what=what)
+        self._late = waiting
 
     @contextlib.contextmanager
     def _reloading(self) -> Iterator[None]:

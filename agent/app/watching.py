@@ -54,12 +54,17 @@ def _checks(parts: AgentParts) -> tuple[Check, ...]:
         _described(inventory, left_out, problem),
         *(() if parts.observe else _kubelet(front)),
         *_api(parts),
+        _in_force(front.settings.trouble),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _answering(left_out),
         _gpu_health(front),
         _offer(front),
     )
+
+
+def _in_force(trouble: str) -> Check:
+    return Check("settings", not trouble, trouble, required=False)
 
 
 def _kubelet(front: Front) -> tuple[Check, ...]:

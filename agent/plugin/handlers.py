@@ -66,7 +66,8 @@ class SliceAllocator(Protocol):
 class DevicePlugin(DevicePluginBase):
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
-    With a `fence` the kubelet calls PreStartContainer before each start of a container.
+    `is_current`: whether the resource still has the name that this server registered. With a
+    `fence` the kubelet calls PreStartContainer before each start of a container.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class DevicePlugin(DevicePluginBase):
         allocator: SliceAllocator,
         traffic: Traffic,
         fence: Fence | None = None,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> None:
         self._lists = lists
         self._allocator = allocator
         self._traffic = traffic
         self._fence = fence
+        self._is_current = is_current
         self._frames = ListFrames()
         self._draining = False
         self.calls = AdmissionCalls()
@@ -144,12 +147,13 @@ class DevicePlugin(DevicePluginBase):
 
         Raises:
             AgentError: the allocator's.
-            Refusal: the request is empty, the server is stopping, or 2 s have passed.
+            Refusal: the request is empty, the server is stopping, or 2 s have passed. A server of
+                a former name is stopping: a row would get the present name.
         """
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
             raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
-        if self._draining:
+        if self._draining or not self._is_current():
             sentence = "The GPU agent of this node is stopping; create the pod again."
             raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
         try:

@@ -160,7 +160,13 @@ class PluginServer:
             bound = bind(self._directory, resource, self._chance)
             # A cell of its own: closing it ends only the streams of this server.
             lists = self._lists.branch()
-            plugin = DevicePlugin(lists, self._allocator, self.traffic, self._fence)
+            plugin = DevicePlugin(
+                lists,
+                self._allocator,
+                self.traffic,
+                self._fence,
+                is_current=lambda: self._resource.value == resource,
+            )
             server = Incarnation(bound, lists, plugin)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)

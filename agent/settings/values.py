@@ -6,14 +6,14 @@ One error in a source refuses the whole source. The message has the place and th
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from agent.codec.faults import Faults
 from agent.codec.known_keys import IgnoredKeys, KnownKey
 from agent.core.errors import SettingsError, cap
-from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
+from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Values
@@ -24,19 +24,21 @@ from agent.settings.profiles import NodeFacts, Profiles
 from agent.settings.sections import Settings, build
 from agent.settings.sources import Layer, Sources
 from agent.settings.surroundings import read_surroundings
-from agent.settings.table import FIELDS
+from agent.settings.table import BY_KEY, FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
 """Lists that should name each GPU once."""
 NODE_NAME: Final = "node.name"
+HELD: Final = "the pods that hold slices"
+"""The origin of a value that stays because of the ledger's rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeValues:
     """The merged sources, for any node. `warnings`: what has no effect, with its place.
 
-    `labelled`: the agent can read the Node's labels. Without a scheduler it asks no API server.
-    `profiles`: those of our own file, then the entries of HAMi's config.json.
+    `profiles`: those of our own file, then the entries of HAMi's config.json. `held`: values that
+    stay in force, whatever the sources say.
     """
 
     sources: Sources
@@ -44,9 +46,19 @@ class NodeValues:
     own: Layer
     node_config: Layer
     surroundings: Layer
-    labelled: bool
     warnings: tuple[str, ...]
     profiles: Profiles = dataclasses.field(compare=False, repr=False)
+    held: tuple[Setting, ...] = ()
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the agent can read the Node's labels. Without a scheduler it asks no API server.
+
+        No profile and no file of HAMi's sets that.
+        """
+        layers = (self.own.settings, self.surroundings.settings, self.held)
+        values = {one.field.key: one.value for layer in layers for one in layer}
+        return values.get(SCHEDULER) != "none"
 
     def settings(self, facts: NodeFacts) -> Settings:
         """Build the sections of a node. Its name is from `facts`, else the sources, else the host.
@@ -63,7 +75,8 @@ class NodeValues:
             facts = dataclasses.replace(facts, labels=None)
         applied = self.profiles.of(facts)
         values = self.of_all_nodes()
-        for settings in (*(profile.settings for profile in applied), self.surroundings.settings):
+        profiled = (profile.settings for profile in applied)
+        for settings in (*profiled, self.surroundings.settings, self.held):
             values.update({setting.field.key: setting for setting in settings})
         return Values(values, tuple(one.name for one in applied if not one.match.exact))
 
@@ -85,6 +98,11 @@ class NodeValues:
         values = {key: one.value for key, one in resolved.items() if not one.field.live}
         return values | {NODE_NAME: self.name}
 
+    @property
+    def wanted(self) -> "NodeValues":
+        """What the sources say, with nothing held."""
+        return dataclasses.replace(self, held=())
+
     def lasting(self) -> tuple[LastingSetting, ...]:
         """The settings that change only while no pod holds slices. No profile sets them."""
         resolved = self.resolve(NodeFacts())
@@ -92,8 +110,14 @@ class NodeValues:
         return tuple(LastingSetting(s.field.key, str(s.value), s.origin) for s in settings)
 
     def undrained(self, ledger: Ledger) -> SettingsError | None:
-        """Why the rows of `ledger` forbid these settings; None: they allow them."""
-        return undrained(self.lasting(), ledger, self.name)
+        """Why some wanted settings must wait because of the rows of `ledger`; None: none must."""
+        return undrained(self.wanted.lasting(), ledger, self.name)
+
+    def keeping(self, ledger: Ledger) -> "NodeValues":
+        """The wanted settings, but what the rows of `ledger` do not allow yet stays as it is."""
+        values = kept(self.wanted.lasting(), ledger)
+        held = tuple(Setting(BY_KEY[key], value, HELD) for key, value in values.items())
+        return dataclasses.replace(self, held=held)
 
     def names(self) -> tuple[str, ...]:
         """The names of nodes in the files, each once, in the order of the files."""
@@ -112,7 +136,6 @@ def make_plan(sources: Sources) -> NodeValues:
     plan = NodeValues(
         sources,
         *layers,
-        labelled=_has_scheduler((*own.settings, *surroundings.settings)),
         warnings=tuple(text for layer in layers for text in layer.warnings),
         profiles=Profiles((*own.profiles, *node_config.profiles)),
     )
@@ -131,11 +154,6 @@ def _read(
         with faults.kept():
             return read(source.content, source.name, faults)
     return Layer()
-
-
-def _has_scheduler(settings: Iterable[Setting]) -> bool:
-    """Whether HAMi's scheduler is in use. No profile and no file of HAMi's sets that."""
-    return {one.field.key: one.value for one in settings}.get("scheduler") != "none"
 
 
 def _without_effect(plan: NodeValues) -> Iterator[str]:

@@ -74,6 +74,11 @@ def start_of(plan: NodeValues, *asked: Path) -> SourcesRead:
     return SourcesRead(frozenset(asked), plan.sources, plan)
 
 
+def kept_start(start: SourcesRead, ledger: Ledger) -> SourcesRead:
+    """The same start on a node with these rows."""
+    return dataclasses.replace(start, plan=start.taken().keeping(ledger))
+
+
 def cells_of(start: SourcesRead) -> SharedCells:
     """Facts of a node that starts so."""
     settings = start.taken().settings(NodeFacts())

@@ -2,49 +2,69 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
 import structlog
 
-from agent.app.settings import fitting
+from agent.app.settings import AGAIN, QUIET
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import Scan
 from agent.core.state.last_good import LastGood, SourceFile
 from agent.core.state.ledger import Ledger
+from agent.plugin.calls import PREFERENCE_FOLLOWED
+from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
-from agent.settings.values import NodeValues
-from tests.app.settings_room import SettingsRoom, a_plan, start_of
+from agent.settings.values import NodeValues, make_plan
+from tests.app.settings_room import SettingsRoom, a_plan, kept_start, start_of
 from tests.builders import a_gpu, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 HELD = Ledger((a_row(),))
 RENAMED = f"sharing: {{resourceName: {NEW}}}"
+BOTH = f"scheduler: none\nsharing: {{resourceName: {NEW}}}"
 SOON = 3.0
-"""Seconds in which files are looked at after news."""
+"""Seconds in which files are looked at after news, and the kubelet's calls pause."""
 
 
 class Written:
-    """The settings file as it is now."""
+    """The settings file as it is now. `environ`: the variables, which never change."""
 
-    def __init__(self, own: str = "") -> None:
+    def __init__(self, own: str = "", environ: dict[str, str] | None = None) -> None:
         self.own = own
+        self.environ = environ or {}
 
     async def look(self, good: Sources) -> SourcesRead:
-        plan = a_plan(self.own)
+        try:
+            plan = self.plan
+        except SettingsError as error:
+            return SourcesRead(frozenset(), good, refusal=error)
         return SourcesRead(frozenset(), plan.sources, None if plan.sources == good else plan)
+
+    @property
+    def plan(self) -> NodeValues:
+        return make_plan(
+            dataclasses.replace(
+                a_plan("").sources,
+                own=SourceFile("c.yaml", self.own.encode()),
+                environ=self.environ,
+            )
+        )
 
 
 @contextlib.asynccontextmanager
 async def a_room(
-    ledger: Ledger = HELD, own: str = ""
+    ledger: Ledger = HELD, own: str = "", **environ: str
 ) -> AsyncIterator[tuple[SettingsRoom, Written]]:
-    """A service that runs with these settings and rows on a node whose GPUs are known."""
-    written = Written(own)
-    room = SettingsRoom(start_of(a_plan(own)), look=written.look)
+    """A service that starts with these settings and rows on a node whose GPUs are known."""
+    written = Written(own, environ)
+    room = SettingsRoom(kept_start(start_of(written.plan), ledger), look=written.look)
     room.ledger.set(ledger)
+    room.service.tell_start(room.start)
     room.service.saw_gpus(Scan("570", (a_gpu(),)))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(room.service.run())
@@ -65,19 +85,20 @@ def name_of(room: SettingsRoom) -> str:
     return name
 
 
-async def test_while_a_pod_holds_slices_another_name_is_refused_once_and_the_old_one_stays():
+async def test_while_a_pod_holds_slices_another_name_is_told_once_and_the_old_one_stays():
     async with a_room() as (room, written):
         written.own = RENAMED
         for _ in range(2):
             await room.service.read()
 
-        assert (OLD, "") == (name_of(room), copied(room))
+        assert OLD == name_of(room)
         (event,) = room.told
         assert ("ConfigRejected", True) == (event.reason, event.warning)
         assert event.text.startswith(
-            f"c.yaml:1:25: sharing.resourceName: {NEW} cannot replace {OLD}"
+            f"c.yaml:1:25: sharing.resourceName cannot change from {OLD} to {NEW} while slices are "
+            "held by 1 pod (team-a/train-0);"
         )
-        assert "held by 1 pod (team-a/train-0)" in event.text
+        assert event.text == room.service.trouble
 
 
 async def test_with_the_last_row_the_name_comes_by_itself():
@@ -91,7 +112,7 @@ async def test_with_the_last_row_the_name_comes_by_itself():
         room.ledger.set(Ledger())
         await asyncio.sleep(SOON)
 
-        assert (NEW, RENAMED) == (name_of(room), copied(room))
+        assert (NEW, RENAMED, "") == (name_of(room), copied(room), room.service.trouble)
         assert 1 == len(room.told)
 
 
@@ -103,18 +124,56 @@ async def test_settings_that_keep_the_name_are_taken_over_while_pods_hold_slices
         assert (4, []) == (room.split_count, room.told)
 
 
-async def test_a_file_with_another_name_is_refused_whole_and_goes_once_the_name_is_put_back():
+async def test_everything_else_in_a_file_with_another_name_is_taken_over():
     async with a_room() as (room, written):
         written.own = f"sharing: {{resourceName: {NEW}, splitCount: 4}}"
         await room.service.read()
-        assert 10 == room.split_count
 
-        written.own = "sharing: {splitCount: 4}"
+        assert (4, OLD) == (room.split_count, name_of(room))
+
+
+async def test_a_name_that_is_put_back_does_not_come_with_the_last_row():
+    async with a_room() as (room, written):
+        written.own = RENAMED
         await room.service.read()
+        written.own = ""
+        await room.service.read()
+        assert "" == room.service.trouble
         room.ledger.set(Ledger())
         await asyncio.sleep(SOON)
 
-        assert (4, OLD, 1) == (room.split_count, name_of(room), len(room.told))
+        assert (OLD, 1) == (name_of(room), len(room.told))
+
+
+async def test_a_name_that_waits_comes_although_the_file_was_broken_meanwhile():
+    async with a_room() as (room, written):
+        written.own = RENAMED
+        await room.service.read()
+        written.own = "sharing: 7"
+        await room.service.read()
+        assert room.service.trouble.startswith("c.yaml:1:10: sharing: ")
+        assert "; c.yaml:1:25: sharing.resourceName cannot change" in room.service.trouble
+        room.ledger.set(Ledger())
+        await asyncio.sleep(SOON)
+        assert (OLD, 2) == (name_of(room), len(room.told))
+
+        written.own = RENAMED
+        room.watch.change()
+        await asyncio.sleep(SOON)
+        assert (NEW, "") == (name_of(room), room.service.trouble)
+
+
+async def test_a_file_that_is_touched_while_its_name_waits_says_nothing_and_who_asks_is_answered():
+    async with a_room() as (room, written):
+        written.own = RENAMED
+        await room.service.read()
+        with structlog.testing.capture_logs() as logs:
+            await room.service.read()
+            assert [] == logs
+            await room.service.read(asked=True)
+
+        assert ["config.unchanged", "config.rejected"] == [line["event"] for line in logs]
+        assert 1 == len(room.told)
 
 
 async def test_an_answer_that_is_under_way_counts_before_its_row_does():
@@ -130,6 +189,40 @@ async def test_an_answer_that_is_under_way_counts_before_its_row_does():
         assert (OLD, 1) == (name_of(room), len(room.told))
 
 
+async def test_a_new_name_comes_between_two_admissions_and_not_within_one():
+    """The Allocate of a pod comes some time after its preference."""
+    async with a_room(Ledger()) as (room, written):
+        written.own = RENAMED
+        async with asyncio.TaskGroup() as group:
+            with room.calls.busy():
+                group.create_task(room.service.read())
+                await asyncio.sleep(0)
+            await asyncio.sleep(PREFERENCE_FOLLOWED / 2)
+            assert OLD == name_of(room)
+
+        assert NEW == name_of(room)
+
+
+async def test_calls_without_a_pause_hold_up_a_name_and_no_other_settings_and_it_is_tried_again():
+    async with a_room(Ledger()) as (room, written):
+        written.own = RENAMED
+        with structlog.testing.capture_logs() as logs, room.calls.busy():
+            room.watch.change()
+            await asyncio.sleep(SOON + QUIET)
+            assert ["config.waits"] == [line["event"] for line in logs]
+            assert OLD == name_of(room)
+
+            written.own = "sharing: {splitCount: 4}"
+            await asyncio.sleep(AGAIN)
+            assert 4 == room.split_count
+            written.own = RENAMED
+            room.watch.change()
+            await asyncio.sleep(SOON)
+        await asyncio.sleep(QUIET + AGAIN)
+
+        assert NEW == name_of(room)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "ledger"),
     [
@@ -137,60 +230,102 @@ async def test_an_answer_that_is_under_way_counts_before_its_row_does():
         ("scheduler: none", "scheduler: hami", Ledger((a_plain_row(),))),
     ],
 )
-async def test_another_scheduler_is_refused_and_then_waits_for_the_restart(before, after, ledger):
+async def test_another_scheduler_waits_for_the_drain_and_then_for_the_restart(
+    before: str, after: str, ledger: Ledger
+):
     async with a_room(ledger, before) as (room, written):
-        written.own = after
-        await room.service.read()
-        assert "then restart the agent" in room.told[0].text
-        assert before == copied(room)
-
         with structlog.testing.capture_logs() as logs:
+            written.own = after
+            await room.service.read()
+            assert "then restart the agent" in room.told[0].text
+            assert "config.needs_restart" not in [line["event"] for line in logs]
+
             room.ledger.set(Ledger())
             await asyncio.sleep(SOON)
 
         (line,) = [line for line in logs if line["event"] == "config.needs_restart"]
         assert ["scheduler"] == line["settings"]
-        # What comes until then is answered as before, and has to fit the copy at the next start.
-        assert before == copied(room)
+        assert "restart the agent" in line["what"]
+        assert (after == "scheduler: none") == ("remove the report" in line["what"])
+
+
+@pytest.mark.parametrize(
+    ("own", "environ"),
+    [
+        (RENAMED, {}),
+        ("", {"HAMI_AGENT_SHARING_RESOURCE_NAME": NEW}),
+        (BOTH, {}),
+        (RENAMED, {"HAMI_AGENT_SCHEDULER": "none"}),
+    ],
+)
+async def test_a_start_keeps_what_the_rows_have_wherever_the_new_values_are_from(
+    own: str, environ: dict[str, str]
+):
+    async with a_room(HELD, own, **environ) as (room, _):
+        assert OLD == name_of(room)
+        assert room.start.taken().settings(NodeFacts()).plain is None
+        (event,) = room.told
+        assert ("ConfigRejected", room.service.trouble) == (event.reason, event.text)
+        assert f"cannot change from {OLD} to {NEW}" in event.text
+
+        room.ledger.set(Ledger())
+        await asyncio.sleep(SOON)
+
+        assert (NEW, "", 1) == (name_of(room), room.service.trouble, len(room.told))
+
+
+async def test_a_start_with_another_scheduler_by_variable_goes_on_with_the_one_of_the_rows():
+    async with a_room(Ledger((a_plain_row(),)), HAMI_AGENT_SCHEDULER="hami") as (room, _):
+        assert room.start.taken().settings(NodeFacts()).plain is not None
+        assert "env HAMI_AGENT_SCHEDULER: scheduler cannot change from none to hami" in (
+            room.service.trouble
+        )
+
+
+async def test_the_labels_of_the_node_count_with_the_scheduler_that_is_kept():
+    own = "scheduler: none\nprofiles: [{name: p, match: {labels: a=b}, sharing: {splitCount: 4}}]"
+    async with a_room(HELD, own) as (room, _):
+        room.cells.node.set(NodeView("node-a", "uid", "1", labels={"a": "b"}))
+        await asyncio.sleep(SOON)
+        assert 4 == room.split_count
+
+
+async def test_refused_files_and_a_name_that_waits_are_both_told_at_a_start():
+    """The copy of the last good settings has the new name, and the rows have the old one."""
+    refused = SettingsError("c.yaml:1:1: no")
+    start = kept_start(dataclasses.replace(start_of(a_plan(RENAMED)), refusal=refused), HELD)
+    room = SettingsRoom(start)
+    room.ledger.set(HELD)
+    room.service.tell_start(start)
+
+    assert ["c.yaml:1:1: no", room.told[1].text] == [event.text for event in room.told]
+    assert f"cannot change from {OLD} to {NEW}" in room.told[1].text
+    assert f"c.yaml:1:1: no; {room.told[1].text}" == room.service.trouble
 
 
 def a_copy(own: str) -> LastGood:
     return LastGood("0.1.0", "node-a", own=SourceFile("c.yaml", own.encode()))
 
 
-def started(own: str, stored: LastGood | None, ledger: Ledger = HELD) -> tuple[str, NodeValues]:
-    """Why the settings that were read are not used, and those that are."""
-    start = fitting(start_of(a_plan(own)), stored, ledger)
-    return str(start.refusal or ""), start.taken()
-
-
-def test_a_start_with_another_name_goes_on_with_the_last_good_settings():
-    refusal, plan = started(RENAMED, a_copy("sharing: {splitCount: 4}"))
-
-    assert f"{NEW} cannot replace {OLD}" in refusal
-    assert b"sharing: {splitCount: 4}" == plan.sources.own.content
-
-
-def test_a_start_on_a_drained_node_takes_the_new_name():
-    refusal, plan = started(RENAMED, a_copy(""), Ledger())
-
-    assert "" == refusal
-    assert RENAMED.encode() == plan.sources.own.content
-
-
-@pytest.mark.parametrize("stored", [None, a_copy(RENAMED), a_copy("scheduler: none")])
-def test_a_start_without_last_good_settings_that_fit_says_what_to_do_first(stored):
-    with pytest.raises(SettingsError, match="set it back first") as caught:
-        started(RENAMED, stored)
-
-    assert f"sharing.resourceName: {NEW} cannot replace {OLD}" in str(caught.value)
-
-
-def test_last_good_settings_that_the_rows_do_not_allow_do_not_stand_in_for_ones_too_large():
+def test_last_good_settings_stand_in_for_ones_too_large_with_the_name_of_the_rows():
     room = SettingsRoom(start_of(a_plan("sharing: {splitCount: 10000}")))
     room.ledger.set(HELD)
     room.service.recall(a_copy(RENAMED))
     many = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
 
-    assert room.service.saw_gpus(many) is None
-    assert room.stop.is_set()
+    assert many == room.service.saw_gpus(many)
+    assert (OLD, 10) == (name_of(room), room.split_count)
+    assert f"cannot change from {OLD} to {NEW}" in room.told[1].text
+    assert not room.stop.is_set()
+
+
+async def test_settings_that_fit_no_longer_are_a_trouble_until_they_fit():
+    room = SettingsRoom(start_of(a_plan("sharing: {splitCount: 2000}")))
+    gpus = tuple(a_gpu(index=n) for n in range(40))
+    room.service.saw_gpus(Scan("570", gpus[:1]))
+    assert "" == room.service.trouble
+    room.service.saw_gpus(Scan("570", gpus))
+    assert room.told[0].text == room.service.trouble
+
+    room.service.take(a_plan("sharing: {splitCount: 2}"))
+    assert "" == room.service.trouble

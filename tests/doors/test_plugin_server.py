@@ -163,6 +163,28 @@ async def test_a_rebind_serves_on_a_new_name_and_ends_the_old_streams(tmp_path: 
         plugin.close()
 
 
+async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_came_before(
+    tmp_path: Path,
+):
+    """The kubelet books the former name; the row would get the new one."""
+    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
+        async with ServedKubelet(door) as plugin:
+            assert ["b"] == await asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1)
+            door.resource.set("example.com/vgpu")
+            rebinding = group.create_task(door.server.rebind())
+            with pytest.raises(grpc.RpcError) as caught:
+                await asyncio.to_thread(plugin.allocate, ["b"])
+            assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
+            assert caught.value.details().endswith("[HA-5004]")
+            assert [] == door.allocator.asked
+        await rebinding
+
+        renamed = GrpcPlugin(door.path)
+        answer = await asyncio.to_thread(renamed.allocate, ["b"])
+        assert "b" == answer.container_responses[0].envs["IDS"]
+        renamed.close()
+
+
 async def test_a_new_server_lists_what_is_newest(tmp_path: Path):
     async with a_door(tmp_path, a_list(1, a_group(slices=1))) as door:
         door.lists.set(a_list(2, a_group(slices=2)))

@@ -35,10 +35,11 @@ class FakeDoor:
     ) -> None:
         self.directory = directory
         self.lists = Cell(listed)
+        self.resource = Cell(RESOURCE)
         self.allocator = FakeAllocator()
         self.running: asyncio.Task[None]
         self.server = PluginServer(
-            directory, Cell(RESOURCE), self.lists, self.allocator, Seeded(seed), fence
+            directory, self.resource, self.lists, self.allocator, Seeded(seed), fence
         )
 
     async def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The resource gets another name: refused while a pod holds slices, and there once it is gone."""
+"""The resource gets another name: it waits while a pod holds slices, and comes once it is gone."""
 
 import pytest
 
@@ -53,7 +53,7 @@ async def test_another_name_waits_for_the_last_pod_and_then_comes_by_itself(clus
         lambda: bool(agent.events("config.rejected")), FAR * BOUND, lambda: "nothing is refused"
     )
     (refused,) = agent.events("config.rejected")
-    assert f"{PRESENT} cannot replace {FORMER}" in refused["err"]
+    assert f"cannot change from {FORMER} to {PRESENT} while" in refused["err"]
     assert "held by 1 pod (" in refused["err"]
     assert "/resident)" in refused["err"]
     await runs(cluster, a_telling_pod(cluster, "late"), 1)

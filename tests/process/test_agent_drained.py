@@ -1,6 +1,7 @@
 """With pods that hold slices, the resource keeps its name and the node its scheduler."""
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,6 +19,7 @@ from agent.core.cluster.annotations import (
 from agent.host.clock import SystemClock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scenario.facts import is_locked, ledger_on_disk
 from agent.settings.reading import COPY
@@ -126,7 +128,7 @@ async def test_another_name_is_refused_while_a_pod_holds_slices_and_comes_with_i
         cluster.reload_agent()
 
         said = await refusal(cluster)
-        assert f"sharing.resourceName: {NEW} cannot replace {OLD}" in said
+        assert f"sharing.resourceName cannot change from {OLD} to {NEW}" in said
         assert f"held by 1 pod ({NAMESPACE}/resident)" in said
         assert f"{cluster.places.config}:3:17: " in said
         assert (4, 0) == (cluster.kubelet.allocatable(OLD), cluster.kubelet.capacity(NEW))
@@ -142,42 +144,38 @@ async def test_another_name_is_refused_while_a_pod_holds_slices_and_comes_with_i
         assert [] == cluster.log.of("config.needs_restart")
 
 
-async def test_a_start_with_another_name_goes_on_with_the_last_good_settings():
-    async with a_node() as cluster:
-        await cluster.stop_agent()
-        cluster.places.config.write_text(named(NEW))
-
-        await started(cluster, slices=4)
-
-        assert f"{NEW} cannot replace {OLD}" in await refusal(cluster)
-        await runs(cluster, "second", OLD)
-        assert {"resident": OLD, "second": OLD} == rows(cluster)
-
-
-async def test_a_start_with_another_name_and_no_good_settings_is_78_and_says_what_to_do_first():
+async def test_a_start_with_another_name_serves_by_the_old_one_and_takes_the_new_one_with_the_end():
+    """Also if the last good settings have the new name, or there are none."""
     async with a_node() as cluster:
         await cluster.stop_agent()
         cluster.places.config.write_text(named(NEW))
         (cluster.places.state / COPY).unlink()
 
-        await cluster.start_agent()
+        await started(cluster, slices=4)
+        assert f"cannot change from {OLD} to {NEW}" in await refusal(cluster)
+        assert await comes((cluster.places.state / COPY).exists)
+        await cluster.stop_agent()
+        await started(cluster, slices=4)
 
-        assert await cluster.until(lambda: cluster.agent.code is not None, PATIENCE)
-        assert 78 == cluster.agent.code
-        (line,) = cluster.log.of("agent.failed", cluster.agent.pid)
-        said = str(line.fields["err"])
-        assert f"{NEW} cannot replace {OLD}" in said
-        assert "set it back first" in said
+        await runs(cluster, "second", OLD)
+        assert {"resident": OLD, "second": OLD} == rows(cluster)
+        for name in ("second", "resident"):
+            await succeeds(cluster, name)
+        assert await shows(cluster, (NEW, 4), (OLD, 0)), cluster.log.last(20)
 
 
-async def test_a_start_with_another_scheduler_keeps_the_one_that_pods_were_answered_under():
+async def test_a_start_with_another_scheduler_by_flag_keeps_the_one_that_pods_were_answered_under():
     async with a_node() as cluster:
         await cluster.stop_agent()
-        cluster.places.config.write_text(named(OLD, "none"))
+        by_flag = dataclasses.replace(cluster.options, arguments=("--scheduler", "none"))
+        cluster.places.config.write_text(named(OLD).partition("\n")[2])
+        cluster.options = by_flag
 
         await started(cluster, slices=4)
 
-        assert "scheduler: none cannot replace hami" in await refusal(cluster)
+        assert "--scheduler: scheduler cannot change from hami to none" in await refusal(cluster)
+        page = await fetch(cluster.web_address or "", "/readyz?verbose")
+        assert "[!]settings degraded: --scheduler: scheduler cannot change" in page.text
         await runs(cluster, "second", OLD)
         await succeeds(cluster, "second")
         await succeeds(cluster, "resident")
@@ -186,3 +184,19 @@ async def test_a_start_with_another_scheduler_keeps_the_one_that_pods_were_answe
         await cluster.stop_agent()
         pid = (await started(cluster, slices=4)).agent.pid
         assert [] == cluster.log.of("config.rejected", pid) == cluster.log.of("pods.listed", pid)
+
+
+async def test_without_the_kubeconfig_that_the_old_scheduler_needs_the_end_says_both():
+    async with a_node() as cluster:
+        await cluster.stop_agent()
+        cluster.places.config.write_text(named(OLD, "none"))
+        cluster.places.kubeconfig.unlink()
+
+        await cluster.start_agent()
+
+        assert await cluster.until(lambda: cluster.agent.code is not None, PATIENCE)
+        assert 78 == cluster.agent.code
+        (line,) = cluster.log.of("agent.failed", cluster.agent.pid)
+        said = str(line.fields["err"])
+        assert str(cluster.places.kubeconfig) in said
+        assert "scheduler cannot change from hami to none while" in said

@@ -83,6 +83,23 @@ async def test_pods_get_their_slices_without_any_api_server():
         assert {} == dict(cluster.api.journal.counts)
 
 
+async def test_with_rows_a_start_with_hamis_scheduler_goes_on_without_it_and_asks_no_api_server():
+    """Its kubeconfig is missing, too: the agent needs it only when the node is drained."""
+    async with a_node() as cluster:
+        await runs(cluster, "one", 1)
+        assert await comes(lambda: {"one"} == holders(cluster))
+        await cluster.stop_agent()
+        cluster.options = dataclasses.replace(cluster.options, arguments=())
+
+        await started(cluster, slices=20)
+
+        (line,) = cluster.log.of("config.rejected", cluster.agent.pid)
+        assert "scheduler cannot change from none to hami while" in str(line.fields["err"])
+        await runs(cluster, "two", 1)
+        assert await comes(lambda: {"one", "two"} == holders(cluster))
+        assert {} == dict(cluster.api.journal.counts)
+
+
 async def test_it_is_ready_and_says_nothing_of_an_api_server():
     async with a_node() as cluster:
         await runs(cluster, "one", 1)

@@ -84,6 +84,22 @@ async def test_a_standby_that_is_told_to_stop_leaves_the_other_alone():
         assert 80 == cluster.allocatable()
 
 
+async def test_a_standby_that_could_not_take_over_says_so_at_once():
+    async with open_cluster(options()) as opened:
+        cluster = await started(opened)
+        first = cluster.agent
+        cluster.places.kubeconfig.rename(cluster.places.kubeconfig.with_suffix(".away"))
+        second = await cluster.start_agent()
+
+        assert await cluster.until(lambda: second.code is not None, PATIENCE)
+
+        assert 78 == second.code
+        (line,) = cluster.log.of("agent.failed", second.pid)
+        assert str(cluster.places.kubeconfig) in str(line.fields["err"])
+        assert first.code is None
+        assert 80 == cluster.allocatable()
+
+
 async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotation():
     async with open_cluster(options()) as opened:
         cluster = await started(opened)

@@ -1,11 +1,11 @@
-"""Refuses a new scheduler or resource name while containers hold slices.
+"""Keeps the scheduler and the resource name as they are while containers hold slices.
 
 Otherwise the agent could not tell a container that was answered under the former settings from one
 that asks now.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.core.errors import SettingsError
@@ -26,7 +26,7 @@ class LastingSetting:
 
     key: str
     value: str
-    origin: str
+    origin: str = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,17 +42,28 @@ class _Hold:
         return {SCHEDULER: self.scheduler, RESOURCE: self.resource}[key]
 
 
-def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
-    """Why the settings are refused on `node`; None: the answers of all rows fit them.
+def kept(wanted: Sequence[LastingSetting], ledger: Ledger) -> Mapping[str, str]:
+    """The values, by key, that stay in force instead of those wanted, because of the rows.
 
-    An adopted row fits every scheduler. A row without a resource name fits every name.
+    An adopted row fits every scheduler. A row without a resource name fits every name. If rows
+    differ, each of their values may stay; the newest stays if another one is wanted.
     """
+    holds = tuple(_holds(ledger))
+    values = {}
     for setting in wanted:
-        holds = [hold for hold in _holds(ledger) if hold.value(setting.key)]
-        values = {hold.value(setting.key): None for hold in holds}
-        if values and setting.value not in values:
-            return SettingsError(_sentence(setting, ", ".join(values), holds, node))
-    return None
+        found = [value for hold in holds if (value := hold.value(setting.key))]
+        if found and setting.value not in found:
+            values[setting.key] = found[-1]
+    return values
+
+
+def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
+    """Why settings must wait on `node`; None: the answers of all rows fit them."""
+    now = kept(wanted, ledger)
+    if not now:
+        return None
+    holds = [hold for hold in _holds(ledger) if any(map(hold.value, now))]
+    return SettingsError(_sentence([one for one in wanted if one.key in now], now, holds, node))
 
 
 def _holds(ledger: Ledger) -> Iterator[_Hold]:
@@ -62,12 +73,20 @@ def _holds(ledger: Ledger) -> Iterator[_Hold]:
         yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
 
 
-def _sentence(wanted: LastingSetting, now: str, holds: Sequence[_Hold], node: str) -> str:
-    restart = ", then restart the agent" if wanted.key == SCHEDULER else ""
+def _sentence(
+    wanted: Sequence[LastingSetting], now: Mapping[str, str], holds: Sequence[_Hold], node: str
+) -> str:
+    changes = " and ".join(
+        f"{one.origin}: {one.key} cannot change from {now[one.key]} to {one.value}"
+        for one in wanted
+    )
+    old = " and ".join(now.values())
+    restart = ", then restart the agent" if SCHEDULER in now else ""
     return (
-        f"{wanted.origin}: {wanted.key}: {wanted.value} cannot replace {now} while {_held(holds)}; "
-        f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or set it back "
-        f"to {now}"
+        f"{changes} while {_held(holds)}; running pods go on, and {old} "
+        f"{'stays' if len(now) == 1 else 'stay'} in force; drain the node (kubectl drain {node}) "
+        f"or delete what holds them{restart}, or set it back to {old}; slices are held for up to a "
+        "minute after their pod has gone"
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
+from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
 from agent.core.state.ledger import Holder, Ledger
 from tests.builders import NODE, a_pod_uid, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
@@ -45,12 +45,35 @@ def test_the_settings_that_the_rows_were_answered_under_stay_as_they_are():
     assert "" == said(Ledger((a_plain_row(),)), scheduler="none")
 
 
-def test_another_name_is_refused_with_its_place_the_pods_and_what_to_do():
+def test_another_name_waits_and_is_told_with_its_place_the_pods_and_what_to_do():
     assert (
-        "c.yaml:2:18: sharing.resourceName: example.com/vgpu cannot replace nvidia.com/gpu while "
-        "slices are held by 1 pod (a/p); drain the node (kubectl drain node-1) or delete what "
-        "holds them, or set it back to nvidia.com/gpu"
+        "c.yaml:2:18: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
+        "while slices are held by 1 pod (a/p); running pods go on, and nvidia.com/gpu stays in "
+        "force; drain the node (kubectl drain node-1) or delete what holds them, or set it back to "
+        "nvidia.com/gpu; slices are held for up to a minute after their pod has gone"
     ) == said(rows("p"), resource=NEW)
+    assert {RESOURCE: OLD} == kept(wanted(resource=NEW), rows("p"))
+
+
+def test_another_name_and_another_scheduler_are_told_together():
+    told = said(rows("p"), scheduler="none", resource=NEW)
+
+    assert told.startswith(
+        "c.yaml:1:12: scheduler cannot change from hami to none and c.yaml:2:18: "
+        "sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu while slices "
+        "are held by 1 pod (a/p); running pods go on, and hami and nvidia.com/gpu stay in force;"
+    )
+    assert "then restart the agent, or set it back to hami and nvidia.com/gpu" in told
+    assert {SCHEDULER: "hami", RESOURCE: OLD} == kept(wanted("none", NEW), rows("p"))
+
+
+def test_what_holds_one_of_two_settings_is_named_for_that_one():
+    adopted = a_plain_row(adopted=True, holder=Holder("a", "adopted", "c"))
+    ledger = rows("p", resource="").put(adopted)
+
+    assert {SCHEDULER: "hami", RESOURCE: adopted.resource} == kept(wanted("none", NEW), ledger)
+    assert "1 pod (a/p);" in said(ledger, scheduler="none", resource=adopted.resource)
+    assert "1 pod (a/adopted);" in said(ledger, resource=NEW)
 
 
 def test_a_few_pods_are_named_and_the_others_counted():
@@ -68,9 +91,9 @@ def test_containers_of_one_pod_are_one_pod():
 def test_another_scheduler_is_refused_and_needs_a_restart_besides():
     told = said(rows("p"), scheduler="none")
 
-    assert told.startswith("c.yaml:1:12: scheduler: none cannot replace hami while ")
+    assert told.startswith("c.yaml:1:12: scheduler cannot change from hami to none while ")
     assert ", then restart the agent, or set it back to hami" in told
-    assert "hami cannot replace none" in said(Ledger((a_plain_row(),)))
+    assert "cannot change from none to hami" in said(Ledger((a_plain_row(),)))
 
 
 def test_slices_of_pods_that_nobody_has_named_are_counted():
@@ -94,11 +117,11 @@ def test_rows_from_before_names_were_kept_are_of_the_name_that_there_is():
     assert "" == said(rows("p", resource=""), resource=NEW)
 
 
-def test_rows_by_two_names_are_from_a_change_that_was_made_and_hold_up_neither():
+def test_rows_by_two_names_hold_up_neither_and_a_third_waits_for_the_newest():
     """Only a file of an earlier agent has such: it would fit no settings at all."""
     both = Ledger((*rows("p").rows, *rows("q", resource=NEW).rows))
 
     assert "" == said(both) == said(both, resource=NEW)
-    assert "example.com/other cannot replace nvidia.com/gpu, example.com/vgpu while" in said(
-        both, resource="example.com/other"
-    )
+    other = "example.com/other"
+    assert f"cannot change from {NEW} to {other} while" in said(both, resource=other)
+    assert {RESOURCE: NEW} == kept(wanted(resource=other), both)
