@@ -36,7 +36,7 @@ from agent.core.inventory.share import Share
 from agent.core.state.ledger import Row
 
 
-def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Grant:
+def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Grant:
     """The same answer again. Raises Refusal if one of its GPUs is gone, lost or in MIG mode.
 
     A GPU that the operator has filtered out since still counts: its container may start again.
@@ -47,6 +47,9 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Grant:
         # In MIG mode nothing can use the whole GPU.
         is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
         if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
+            if not evidence.listed:
+                # A pod that the watch has not shown may ask, after this one was refused.
+                return ListPods()
             raise Refusal(
                 RefusalReason.BAD_GPU,
                 f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is "

@@ -333,7 +333,9 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
     scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
 
     assert granted(with_bad_gpu(scene)).replay == row
-    refused_by(with_bad_gpu(scene, Condition.LOST), RefusalReason.BAD_GPU)
+    lost = with_bad_gpu(scene, Condition.LOST)
+    assert ListPods() == ask(lost)  # a pod that was not seen yet may be the one that asks
+    refused_by(changed(lost, listed=True), RefusalReason.BAD_GPU)
 
 
 def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on_a_vanished() -> (
@@ -341,7 +343,7 @@ def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on
 ):
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
     row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+    scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
     whole, split = a_gpu(index=0), a_gpu(index=0, mig_enabled=True)
     filtered, vanished, in_mig_mode = (
         an_inventory(gpus=(a_shared_gpu(gpu=gpu, present=False, there=there),))
