@@ -139,7 +139,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
         api=api,
         node=node,
         pods=pods,
-        allocation=Allocation(source, storage, front.notices.say),
+        allocation=Allocation(source, storage, front.notices.say, front.journal.refused),
         report=Reporter(
             api.node,
             ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),

@@ -29,6 +29,7 @@ from agent.services.inventory.listing import Listing
 from agent.services.inventory.samples import Samples
 from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Withholder
+from agent.services.journal import Journal
 from agent.services.reconcile.clearing import Clearing
 from agent.services.reconcile.measuring import Measuring
 from agent.services.registration.kubelet import KubeletWatch
@@ -78,7 +79,10 @@ class KnowledgeServices:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Front:
-    """The services that run first. `notices`: Events that wait for the API server."""
+    """The services that run first. `notices`: Events that wait for the API server.
+
+    `journal`: what happened lately.
+    """
 
     facts: SharedCells
     state: StateService
@@ -86,6 +90,7 @@ class Front:
     allocator: LateAllocator
     endpoint: Endpoint
     notices: NodeEventQueue
+    journal: Journal
     settings: SettingsService
 
     async def follow_held(self) -> None:
@@ -109,7 +114,8 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
-    notices = NodeEventQueue()
+    journal = Journal(adapters.clock)
+    notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
@@ -146,6 +152,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         allocator=allocator,
         endpoint=endpoint,
         notices=notices,
+        journal=journal,
         settings=service,
     )
 

@@ -86,5 +86,7 @@ async def open_plain(
     )
     with contextlib.closing(witness):
         yield PlainBack(
-            Allocation(source, storage, front.notices.say), reconcile, NoticeLog(front.notices)
+            Allocation(source, storage, front.notices.say, front.journal.refused),
+            reconcile,
+            NoticeLog(front.notices),
         )

@@ -18,7 +18,7 @@ from agent.app.facts import SharedCells
 from agent.codec.last_good import encode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
-from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan
+from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.core.node.drained import SCHEDULER, LastingSetting
 from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
@@ -26,6 +26,7 @@ from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.plugin.calls import PREFERENCE_FOLLOWED
+from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
@@ -46,6 +47,7 @@ TOLD: Final = 16
 """Reasons of refusals to remember, so that each is logged once."""
 
 _BUSY = f"the kubelet admits pods without a pause; the settings are read again in {AGAIN:g} s"
+_UNFIT = "the settings do not fit so many GPUs: see Event ConfigRejected"
 _RESTART = "these settings take effect at the next start: restart the agent"
 _REPORTED = "; remove the report from the Node, or HAMi's scheduler may still place pods (RUNBOOK)"
 
@@ -130,7 +132,7 @@ class SettingsService:
         if self._learn(facts) or (first and self._recover(facts)):
             self._fitted = frozenset(map(GpuUuid, facts.gpus or ()))
             return scan
-        return None if first else _without(scan, self._fitted)
+        return None if first else scan.keeping(self._fitted, _UNFIT)
 
     async def read(self, *, asked: bool = False) -> None:
         """Read the sources, and apply them or log why not.
@@ -198,6 +200,10 @@ class SettingsService:
         if start.refusal is not None:
             self.reject(start.refusal)
         self._tell_held()
+
+    def accepted(self) -> tuple[Values, frozenset[str]]:
+        """The values last accepted, and the keys that take effect only at the next start."""
+        return self._plan.resolve(self._facts), frozenset(self._late)
 
     @property
     def trouble(self) -> str:
@@ -389,11 +395,3 @@ class SettingsService:
             yield
         finally:
             self._outside.notifier.ready()
-
-
-def _without(scan: Scan, fitted: frozenset[GpuUuid]) -> Scan:
-    """The scan without the GPUs that came since the settings last fitted."""
-    reason = "the settings do not fit so many GPUs: see Event ConfigRejected"
-    new = [GpuFault(gpu.uuid, reason) for gpu in scan.gpus if gpu.uuid not in fitted]
-    gpus = tuple(gpu for gpu in scan.gpus if gpu.uuid in fitted)
-    return dataclasses.replace(scan, gpus=gpus, faults=(*scan.faults, *new))

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from agent import __version__
 from agent.app.series import series_of
+from agent.app.status import status_facts
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
 from agent.core.health.maintenance import GpuRelease
@@ -23,9 +24,11 @@ from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.settings.sections import Settings
 from agent.web.actions import Actions, recheck_act, release_act
+from agent.web.api import ReadApi
 from agent.web.gpus import labelled
 from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
 from agent.web.probes import Probes
+from agent.web.readers import Readers
 from agent.web.server import Listeners, Page, WebServer
 from agent.web.version import BuildInfo
 
@@ -86,7 +89,8 @@ async def open_web(
         listeners = Listeners(settings.web.address, settings.web.port)
     else:
         listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
-    async with WebServer(listeners, pages, _actions(watched)) as server:
+    api = ReadApi(lambda: status_facts(settings, watched), Readers(settings.web.readers))
+    async with WebServer(listeners, pages, _actions(watched), api) as server:
         yield server
 
 

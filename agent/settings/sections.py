@@ -14,6 +14,7 @@ from agent.core.inventory.slices import MIG_MODE, SharingSettings, check_list_si
 from agent.core.report_settings import ReportSettings
 from agent.settings.fields import DEFAULT, Values
 from agent.settings.health_table import switches_of
+from agent.web.policy import ReaderPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,10 +47,11 @@ class DriverSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WebSettings:
-    """Address and port of the probes and metrics."""
+    """Address and port of the probes and metrics, and who may read at the port what names pods."""
 
     address: str
     port: int
+    readers: ReaderPolicy = ReaderPolicy.LOCAL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

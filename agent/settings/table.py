@@ -21,6 +21,7 @@ from agent.settings.kinds import (
     whole,
 )
 from agent.settings.sharing_table import SHARING
+from agent.web.policy import ReaderPolicy
 
 TRUTH = dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")
 """NVIDIA's FAIL_ON_INIT_ERROR as values of driver.onNoDriver."""
@@ -214,6 +215,15 @@ FIELDS: tuple[Field, ...] = (
         "Port of the probes and metrics; 0 takes a free one, which the log names.",
         flag="--web-port",
         section="web.port",
+    ),
+    Field(
+        "web.readers",
+        ReaderPolicy.LOCAL,
+        choice(*ReaderPolicy),
+        "Who may read the page and /api/v1 at the port, which name pods: local or all.",
+        flag="--web-readers",
+        section="web.readers",
+        part=ReaderPolicy,
     ),
     Field(
         "log.level",

@@ -19,7 +19,7 @@ RECEIVE_LIMIT = 64 * 1024
 """Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
 
 
-def ours(response: web.Response) -> web.Response:
+def ours(response: web.StreamResponse) -> web.StreamResponse:
     """Add the headers to an answer, which ends the connection."""
     response.headers.update(HEADERS)
     response.force_close()

@@ -14,7 +14,8 @@ from aiohttp import web
 from agent.core.errors import PermissionFault
 from agent.kit.throttle import Throttle
 from agent.web.actions import Actions
-from agent.web.caller import ours
+from agent.web.api import ReadApi
+from agent.web.caller import HEADERS, ours
 from agent.web.gate import TELL_PERIOD, ConnectionGate
 from agent.web.sockets import unix_socket
 
@@ -45,17 +46,22 @@ class Listeners:
 
 
 class WebServer:
-    """Serves `pages` by path, as an async context manager or by run().
+    """Serves `pages` by path and the read API, as an async context manager or by run().
 
     Only the unix socket, whose callers the kernel identifies, serves `actions`.
     """
 
     def __init__(
-        self, listeners: Listeners, pages: Mapping[str, Page], actions: Actions | None = None
+        self,
+        listeners: Listeners,
+        pages: Mapping[str, Page],
+        actions: Actions | None = None,
+        api: ReadApi | None = None,
     ) -> None:
         self._listeners = listeners
         self._pages = pages
         self._actions = actions
+        self._api = api
         self._stack = contextlib.AsyncExitStack()
         self._failed = Throttle(TELL_PERIOD)
         self._port: int | None = None
@@ -114,18 +120,21 @@ class WebServer:
         stack.push_async_callback(_stop, server, gate)
         log.info("web.listening", path=str(path))
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._sent(request, None)
 
-    async def _answer_local(self, request: web.BaseRequest) -> web.Response:
+    async def _answer_local(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._sent(request, self._actions)
 
-    async def _sent(self, request: web.BaseRequest, actions: Actions | None) -> web.Response:
+    async def _sent(self, request: web.BaseRequest, actions: Actions | None) -> web.StreamResponse:
+        response: web.StreamResponse
         try:
             if actions is not None and request.method == "POST":
                 response = await actions.answer(request)
             else:
-                response = self._page(request)
+                response = _unfit(request) or await self._read(request)
+        except ConnectionError:  # the reader of a stream has gone
+            raise
         except Exception:  # the outermost handler
             left_out = self._failed.admit()
             if left_out is not None:
@@ -135,17 +144,29 @@ class WebServer:
             )
         return ours(response)
 
-    def _page(self, request: web.BaseRequest) -> web.Response:
+    async def _read(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._api is not None and self._api.covers(request.path):
+            return _unread(request) or await self._api.answer(request, HEADERS)
         page = self._pages.get(request.path)
-        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
-            return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
         if page is None:
             return web.Response(status=404, text=f"No such page. Pages: {' '.join(self._pages)}\n")
-        if request.method not in {"GET", "HEAD"}:
-            return web.Response(
-                status=405, headers={"Allow": METHODS}, text="Only GET and HEAD are answered.\n"
-            )
-        return page(request)
+        return _unread(request) or page(request)
+
+
+def _unfit(request: web.BaseRequest) -> web.Response | None:
+    """The answer to a head that is too large."""
+    if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
+        return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
+    return None
+
+
+def _unread(request: web.BaseRequest) -> web.Response | None:
+    """The answer to a method that does not read."""
+    if request.method in {"GET", "HEAD"}:
+        return None
+    return web.Response(
+        status=405, headers={"Allow": METHODS}, text="Only GET and HEAD are answered.\n"
+    )
 
 
 async def _stop(server: asyncio.Server, gate: ConnectionGate) -> None:

@@ -121,6 +121,12 @@ class Scan:
     faults: tuple[GpuFault, ...] = ()
     library_version: str | None = None
 
+    def keeping(self, kept: frozenset[GpuUuid], reason: str) -> "Scan":
+        """Only with the GPUs `kept`. The others become faults with this reason."""
+        others = [GpuFault(gpu.uuid, reason) for gpu in self.gpus if gpu.uuid not in kept]
+        gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in kept)
+        return dataclasses.replace(self, gpus=gpus, faults=(*self.faults, *others))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuSample:

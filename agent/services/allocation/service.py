@@ -56,16 +56,21 @@ class ShareSource(Protocol):
 class Allocation:
     """Answers the kubelet. Calls may overlap; each claims its row before it waits for the disk.
 
-    `say` posts an Event about the Node.
+    `say` posts an Event about the Node. `noted` hears of each refusal, with its row if known.
     """
 
     def __init__(
-        self, source: ShareSource, storage: Storage, say: Callable[[NodeEvent], None]
+        self,
+        source: ShareSource,
+        storage: Storage,
+        say: Callable[[NodeEvent], None],
+        noted: Callable[[Refusal, Row | None], None] = lambda _refusal, _row: None,
     ) -> None:
         self._source = source
         self._calls = source.calls
         self._storage = storage
         self._say = say
+        self._noted = noted
         self._outcomes = Outcomes()
         self.results = self._outcomes.results
 
@@ -150,5 +155,6 @@ class Allocation:
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         self._source.refused(refusal, call)
         self._outcomes.refused(refusal, call.step, count, call.row)
+        self._noted(refusal, call.row)
         if refusal.gate in _OF_NO_POD:
             self._say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
@@ -21,9 +22,10 @@ AGAIN = 5.0
 
 
 class NodeEventQueue:
-    """A queue of at most LIMIT Events."""
+    """A queue of at most LIMIT Events. `noted` hears of each one that is queued."""
 
-    def __init__(self) -> None:
+    def __init__(self, noted: Callable[[NodeEvent], None] = lambda _: None) -> None:
+        self._noted = noted
         self._line: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
         self.unposted = Tally(
@@ -39,6 +41,7 @@ class NodeEventQueue:
         if len(self._line) >= LIMIT:
             self.unposted.add(self._line.popleft().reason, "dropped")
         self._line.append(event)
+        self._noted(event)
         self._news.set()
 
     async def first(self) -> NodeEvent:

@@ -1,0 +1,215 @@
+"""The documents of `/api/v1` as JSON, for the agent that writes them and the commands that read.
+
+Keys are in camelCase. A reader ignores unknown keys and fills in missing ones, so that an agent and
+a command of neighbouring versions understand each other.
+"""
+
+import datetime as dt
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.core.errors import MalformedText
+
+API_VERSION: Final = "hami-agent/v1"
+
+
+class Document(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The base of all documents."""
+
+
+class CheckStatus(Document, frozen=True):
+    """One readiness check. `text`: what is wrong and what to do; empty while it holds."""
+
+    name: str
+    ok: bool
+    required: bool = True
+    text: str = ""
+
+
+class LockStatus(Document, frozen=True):
+    """HAMi's lock on the Node. `holder`: `namespace/pod`, empty if the lock names none.
+
+    `since`: None if the lock cannot be read; `holder` is its text then.
+    """
+
+    since: dt.datetime | None
+    holder: str = ""
+
+
+class NodeStatus(Document, frozen=True):
+    """The node and its agent. `version` and `started_at` are absent where no agent answered.
+
+    - `scheduler`: `hami`, or `none` if the kubelet decides alone.
+    - `checks`: all readiness checks; `ready`: no required one fails.
+    - `kubelet`: the state of the registration as a phrase.
+    """
+
+    name: str
+    version: str = ""
+    started_at: dt.datetime | None = None
+    ready: bool | None = None
+    scheduler: str = "hami"
+    resource: str = ""
+    driver: str = ""
+    kubelet: str = ""
+    observe: bool = False
+    profiles: tuple[str, ...] = ()
+    split_count: int | None = None
+    memory_scaling: float | None = None
+    core_scaling: float | None = None
+    lock: LockStatus | None = None
+    checks: tuple[CheckStatus, ...] = ()
+
+
+class UseHistory(Document, frozen=True):
+    """Means of equal periods, the oldest first. None: nothing was sampled in that period."""
+
+    period_seconds: int
+    until: dt.datetime
+    gpu_percent: tuple[int | None, ...] = ()
+    used_mib: tuple[int | None, ...] = ()
+
+
+class GpuStatus(Document, frozen=True):
+    """One GPU.
+
+    - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
+    - `serving`: new containers may get it. `obstacles`: why not, besides its health.
+    - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
+    - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
+    """
+
+    uuid: str
+    index: int | None = None
+    model: str = ""
+    pci: str = ""
+    numa: int | None = None
+    mode: str = ""
+    condition: str = ""
+    serving: bool = True
+    cordoned: bool = False
+    since: dt.datetime | None = None
+    cause: str = ""
+    action: str = ""
+    runbook: str = ""
+    text: str = ""
+    obstacles: tuple[str, ...] = ()
+    slices: int = 0
+    slices_held: int = 0
+    memory_mib: int | None = None
+    sellable_mib: int = 0
+    promised_mib: int = 0
+    sellable_cores: int = 0
+    promised_cores: int = 0
+    used_mib: int | None = None
+    gpu_percent: int | None = None
+    history: UseHistory | None = None
+
+
+class ShareStatus(Document, frozen=True):
+    """A part of one GPU. `memory_mib` 0: all of its memory; None: not limited."""
+
+    gpu: str
+    uuid: str
+    memory_mib: int | None = None
+    cores: int | None = None
+
+
+class AllocationStatus(Document, frozen=True):
+    """What one container holds.
+
+    - `pod` and `namespace` are empty while the holder is not known.
+    - `confirmed`: the kubelet has recorded the answer; None: not known.
+    - `mismatched`: the kubelet recorded slices of other GPUs.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    shares: tuple[ShareStatus, ...]
+    slices: tuple[str, ...] = ()
+    since: dt.datetime | None = None
+    confirmed: bool | None = None
+    mismatched: bool = False
+    decided_by: str = "scheduler"
+
+
+class Entry(Document, frozen=True):
+    """A change or a refusal. `reason`: of the Event, or the refusal's id of the runbook."""
+
+    at: dt.datetime
+    reason: str
+    text: str
+    warning: bool = True
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+class SettingStatus(Document, frozen=True):
+    """A setting in force. `pending`: it takes effect only at the next start."""
+
+    key: str
+    value: object
+    origin: str
+    pending: bool = False
+
+
+class StatusDocument(Document, frozen=True):
+    """All of a node. `journal_since`: refusals and changes before that time are not known.
+
+    None instead of `allocations`, `refusals` or `changes`: the source does not know them.
+    """
+
+    node: NodeStatus
+    gpus: tuple[GpuStatus, ...]
+    allocations: tuple[AllocationStatus, ...] | None = None
+    refusals: tuple[Entry, ...] | None = None
+    changes: tuple[Entry, ...] | None = None
+    journal_since: dt.datetime | None = None
+
+
+class Envelope(Document, frozen=True):
+    """An answer. `next`: the value of `continue` for the rest of a list; empty: it is complete."""
+
+    api_version: str
+    kind: str
+    generated_at: dt.datetime
+    data: msgspec.Raw
+    next: str = ""
+
+
+D = TypeVar("D")
+
+
+def encode(data: object) -> bytes:
+    """The data of a document as JSON."""
+    return msgspec.json.encode(data)
+
+
+def envelope(kind: str, data: bytes, at: dt.datetime, following: str = "") -> bytes:
+    """Wrap encoded data."""
+    return msgspec.json.encode(
+        Envelope(
+            api_version=API_VERSION,
+            kind=kind,
+            generated_at=at,
+            data=msgspec.Raw(data),
+            next=following,
+        )
+    )
+
+
+def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datetime]:
+    """The data of an answer of that kind, and when it was made. Raises MalformedText."""
+    try:
+        found = msgspec.json.decode(content, type=Envelope)
+        if found.api_version != API_VERSION or found.kind != kind:
+            raise MalformedText(
+                f"the answer is a {found.kind} of {found.api_version}; "
+                f"expected a {kind} of {API_VERSION}"
+            )
+        return msgspec.json.decode(found.data, type=form), found.generated_at
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MalformedText(f"the answer is no {kind} of {API_VERSION}: {error}") from error

@@ -1,0 +1,184 @@
+"""The read API `/api/v1`: JSON with an ETag, in parts, or as a stream of events."""
+
+import asyncio
+import dataclasses
+import datetime as dt
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from aiohttp import web
+
+from agent.codec.status_document import encode, envelope
+from agent.core.errors import cap
+from agent.web.readers import Readers
+from agent.web.status import (
+    StatusFacts,
+    allocations_of,
+    entries_of,
+    gpus_of,
+    node_of,
+    status_of,
+)
+
+PREFIX: Final = "/api/v1/"
+KEPT: Final = 0.5
+"""Seconds for which an answer is reused: many readers cost the loop no more than one."""
+LOOK: Final = 1.0
+"""Seconds between two looks of a stream for something new."""
+STREAM_SECONDS: Final = 25.0
+"""Seconds after which a stream ends. A browser's EventSource opens the next one by itself."""
+STREAMS: Final = 16
+"""Streams at once."""
+LARGEST: Final = 500
+"""Items of a list in one answer, unless `limit` asks for fewer."""
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+
+_PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
+    "status": ("Status", status_of),
+    "node": ("Node", node_of),
+    "gpus": ("Gpus", gpus_of),
+    "allocations": ("Allocations", allocations_of),
+    "refusals": ("Refusals", lambda facts: entries_of(facts.refusals)),
+    "changes": ("Changes", lambda facts: entries_of(facts.changes)),
+    "settings": ("Settings", lambda facts: facts.settings()),
+}
+"""The documents by the last part of their path, each with its kind."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Answer:
+    """A document's data as JSON. `at`: the wall time; `until`: the loop time of its reuse."""
+
+    data: bytes
+    etag: str
+    at: dt.datetime
+    following: str
+    until: float
+
+
+class WrongQuery(Exception):  # noqa: N818 -- what the caller did
+    """The query cannot be answered; the text says why."""
+
+
+class ReadApi:
+    """Answers GET below `/api/v1/`. `facts` is read for each answer, without waiting."""
+
+    def __init__(self, facts: Callable[[], StatusFacts | None], readers: Readers) -> None:
+        self._facts = facts
+        self._readers = readers
+        self._kept: dict[tuple[str, str], _Answer] = {}
+        self._streams = 0
+
+    def covers(self, path: str) -> bool:
+        """Whether it answers this path."""
+        return path.startswith(PREFIX)
+
+    async def answer(
+        self, request: web.BaseRequest, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """Answer a GET or HEAD. `headers` go with a stream's head."""
+        refused = self._readers.refused(request)
+        if refused is not None:
+            return refused
+        name, _, rest = request.path.removeprefix(PREFIX).partition("/")
+        if name not in _PARTS or (rest and name != "gpus"):
+            paths = " ".join(PREFIX + part for part in _PARTS)
+            return _text(404, f"No such document. There is: {paths} {PREFIX}gpus/GPU")
+        try:
+            answer = self._made(name, rest, request.query)
+        except WrongQuery as error:
+            return _text(400, str(error))
+        if answer is None and rest:
+            return _text(404, f"No GPU of this node is named {cap(rest, 64)}.")
+        if answer is None:
+            return _text(503, "This agent stands by or is still loading; ask again.")
+        kind = "Gpu" if rest else _PARTS[name][0]
+        if "watch" in request.query:
+            return await self._stream(request, name, kind, rest, headers)
+        if answer.etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers={"ETag": answer.etag})
+        body = envelope(kind, answer.data, answer.at, answer.following)
+        return web.Response(body=body, content_type=JSON, headers={"ETag": answer.etag})
+
+    def _made(self, name: str, rest: str, query: Mapping[str, str]) -> _Answer | None:
+        """The document, made anew or of the last KEPT seconds; None: there is none."""
+        first, limit = _number(query, "continue", 0), _number(query, "limit", LARGEST)
+        key = (name, f"{rest}?{first}+{limit}")
+        now = asyncio.get_running_loop().time()
+        kept = self._kept.get(key)
+        if kept is not None and kept.until > now:
+            return kept
+        facts = self._facts()
+        if facts is None:
+            return None
+        data = _PARTS[name][1](facts)
+        following = ""
+        if rest:
+            found = [gpu for gpu in gpus_of(facts) if rest in {gpu.uuid, str(gpu.index)}]
+            if not found:
+                return None
+            data = found[0]
+        elif isinstance(data, tuple):
+            end = first + max(1, min(limit, LARGEST))
+            following = str(end) if end < len(data) else ""
+            data = data[first:end]
+        encoded = encode(data)
+        etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
+        answer = _Answer(encoded, etag, facts.now, following, now + KEPT)
+        self._kept = {key: one for key, one in self._kept.items() if one.until > now}
+        self._kept[key] = answer
+        return answer
+
+    async def _stream(
+        self,
+        request: web.BaseRequest,
+        name: str,
+        kind: str,
+        rest: str,
+        headers: Mapping[str, str],
+    ) -> web.StreamResponse:
+        """Send the document when it changes, for STREAM_SECONDS; the id of an event is its ETag."""
+        if self._streams >= STREAMS:
+            return _text(503, f"There are {STREAMS} streams already; ask again without watch=1.")
+        self._streams += 1
+        try:
+            response = web.StreamResponse(headers={**headers, "Content-Type": EVENTS})
+            response.force_close()
+            await response.prepare(request)
+            await response.write(b"retry: 500\n\n")
+            seen = request.headers.get("Last-Event-ID", "")
+            end = asyncio.get_running_loop().time() + STREAM_SECONDS
+            while asyncio.get_running_loop().time() < end:
+                answer = self._made(name, rest, request.query)
+                if answer is None:
+                    break
+                if answer.etag != seen:
+                    seen = answer.etag
+                    body = envelope(kind, answer.data, answer.at, answer.following)
+                    await response.write(b"id: %s\ndata: %s\n\n" % (seen.encode(), body))
+                await asyncio.sleep(LOOK)
+            await response.write_eof()
+            return response
+        finally:
+            self._streams -= 1
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise WrongQuery(f"{name}={cap(text, 64)} is not a whole number.")
+    return int(text)
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n")
+
+
+def paths() -> Sequence[str]:
+    """The paths of all documents."""
+    return [PREFIX + name for name in _PARTS]

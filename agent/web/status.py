@@ -1,0 +1,219 @@
+"""Renders the facts of the agent as the documents of `/api/v1`."""
+
+import dataclasses
+import datetime as dt
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.codec.nodelock import decode_node_lock
+from agent.codec.status_document import (
+    AllocationStatus,
+    CheckStatus,
+    Entry,
+    GpuStatus,
+    LockStatus,
+    NodeStatus,
+    SettingStatus,
+    ShareStatus,
+    StatusDocument,
+    UseHistory,
+)
+from agent.core.allocation.room import claim_of, gpu_use
+from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
+from agent.core.cluster.pods import NodeView
+from agent.core.errors import MalformedText, cap
+from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
+from agent.core.inventory.inventory import Inventory, SharedGpu
+from agent.core.inventory.slices import SliceList
+from agent.core.node.readiness import Check, is_ready
+from agent.core.state.ledger import Ledger, Row
+from agent.services.journal import JournalEntry
+from agent.web.gpus import gpu_labels
+
+PERIOD: Final = 30
+"""Seconds of one value of the history."""
+PERIODS: Final = 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StatusFacts:
+    """What the documents are made of, read at one moment.
+
+    `about`: what does not come from the other values. `node`: the Node as the watch last showed
+    it; None: not seen. `newest` and `history`: samples of a GPU. `settings`: those in force.
+    """
+
+    now: dt.datetime
+    about: NodeStatus
+    checks: Sequence[Check]
+    node: NodeView | None
+    inventory: Inventory
+    slices: SliceList
+    ledger: Ledger
+    newest: Callable[[GpuUuid], Sampled | None]
+    history: Callable[[GpuUuid], Sequence[Sampled]]
+    changes: Sequence[JournalEntry]
+    refusals: Sequence[JournalEntry]
+    journal_since: dt.datetime
+    settings: Callable[[], tuple[SettingStatus, ...]] = tuple
+
+
+def status_of(facts: StatusFacts) -> StatusDocument:
+    """All of the node."""
+    return StatusDocument(
+        node=node_of(facts),
+        gpus=gpus_of(facts),
+        allocations=allocations_of(facts),
+        refusals=entries_of(facts.refusals),
+        changes=entries_of(facts.changes),
+        journal_since=facts.journal_since,
+    )
+
+
+def node_of(facts: StatusFacts) -> NodeStatus:
+    """The node, the state of its agent, and HAMi's lock."""
+    checks = tuple(
+        CheckStatus(
+            name=check.name,
+            ok=check.ok,
+            required=check.required,
+            text="" if check.ok else check.text,
+        )
+        for check in facts.checks
+    )
+    annotations = facts.node.annotations if facts.node else {}
+    return msgspec.structs.replace(
+        facts.about,
+        ready=is_ready(facts.checks),
+        driver=facts.inventory.driver_version,
+        lock=_lock(annotations),
+        checks=checks,
+    )
+
+
+def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
+    """All GPUs of the inventory, in its order."""
+    annotations = facts.node.annotations if facts.node else {}
+    cordoned = frozenset(part.strip() for part in annotations.get(CORDON, "").split(","))
+    held = facts.ledger.held_ids()
+    claims = list(map(claim_of, facts.ledger.rows))
+    listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
+
+    def one(shared: SharedGpu) -> GpuStatus:
+        gpu, health, use = shared.gpu, shared.health, gpu_use(claims, shared)
+        newest = facts.newest(gpu.uuid)
+        return GpuStatus(
+            uuid=gpu.uuid,
+            index=None if gpu.index == NO_INDEX else gpu.index,
+            model=gpu.name,
+            pci=gpu.pci,
+            numa=gpu.numa,
+            mode=shared.mode,
+            condition=health.condition.value,
+            serving=facts.inventory.offers(shared),
+            cordoned=gpu.uuid in cordoned,
+            since=health.since,
+            cause=health.cause,
+            action=health.action,
+            runbook=health.runbook,
+            text=health.text,
+            obstacles=facts.inventory.obstacles(shared),
+            slices=listed.get(gpu.uuid, 0),
+            slices_held=len(held.get(gpu.uuid, ())),
+            memory_mib=gpu.memory_mib,
+            sellable_mib=shared.registered_mib,
+            promised_mib=use.memory_mib,
+            sellable_cores=shared.core_percent,
+            promised_cores=use.core_percent,
+            used_mib=newest.sample.used_mib if newest else None,
+            gpu_percent=newest.sample.gpu_percent if newest else None,
+            history=history_of(facts.history(gpu.uuid), facts.now),
+        )
+
+    return tuple(map(one, facts.inventory.gpus))
+
+
+def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
+    """What each container holds, by namespace, pod and container."""
+    labels = gpu_labels(facts.inventory)
+    found = [_allocation(row, labels) for row in facts.ledger.rows if not row.adopted or row.holder]
+    return tuple(sorted(found, key=lambda one: (one.namespace, one.pod, one.container)))
+
+
+def entries_of(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
+    """Changes or refusals."""
+    return tuple(
+        Entry(
+            at=entry.at,
+            reason=entry.reason,
+            text=entry.text,
+            warning=entry.warning,
+            namespace=entry.namespace,
+            pod=entry.pod,
+            container=entry.container,
+        )
+        for entry in entries
+    )
+
+
+def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | None:
+    """The means of the last PERIODS periods, in steps of the clock; None without a sample."""
+    if not samples:
+        return None
+    until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
+    gpu: list[list[int]] = [[] for _ in range(PERIODS)]
+    used: list[list[int]] = [[] for _ in range(PERIODS)]
+    for sampled in samples:
+        age = int((until - sampled.at).total_seconds()) // PERIOD
+        if 0 <= age < PERIODS:
+            place = PERIODS - 1 - age
+            if sampled.sample.gpu_percent is not None:
+                gpu[place].append(sampled.sample.gpu_percent)
+            if sampled.sample.used_mib is not None:
+                used[place].append(sampled.sample.used_mib)
+    return UseHistory(
+        period_seconds=PERIOD,
+        until=until,
+        gpu_percent=tuple(map(_mean, gpu)),
+        used_mib=tuple(map(_mean, used)),
+    )
+
+
+def _mean(values: Sequence[int]) -> int | None:
+    return round(statistics.fmean(values)) if values else None
+
+
+def _allocation(row: Row, labels: Mapping[GpuUuid, str]) -> AllocationStatus:
+    def share(uuid: GpuUuid, memory_mib: int | None, cores: int | None) -> ShareStatus:
+        label = labels.get(uuid, str(uuid))
+        return ShareStatus(gpu=label, uuid=uuid, memory_mib=memory_mib, cores=cores)
+
+    if row.shares:
+        shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.shares)
+    else:
+        shares = tuple(share(uuid, None, None) for uuid in row.gpus)
+    return AllocationStatus(
+        namespace=row.namespace,
+        pod=row.pod,
+        container=row.holder.container if row.holder else "",
+        shares=shares,
+        slices=row.slice_ids,
+        since=row.answered_at,
+        confirmed=row.confirmed,
+        mismatched=row.mismatched,
+        decided_by=row.decided_by.value,
+    )
+
+
+def _lock(annotations: Mapping[str, str]) -> LockStatus | None:
+    text = annotations.get(MUTEX_LOCK)
+    if text is None:
+        return None
+    try:
+        lock = decode_node_lock(text)
+    except MalformedText:
+        return LockStatus(since=None, holder=cap(text))
+    return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
