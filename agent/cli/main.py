@@ -26,6 +26,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "release": ("agent.cli.release", "release a GPU for work on it"),
     "config": ("agent.cli.config", "show or check settings"),
     "doctor": ("agent.cli.doctor", "check this node before the agent starts on it"),
+    "bundle": ("agent.cli.bundle", "write a support archive of this node"),
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
     "version": ("agent.cli.version", "print the version"),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import datetime as dt
+import tarfile
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +12,9 @@ from agent.codec.status_document import StatusDocument, open_envelope
 from agent.core.errors import AgentError, MalformedText, cap
 
 DEADLINE: Final = 5.0
+MEMBER: Final = "hami-agent/status.json"
+LARGEST: Final = 8 * 1024 * 1024
+"""Bytes of the status in a bundle."""
 FOUND: Final = 200
 
 
@@ -38,3 +43,21 @@ def status_at(socket: Path) -> StatusRead:
     except MalformedText as error:
         raise SourceUnreachable(f"{socket} did not answer as an agent: {error}") from error
     return StatusRead(found, at, str(socket))
+
+
+def status_in(bundle: Path) -> StatusRead:
+    """The status in an archive of `hami-agent bundle`. Raises SourceUnreachable."""
+    try:
+        with tarfile.open(bundle, mode="r:gz") as archive:
+            member = archive.getmember(MEMBER)
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is None or member.size > LARGEST:
+                raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+            found, at = open_envelope(file.read(LARGEST), "Status", StatusDocument)
+    except OSError as error:
+        raise SourceUnreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
+    except (tarfile.TarError, EOFError, zlib.error, KeyError) as error:
+        raise SourceUnreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
+    except MalformedText as error:
+        raise SourceUnreachable(f"{bundle}: {error}") from error
+    return StatusRead(found, at, str(bundle))

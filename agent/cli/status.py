@@ -15,7 +15,7 @@ from agent.cli.api_socket import DEFAULT_SOCKET
 from agent.cli.arguments import nearest
 from agent.cli.codes import NOT_FOUND, OK, UNREACHABLE
 from agent.cli.main import Subparsers
-from agent.cli.sources import SourceUnreachable, StatusRead, status_at
+from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in
 from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, stamp, status_lines
 from agent.cli.terminal import terminal_width, writes_utf8
 from agent.codec.status_document import API_VERSION, StatusDocument
@@ -57,6 +57,13 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="PATH",
         help=f"the agent's socket (default {DEFAULT_SOCKET})",
     )
+    parser.add_argument(
+        "--from",
+        dest="bundle",
+        type=Path,
+        metavar="FILE",
+        help="read an archive of `hami-agent bundle` instead",
+    )
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
     parser.add_argument("-o", "--output", choices=FORMS, default="text")
 
@@ -64,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
     try:
-        read = status_at(args.socket)
+        read = status_at(args.socket) if args.bundle is None else status_in(args.bundle)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except SourceUnreachable as error:
         return _fail(str(error), UNREACHABLE)
