@@ -22,6 +22,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
     ),
     "status": ("agent.cli.status", "show this node: GPUs, who holds them, what happened"),
+    "top": ("agent.cli.top", "show this node live: GPUs and who holds them"),
     "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
     "release": ("agent.cli.release", "release a GPU for work on it"),
     "config": ("agent.cli.config", "show or check settings"),

@@ -62,8 +62,14 @@ class StatusStyle:
 
 def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """The node, its GPUs, and what needs attention."""
-    yield from _head(found.node, now, style)
+    yield from head_lines(found.node, now, style)
     yield from gpu_lines(found.gpus, style)
+    yield from attention_lines(found, now, style)
+    yield from _wrapped(_sum(found), style)
+
+
+def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
     for gpu in found.gpus:
         yield from _note(gpu, now, style)
     for check in found.node.checks:
@@ -71,7 +77,6 @@ def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) ->
             word = "not ready" if check.required else "degraded"
             yield from _wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
     yield from _refused(found.refusals or (), now, style)
-    yield from _wrapped(_sum(found), style)
 
 
 def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
@@ -88,7 +93,7 @@ def pod_lines(
     allocations: Iterable[AllocationStatus], now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
     """A table with a line for each container and GPU."""
-    rows = [_pod_row(one, share, now) for one in allocations for share in one.shares]
+    rows = [pod_row(one, share, now) for one in allocations for share in one.shares]
     if not rows:
         yield "no container holds a slice"
         return
@@ -142,7 +147,8 @@ def spark(values: Sequence[int | None], *, plain: bool) -> str:
     return "".join(map(block, pairs))
 
 
-def _head(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """The node and its agent, the settings in force, and the lock if it is held."""
     ready = {True: "READY", False: "NOT READY", None: "no agent answers"}[node.ready]
     parts = [f"{cap(node.name)}  {ready}"]
     if node.version:
@@ -212,7 +218,8 @@ def _note(gpu: GpuStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]
         yield from _wrapped(f"{name} {text}", style)
 
 
-def _pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
+def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
+    """The cells of one container and GPU."""
     said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
     memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
     return [
