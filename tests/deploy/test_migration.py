@@ -16,7 +16,7 @@ from agent.sandbox.scheduler.webhook import review_pod
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 from agent.settings.surroundings import FOREIGN
-from agent.settings.table import BY_KEY, FIELDS, SECTIONS
+from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan
 from tests.shape import tree
 
@@ -79,15 +79,6 @@ def test_the_settings_for_time_slicing_are_taken():
 def test_the_configuration_of_nvidias_plugin_is_refused_with_a_sentence():
     with pytest.raises(SettingsError, match="a configuration of NVIDIA's device plugin"):
         make_plan(Sources(own=SourceFile("config.yaml", THEIRS.encode())))
-
-
-def test_every_setting_that_is_named_is_one():
-    prefixes = "|".join(SECTIONS)
-    named = set(re.findall(rf"`((?:{prefixes})\.[a-zA-Z]+)\b[^`]*`", PAGE))
-    theirs = {"sharing.timeSlicing", "sharing.mps"}
-
-    assert len(named) > 15
-    assert theirs == named - set(BY_KEY)
 
 
 def test_a_variable_that_keeps_its_name_is_read_as_the_setting_that_stands_beside_it():

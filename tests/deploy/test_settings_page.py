@@ -1,5 +1,6 @@
 """SETTINGS.md has every setting, with all its names, in words that a new type must bring along."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,15 +11,21 @@ from agent.settings.fields import Field
 from agent.settings.hami_files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.sources import Sources
 from agent.settings.surroundings import FOREIGN
-from agent.settings.table import FIELDS
+from agent.settings.table import BY_KEY, FIELDS, SECTIONS
 from agent.settings.values import make_plan
 from deploy import render, settings_page
 from tests.shape import tree
 
+CHART = json.loads(tree.text("deploy/chart/hami-agent/values.schema.json"))
 PAGE = tree.text("SETTINGS.md")
 HEAD, REFERENCE = PAGE.split(settings_page.BEGIN)
 ENTRY = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 ENTRIES = dict(ENTRY.findall(REFERENCE))
+
+
+DOCUMENTS = [str(p) for p in tree.files() if p.suffix == ".md" and p.name != "CHANGELOG.md"]
+NVIDIAS = {"sharing.mps", "sharing.timeSlicing"}
+"""Keys of NVIDIA's plugin."""
 
 
 def flat(text: str) -> str:
@@ -112,3 +119,27 @@ def test_what_people_write_around_the_reference_stays():
     assert renewed.startswith(f"before\n{settings_page.BEGIN}\n## All settings\n")
     assert renewed.endswith(f"|\n{settings_page.END}behind\n")
     assert "old\n" not in renewed.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_setting_that_a_document_names_is_one(document: str):
+    form = rf"`((?:{'|'.join(SECTIONS)})\.[a-zA-Z]+)\b[^`]*`"
+    named = set(re.findall(form, tree.text(document))) - set(BY_KEY) - NVIDIAS
+
+    assert {one for one in named if not is_value(one) and not is_event(one)} == set()
+
+
+def is_value(name: str) -> bool:
+    """Whether it is a value of the chart."""
+    section, _, key = name.partition(".")
+    return key in CHART["properties"].get(section, {}).get("properties", {})
+
+
+def is_event(name: str) -> bool:
+    """Whether it is an event of the agent's log."""
+    return any(f'"{name}"' in tree.text(path) for path in tree.modules("agent"))
+
+
+def test_a_name_that_is_nothing_is_found():
+    assert not is_value("sharing.splitCuont")
+    assert not is_event("sharing.splitCuont")

@@ -57,6 +57,12 @@ def test_two_commands_try_it_and_ten_lines_promise():
     assert 10 == len(promises())
 
 
+def test_the_readme_leads_to_every_document_at_the_top():
+    documents = {str(path) for path in tree.files() if path.suffix == ".md" and not path.parts[1:]}
+
+    assert documents - {"README.md"} <= set(re.findall(r"\]\(([A-Z]+\.md)\)", README))
+
+
 def test_what_the_readme_installs_with_is_what_the_document_of_the_chart_says():
     typed = {one for one in told("README.md") if one.startswith(("helm", "kubectl"))}
 
