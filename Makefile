@@ -114,9 +114,10 @@ manifests-check: $(STAMP)
 manifests: $(STAMP)  ## render deploy/manifests from the chart, and its schema from the settings
 	PYTHONPATH=. $(BIN)/python deploy/render.py "$$(tests/chart/build)/helm"
 
-.PHONY: schema
-schema: $(STAMP)  ## write the settings into the schema of the chart's values
+.PHONY: settings
+settings: $(STAMP)  ## write the settings into SETTINGS.md and into the schema of the chart's values
 	PYTHONPATH=. $(BIN)/python deploy/render.py
+	PYTHONPATH=. $(BIN)/python deploy/settings_page.py
 
 .PHONY: chart-check
 chart-check: $(STAMP)  ## judge the chart by helm, kubeconform and kube-score (first time 3 minutes; CHART='-k word')

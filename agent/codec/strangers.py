@@ -43,6 +43,9 @@ _VENDORS: Final = frozenset(
 """Sections of HAMi's device-config.yaml (HAMi v2.10.0 pkg/scheduler/config/config.go, Config)."""
 
 _NVIDIA: Final = frozenset({"flags", "resources"})
+_NVIDIA_SHARING: Final = frozenset({"mps", "timeSlicing"})
+"""Keys of NVIDIA's configuration (k8s-device-plugin v0.20 api/config/v1): at the top, and below
+`sharing`, which is a section of the agent's own file too."""
 
 
 def refuse_stranger(document: Place) -> None:
@@ -59,7 +62,8 @@ def refuse_stranger(document: Place) -> None:
             "these are values of a Helm chart; give the file in the ConfigMap that the chart "
             "renders; of a values file of the agent's chart, give the part below config"
         )
-    if "version" in keys and _NVIDIA & keys.keys():
+    sharing = dict(_keys(keys["sharing"])) if "sharing" in keys else {}
+    if "version" in keys and (_NVIDIA & keys.keys() or _NVIDIA_SHARING & sharing.keys()):
         raise document.fault(
             "this is a configuration of NVIDIA's device plugin, which the agent does not read; "
             f"{EXPECTED}"

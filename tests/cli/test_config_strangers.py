@@ -90,6 +90,11 @@ def test_no_verb_takes_a_whole_configmap(tmp_path, capsys, flag: str):
             "version: v1\nflags: {migStrategy: none}\nsharing: {timeSlicing: {}}\n",
             "this is a configuration of NVIDIA's device plugin",
         ),
+        (
+            "version: v1\nsharing: {timeSlicing: {resources: []}}\n",
+            "this is a configuration of NVIDIA's device plugin",
+        ),
+        ("version: v1\nsharing: {splitCount: 4}\n", "unknown setting version"),
         ("Nvidia: {deviceSplitCount: 4}\n", "this looks like HAMi's device-config.yaml; its"),
         ("/usr/local/vgpu/libvgpu.so\n", "keys and values are expected here, not `/usr/local"),
         ("- a\n", f"keys and values are expected here, not a list; {EXPECTED}"),

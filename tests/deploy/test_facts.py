@@ -1,4 +1,4 @@
-"""What `make facts` prints is what is so, and the README quotes it."""
+"""What `make facts` prints is what is so, and BENCHMARKS.md quotes it."""
 
 import json
 import re
@@ -15,8 +15,8 @@ GAP = "rolling update: no slices for"
 
 
 def quoted() -> dict[str, list[str]]:
-    """The rows of the README's tables, by their first cell."""
-    (block,) = BLOCK.findall(tree.text("README.md"))
+    """The rows of the quoted tables, by their first cell."""
+    (block,) = BLOCK.findall(tree.text("BENCHMARKS.md"))
     lines = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("|")]
     return {first: rest for first, *rest in lines}
 
@@ -31,7 +31,7 @@ def weights(folder: Path, base: str, packed: int, unpacked: int) -> None:
     (folder / base / "facts.json").write_text(text)
 
 
-def test_the_readme_quotes_the_rights():
+def test_the_benchmarks_quote_the_rights():
     assert [quoted()[row[0]] for row in facts.granted()] == [
         list(row[1:]) for row in facts.granted()
     ]
@@ -44,7 +44,7 @@ def test_the_rights_beside_hamis_are_the_same():
     assert beside == {row[0]: row[1] for row in facts.granted()}
 
 
-def test_the_readme_quotes_the_exposure():
+def test_the_benchmarks_quote_the_exposure():
     fact = facts.exposure()
     (row,) = (rest for what, rest in quoted().items() if what.startswith("exposure"))
 
@@ -53,8 +53,14 @@ def test_the_readme_quotes_the_exposure():
     assert float(row[0]) <= facts.EXPOSURE
 
 
+def test_the_readme_repeats_the_exposure():
+    (row,) = (rest for what, rest in quoted().items() if what.startswith("exposure"))
+
+    assert f"| exposure of the systemd unit: {row[0]} | {row[1]} |" in tree.text("README.md")
+
+
 @pytest.mark.parametrize("base", facts.SIZES)
-def test_the_images_that_the_readme_quotes_are_within_their_bounds(base: str):
+def test_the_images_that_the_benchmarks_quote_are_within_their_bounds(base: str):
     found, bound = quoted()[f"image on the {base} base, packed / unpacked"]
     sizes = dict(zip(("packed", "unpacked"), megabytes(found), strict=True))
 
@@ -63,7 +69,7 @@ def test_the_images_that_the_readme_quotes_are_within_their_bounds(base: str):
 
 
 @pytest.mark.parametrize("about", ["SIGKILL → the kubelet has", "rolling update"])
-def test_the_readme_quotes_the_gaps(about: str):
+def test_the_benchmarks_quote_the_gaps(about: str):
     found = [row for what, row in quoted().items() if about in what]
 
     assert found

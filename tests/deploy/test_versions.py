@@ -24,7 +24,7 @@ def test_the_schema_of_config_needs_no_helm(tmp_path: Path):
     render.main(None, tmp_path)
 
     assert [tmp_path / render.SCHEMA] == [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert tree.text(str(render.SCHEMA)) == (tmp_path / render.SCHEMA).read_text(), "make schema"
+    assert tree.text(str(render.SCHEMA)) == (tmp_path / render.SCHEMA).read_text(), "make settings"
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.key)

@@ -40,23 +40,21 @@ tests/image/test_contents.py test_two_builds_are_the_same_image
     make image
     NAME=registry.example/gpu/hami-agent make image
     .venv/bin/python -m pytest --image tests/image
-tests/deploy/test_versions.py test_the_schema_of_config_needs_no_helm
-    make schema
+tests/deploy/test_settings_page.py test_the_reference_is_what_the_table_of_settings_gives
+    make settings
 tests/chart/test_manifests.py
     make manifests
 tests/chart/test_objects.py
     make chart-check
 tests/process/test_sandbox.py test_ctrl_c_removes_everything
     .venv/bin/hami-agent sandbox --interactive
-tests/process/test_readme.py test_the_settings_are_shown_with_their_origin
-    .venv/bin/hami-agent config show --origin
-tests/process/test_readme.py test_the_settings_that_the_readme_shows_are_checked_and_taken
-    .venv/bin/hami-agent config check FILE...
+tests/process/test_settings_page.py test_the_settings_are_shown_with_their_origin
+    hami-agent config show --origin
+tests/process/test_settings_page.py test_the_profile_that_the_page_shows_is_checked_and_taken
     hami-agent config check
-tests/process/test_readme.py test_an_annotation_is_decoded
-    .venv/bin/hami-agent decode
+tests/process/test_migration.py test_an_annotation_is_decoded
+    hami-agent decode 'GPU-1
 tests/process/test_agent_health.py test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked
-    sudo .venv/bin/hami-agent recheck 0
     hami-agent recheck GPU
 tests/process/test_agent_health.py \
     test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word
@@ -66,7 +64,6 @@ tests/process/test_agent_health.py test_all_gpus_that_were_released_are_taken_ba
     hami-agent recheck all
     hami-agent recheck --was-reset all
 tests/peers/test_uninstall.py test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other
-    sudo .venv/bin/hami-agent uninstall
     hami-agent uninstall
 tests/peers/test_uninstall_rights.py \
     test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes
@@ -84,7 +81,7 @@ tests/image/test_running.py test_it_looks_at_a_node_before_it_serves_one
     hami-agent doctor --pre
     kubectl -n kube-system exec daemonset/hami-agent -c agent -- hami-agent doctor
     kubectl exec
-tests/process/test_readme.py test_all_files_of_a_node_are_checked_together
+tests/process/test_settings_page.py test_all_files_of_a_node_are_checked_together
     hami-agent config check config.yaml
 tests/systemd/test_readme.py test_all_commands_of_the_document_in_their_order
     hami-agent config check /etc/hami-agent/config.yaml
@@ -99,7 +96,7 @@ tests/systemd/test_readme.py test_all_commands_of_the_document_in_their_order
     journalctl
 tests/systemd/test_failures.py test_without_its_group_or_user_it_is_held_until_an_operator_starts_it
     systemctl start hami-agent
-tests/process/test_readme.py test_the_schema_is_one
+tests/process/test_settings_page.py test_the_schema_is_one
     hami-agent config schema
 tests/process/test_agent_reload.py test_a_hangup_reads_what_no_event_told_of
     kill -HUP
@@ -127,7 +124,7 @@ tests/peers/test_installed.py \
     helm uninstall
 tests/peers/test_beside_hamis_plugin.py test_of_both_plugins_the_first_keeps_the_node
     kubectl -n kube-system delete pods -l app.kubernetes.io/name=hami-agent
-tests/deploy/test_facts.py test_the_readme_quotes_the_rights
+tests/deploy/test_facts.py test_the_benchmarks_quote_the_rights
     make facts
 tests/peers/test_kubectl.py test_the_manifests_are_applied_started_anew_and_deleted
     kubectl -n kube-system rollout restart

@@ -8,9 +8,13 @@ from tests.shape import tree
 
 DOCUMENTS = (
     "README.md",
-    "CONTRIBUTING.md",
+    "BENCHMARKS.md",
+    "COMPARISON.md",
     "COMPATIBILITY.md",
+    "CONTRIBUTING.md",
+    "MIGRATION.md",
     "RUNBOOK.md",
+    "SETTINGS.md",
     "deploy/README.md",
     "deploy/image/README.md",
     "systemd/README.md",

@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Writes the reference of all settings into SETTINGS.md, from the table of settings.
+
+    deploy/settings_page.py [PAGE]
+
+PAGE is SETTINGS.md of this repository. What people write before and after the two marks stays; what
+is between them is replaced.
+"""
+
+import json
+import re
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from agent.core.node.drained import RESOURCE, SCHEDULER
+from agent.settings import kinds
+from agent.settings.fields import Field
+from agent.settings.hami_files import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.health_table import xid_classes
+from agent.settings.own_file import LIVE
+from agent.settings.surroundings import FOREIGN
+from agent.settings.table import FIELDS
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "SETTINGS.md"
+BEGIN: Final = "<!-- make settings -->\n"
+END: Final = "<!-- the end of it -->\n"
+BETWEEN: Final = re.compile(rf"(?s)(?<={BEGIN}).*(?={END})")
+WIDTH: Final = 120
+
+TOP: Final = "Without a section"
+"""The heading of settings whose key has no dot."""
+NAMED: Final = (
+    (kinds.text, "text"),
+    (kinds.text_or_whole, "text or whole number"),
+    (kinds.optional_text, "text; empty means not set"),
+    (kinds.node_name, "the name of a Node; empty means not set"),
+    (kinds.path, "absolute path"),
+    (kinds.optional_path, "absolute path; empty means not set"),
+    (kinds.boolean, "`true` or `false`"),
+    (kinds.texts, "list of texts"),
+    (kinds.indexes, "list of whole numbers from 0"),
+    (kinds.resource_name, "name of an extended resource, such as `nvidia.com/gpu`"),
+    (xid_classes, "list of texts of the form `XID=CLASS`"),
+)
+"""Types that are told by their name; the others are told by their bounds."""
+AT_ONCE: Final = "at once"
+AT_START: Final = "at the next start"
+DRAINED: Final = {SCHEDULER: "at the next start", RESOURCE: "at once"}
+"""Settings that can change only on a drained node, and when the change takes effect there."""
+FILTERS: Final = {"sharing.filterUUIDs": "uuid", "sharing.filterIndexes": "index"}
+
+
+def main(page: Path) -> None:
+    """Write the page anew. Raises ValueError: it has not both marks."""
+    page.write_text(with_reference(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_reference(page: str) -> str:
+    """The page with the reference of the settings as they are now.
+
+    Raises:
+        ValueError: the page does not have both marks once.
+    """
+    if (page.count(BEGIN), page.count(END)) != (1, 1):
+        raise ValueError(f"SETTINGS.md needs {BEGIN!r} and {END!r} once")
+    return BETWEEN.sub(lambda _: "\n".join((*reference(), "")), page)
+
+
+def reference() -> Iterator[str]:
+    """The lines: an overview, each section with its settings, and what has no effect."""
+    sections: dict[str, list[Field]] = {TOP: []}
+    for field in FIELDS:
+        section, dot, _ = field.key.partition(".")
+        sections.setdefault(section if dot else TOP, []).append(field)
+    yield from ("", "## All settings", "")
+    fields = [field for section in sections.values() for field in section]
+    rows = ((f"[`{one.key}`](#{anchor(one.key)})", default(one), change(one)) for one in fields)
+    yield from table(("setting", "default", "a change takes effect"), rows)
+    for name, found in sections.items():
+        yield from ("", f"## {name if name == TOP else f'Section {name}'}")
+        for field in found:
+            yield from ("", f"### {field.key}", "", *wrapped(field.text), "")
+            yield from (line for text in facts(field) for line in wrapped(text, "- "))
+    yield from without_effect()
+
+
+def facts(field: Field) -> Iterator[str]:
+    """What a reader needs of one setting: values, names in all sources, and when it changes."""
+    yield f"Value: {type_of(field)}. Default: {default(field)}."
+    own, *others = (f"`{name}`" for name in field.variables)
+    names = [f"Variable: {own}{also(others)}."]
+    if field.flag:
+        names.append(f"Flag: `{field.flag}`{also(f'`{flag}`' for flag in field.other_flags)}.")
+    if field.key in HAMI:
+        names.append(f"HAMi: {'; '.join(HAMI[field.key])}.")
+    yield " ".join(names)
+    profiles = "can" if field.key in LIVE else "cannot"
+    yield f"A change takes effect {change(field)}. Profiles {profiles} set it."
+
+
+def also(names: Iterable[str]) -> str:
+    """Other names of the same, behind the first."""
+    found = ", ".join(names)
+    return f", also {found}" if found else ""
+
+
+def default(field: Field) -> str:
+    """The default as the settings file has it."""
+    value = field.read.write(field.default)
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(value)}]`"
+    return f"`{value}`" if value and isinstance(value, str) else f"`{json.dumps(value)}`"
+
+
+def change(field: Field) -> str:
+    """When a changed value is in force, as the end of a sentence."""
+    if field.key in DRAINED:
+        return f"only on a drained node, {DRAINED[field.key]}"
+    return AT_ONCE if field.live else AT_START
+
+
+def type_of(field: Field) -> str:
+    """Type and bounds in words.
+
+    Raises:
+        ValueError: there are no words for this type yet.
+    """
+    for kind, words in NAMED:
+        if field.read is kind:
+            return words
+    return by_bounds(field.read.schema)
+
+
+def by_bounds(schema: Mapping[str, Any]) -> str:
+    """The words of a type that was made with bounds. Raises ValueError: it is of another form."""
+    match schema:
+        case {"enum": words}:
+            told = " or ".join((", ".join(quoted(words[:-1])), *quoted(words[-1:])))
+        case {"type": "integer", "minimum": low, "maximum": high}:
+            told = f"whole number from {low:,} to {high:,}"
+        case {"type": "number", "minimum": low, "maximum": high}:
+            told = f"number from {low:g} to {high:g}"
+        case {"anyOf": [_, {"type": "number", "minimum": low, "maximum": high}]}:
+            told = f"duration from `{kinds.written(low)}` to `{kinds.written(high)}`"
+        case {"type": "array", "minItems": 1, "items": {"enum": words}}:
+            told = f"list of one or more of {', '.join(quoted(words))}"
+        case {"type": "string", "pattern": _}:
+            told = "text of the form of the default, by the pattern in `hami-agent config schema`"
+        case _:
+            raise ValueError(f"no words for the type {schema}")
+    return told
+
+
+def quoted(words: Iterable[str]) -> list[str]:
+    """Each as code."""
+    return [f"`{word}`" for word in words]
+
+
+def hami_keys() -> Mapping[str, list[str]]:
+    """The key of each setting in HAMi's two files."""
+    keys: defaultdict[str, list[str]] = defaultdict(list)
+    for key, setting in DEVICE_CONFIG.items():
+        keys[setting].append(f"`{key}` in device-config.yaml")
+    for key, setting in NODE_CONFIG.items():
+        keys[setting].append(f"`{key}` in config.json")
+    for setting, name in FILTERS.items():
+        keys[setting].append(f"`{FILTER}.{name}` in config.json")
+    return dict(keys)
+
+
+HAMI: Final = hami_keys()
+
+
+def without_effect() -> Iterator[str]:
+    """The names of HAMi's and NVIDIA's plugins that the agent accepts and does not follow."""
+    yield from ("", "## Without effect here", "")
+    yield from wrapped(
+        "Variables, flags and keys of HAMi's and NVIDIA's plugins that the agent accepts, so that "
+        "their command lines and files work. Each value other than those of the second column is "
+        "a warning in the log; where the third column says so, it is refused."
+    )
+    yield ""
+    rows = [
+        (
+            ", ".join(quoted([*filter(None, [one.variable]), *one.flags])),
+            ", ".join(quoted(["false"] if one.harmless == kinds.FALSE else sorted(one.harmless))),
+            "refused" if one.strict else "ignored",
+            one.reason,
+        )
+        for one in FOREIGN
+    ]
+    rows += [
+        (
+            f"`{key}` in config.json",
+            ", ".join(quoted(json.dumps(value) for value in silent)),
+            "ignored",
+            reason,
+        )
+        for key, (silent, reason) in WITHOUT_EFFECT.items()
+    ]
+    yield from table(("name", "without a word", "other values", "why"), rows)
+
+
+def anchor(heading: str) -> str:
+    """What a heading is called in addresses."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The lines of a table in Markdown."""
+    head = tuple(head)
+    for row in (head, ("---",) * len(head), *rows):
+        cells = [cell.replace("|", r"\|") for cell in row]
+        yield f"| {' | '.join(cells)} |"
+
+
+def wrapped(text: str, bullet: str = "") -> list[str]:
+    """The lines of a paragraph or of an item of a list."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else PAGE)

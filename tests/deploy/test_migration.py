@@ -1,0 +1,114 @@
+"""What MIGRATION.md says of manifests and settings is what scheduler, webhook and agent do."""
+
+import copy
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent.core.errors import SettingsError
+from agent.core.state.last_good import SourceFile
+from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.requests import CORES, COUNT, MEMORY, pod_requests
+from agent.sandbox.scheduler.webhook import review_pod
+from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
+from agent.settings.surroundings import FOREIGN
+from agent.settings.table import BY_KEY, FIELDS
+from agent.settings.values import make_plan
+from tests.shape import tree
+
+PAGE = tree.text("MIGRATION.md")
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+POD, THEIRS, OURS = BLOCKS
+MIG = re.compile(r"^\| `nvidia\.com/mig-(\d)g\.\d+gb` \| (\d+) \| (\d+) \|$", re.MULTILINE)
+H100 = {"1": (9.75, 16), "2": (19.62, 32), "3": (39.50, 60), "7": (79.25, 132)}
+"""GiB and multiprocessors of an instance, by NVIDIA's table for H100 SXM with 80 GB."""
+SETTINGS = SchedulerSettings()
+
+
+def admitted(limits: dict[str, object]) -> Any:
+    """The example with these limits, as HAMi's webhook lets it in."""
+    pod: Any = copy.deepcopy(yaml.safe_load(POD))
+    pod["spec"]["containers"][0]["resources"]["limits"] = limits
+    return review_pod(pod, SETTINGS)
+
+
+def limits_of(pod: Any) -> dict[str, object]:
+    found: dict[str, object] = pod["spec"]["containers"][0]["resources"]["limits"]
+    return found
+
+
+def test_the_example_is_a_pod_and_asks_for_what_its_remarks_say():
+    pod = yaml.safe_load(POD)
+    kubernetes_validate.validate(pod, "1.36", strict=True)
+    (request,) = pod_requests(admitted(limits_of(pod)).pod, SETTINGS)
+
+    assert request is not None
+    assert (1, 8000, 30) == (request.count, request.memory_mib, request.core_percent)
+
+
+def test_a_gpu_alone_is_a_whole_one_with_hamis_scheduler_and_with_memory_it_is_not():
+    assert "100" == limits_of(admitted({COUNT: 1}).pod)[CORES]
+    assert CORES not in limits_of(admitted({COUNT: 1, MEMORY: 8000}).pod)
+
+
+def test_memory_with_a_unit_drops_the_request():
+    assert (None,) == pod_requests(admitted({COUNT: 1, MEMORY: "3Gi"}).pod, SETTINGS)
+
+
+def test_a_pod_with_a_privileged_container_or_a_node_is_refused():
+    privileged, placed = yaml.safe_load(POD), yaml.safe_load(POD)
+    privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    placed["spec"]["nodeName"] = "gpu-1"
+
+    assert not review_pod(privileged, SETTINGS).is_allowed
+    assert not review_pod(placed, SETTINGS).is_allowed
+
+
+def test_the_settings_for_time_slicing_are_taken():
+    plan = make_plan(Sources(own=SourceFile("config.yaml", OURS.encode())))
+    found = plan.resolve(NodeFacts())
+
+    assert ("none", 10) == (found["scheduler"].value, found["sharing.splitCount"].value)
+    assert yaml.safe_load(THEIRS)["sharing"]["timeSlicing"]["resources"][0]["replicas"] == 10
+
+
+def test_the_configuration_of_nvidias_plugin_is_refused_with_a_sentence():
+    with pytest.raises(SettingsError, match="a configuration of NVIDIA's device plugin"):
+        make_plan(Sources(own=SourceFile("config.yaml", THEIRS.encode())))
+
+
+def test_a_variable_that_keeps_its_name_is_read_as_the_setting_that_stands_beside_it():
+    rows = re.findall(
+        r"^\| (`[A-Z_]+`[^|]*) \| ([^|]+) \| [^|]*the same names?\b", PAGE, re.MULTILINE
+    )
+    pairs = [
+        (re.findall(r"`(\w+)`", left), re.findall(r"`([\w.]+)`", right)) for left, right in rows
+    ]
+
+    assert len(pairs) > 7
+    for variables, keys in pairs:
+        read = {name for key in keys for name in BY_KEY[key].env}
+        assert set(variables) <= read, keys
+
+
+def test_a_variable_of_theirs_that_is_named_is_known_to_the_agent():
+    named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", PAGE))
+    known = {name for field in FIELDS for name in field.env} | {one.variable for one in FOREIGN}
+
+    assert {"SHARED_DEVICES_ALLOCATION_POLICY", "CUDA_MPS_PIPE_DIRECTORY"} == named - known
+
+
+@pytest.mark.parametrize(("slices", "mib", "percent"), MIG.findall(PAGE))
+def test_the_sizes_of_mig_are_nvidias(slices: str, mib: str, percent: str):
+    gib, multiprocessors = H100[slices]
+
+    assert int(gib * 1024) == int(mib)
+    assert round(100 * multiprocessors / 132) == int(percent)
+
+
+def test_every_size_of_mig_is_there():
+    assert set(H100) == {slices for slices, _, _ in MIG.findall(PAGE)}

@@ -1,0 +1,145 @@
+"""SETTINGS.md has every setting, with all its names, in words that a new type must bring along."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.settings import kinds
+from agent.settings.fields import Field
+from agent.settings.hami_files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.sources import Sources
+from agent.settings.surroundings import FOREIGN
+from agent.settings.table import BY_KEY, FIELDS, SECTIONS
+from agent.settings.values import make_plan
+from deploy import render, settings_page
+from tests.shape import tree
+
+CHART = json.loads(tree.text("deploy/chart/hami-agent/values.schema.json"))
+PAGE = tree.text("SETTINGS.md")
+HEAD, REFERENCE = PAGE.split(settings_page.BEGIN)
+ENTRY = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+ENTRIES = dict(ENTRY.findall(REFERENCE))
+
+
+DOCUMENTS = [str(p) for p in tree.files() if p.suffix == ".md" and p.name != "CHANGELOG.md"]
+NVIDIAS = {"sharing.mps", "sharing.timeSlicing"}
+"""Keys of NVIDIA's plugin."""
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_reference_is_what_the_table_of_settings_gives(tmp_path: Path):
+    (page := tmp_path / "SETTINGS.md").write_text(PAGE)
+
+    settings_page.main(page)
+
+    assert page.read_text() == PAGE, "make settings"
+
+
+def test_every_setting_has_one_entry_and_nothing_else_has_one():
+    keys = [key for key, _ in ENTRY.findall(REFERENCE)]
+
+    assert sorted(field.key for field in FIELDS) == sorted(keys)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.key)
+def test_an_entry_has_the_sentence_and_every_name_that_is_read(field: Field):
+    said = flat(ENTRIES[field.key])
+
+    assert said.startswith(field.text)
+    names = {*field.variables, *field.other_flags, *filter(None, [field.flag])}
+    assert names <= set(re.findall(r"`([^`]+)`", said))
+    assert ("at the next start" in said) == (not field.live)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sharing.splitCount", "Value: whole number from 1 to 10,000. Default: `10`."),
+        ("sharing.memoryScaling", "Value: number from 0.01 to 10. Default: `1.0`."),
+        ("health.driverHang", "Value: duration from `1s` to `1h`. Default: `1m`."),
+        ("scheduler", "Value: `hami` or `none`. Default: `hami`."),
+        ("allocation.passDeviceSpecs", "Value: `true` or `false`. Default: `false`."),
+        ("health.xids", "Value: list of texts of the form `XID=CLASS`. Default: `[]`."),
+        ("library.version", 'Value: text. Default: `""`.'),
+        ("node.name", "Value: the name of a Node; empty means not set. Default: not set."),
+    ],
+)
+def test_an_entry_has_type_bounds_and_default(key: str, value: str):
+    assert value in flat(ENTRIES[key])
+
+
+def test_every_key_of_hamis_files_stands_at_its_setting():
+    for file, keys in {"device-config.yaml": DEVICE_CONFIG, "config.json": NODE_CONFIG}.items():
+        for theirs, ours in keys.items():
+            assert f"`{theirs}` in {file}" in flat(ENTRIES[ours])
+
+
+def test_what_is_accepted_without_effect_is_named():
+    (section,) = re.findall(r"^## Without effect here\n(.*)", REFERENCE, re.MULTILINE | re.DOTALL)
+    names = {name for one in FOREIGN for name in (one.variable, *one.flags) if name}
+
+    assert names | set(WITHOUT_EFFECT) <= set(re.findall(r"`([^`]+)`", section))
+
+
+def test_what_changes_only_on_a_drained_node_is_what_the_agent_keeps_while_pods_hold_slices():
+    said = {field.key for field in FIELDS if "only on a drained node" in flat(ENTRIES[field.key])}
+
+    assert {setting.key for setting in make_plan(Sources()).lasting()} == said
+
+
+def test_what_the_chart_sets_itself_is_named():
+    named = set(re.findall(r"`([\w.]+)`", HEAD))
+
+    assert {*render.CHARTS_OWN, "library.hookPath"} <= named
+
+
+def test_a_type_without_words_is_an_error_and_no_empty_place():
+    field = Field("a.b", None, kinds.ValueType(lambda value: None, {"type": "null"}), "A thing.")
+
+    with pytest.raises(ValueError, match="no words for the type"):
+        settings_page.type_of(field)
+
+
+@pytest.mark.parametrize("marks", ["", settings_page.BEGIN, settings_page.BEGIN * 2])
+def test_a_page_without_its_marks_is_refused_and_stays(marks: str):
+    with pytest.raises(ValueError, match="once"):
+        settings_page.with_reference(f"# Settings\n\n{marks}")
+
+
+def test_what_people_write_around_the_reference_stays():
+    page = f"before\n{settings_page.BEGIN}old\n{settings_page.END}behind\n"
+
+    renewed = settings_page.with_reference(page)
+
+    assert renewed.startswith(f"before\n{settings_page.BEGIN}\n## All settings\n")
+    assert renewed.endswith(f"|\n{settings_page.END}behind\n")
+    assert "old\n" not in renewed.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_setting_that_a_document_names_is_one(document: str):
+    form = rf"`((?:{'|'.join(SECTIONS)})\.[a-zA-Z]+)\b[^`]*`"
+    named = set(re.findall(form, tree.text(document))) - set(BY_KEY) - NVIDIAS
+
+    assert {one for one in named if not is_value(one) and not is_event(one)} == set()
+
+
+def is_value(name: str) -> bool:
+    """Whether it is a value of the chart."""
+    section, _, key = name.partition(".")
+    return key in CHART["properties"].get(section, {}).get("properties", {})
+
+
+def is_event(name: str) -> bool:
+    """Whether it is an event of the agent's log."""
+    return any(f'"{name}"' in tree.text(path) for path in tree.modules("agent"))
+
+
+def test_a_name_that_is_nothing_is_found():
+    assert not is_value("sharing.splitCuont")
+    assert not is_event("sharing.splitCuont")
