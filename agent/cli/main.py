@@ -23,6 +23,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     ),
     "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
     "release": ("agent.cli.release", "release a GPU for work on it"),
+    "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
     "config": ("agent.cli.config", "show or check settings"),
     "doctor": ("agent.cli.doctor", "check this node before the agent starts on it"),
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
