@@ -110,7 +110,7 @@ def _gpu_line(gpu: GpuVerdict) -> str:
 def _gate(gate: Gate) -> dict[str, object]:
     return {
         "name": gate.name,
-        "verdict": gate.verdict.value.lower(),
+        "verdict": gate.verdict.name.lower().replace("_", "-"),
         "said": gate.said,
         "reason": gate.reason,
         "advice": gate.advice,

@@ -153,7 +153,7 @@ async def test_a_scheduler_with_an_older_report_is_told_from_one_that_has_not_tr
     rig.annotate_node("n1", {REGISTER: report_of(a_gpu("GPU-a", memory_mib=40_000))})
 
     waits = await rig.explain("p")
-    told = (("wait", "E-RETRY"), 0)
+    told = (("waiting", "E-RETRY"), 0)
     gate = waits.gate("placement")
     assert told == ((gate["verdict"], gate["reason"]), waits.code)
     assert "it fits on 1 Node now (n1)" in gate["said"]
@@ -194,7 +194,7 @@ async def test_a_lock_of_a_living_pod_is_normal_for_seconds(rig: ExplainRig):
 
     answer = await rig.explain("p")
 
-    assert (0, "wait") == (answer.code, answer.gate("binding")["verdict"])
+    assert (0, "waiting") == (answer.code, answer.gate("binding")["verdict"])
     assert "default/other" in answer.gate("binding")["said"]
 
     rig.lock_node("n1", "other", age=200)
@@ -223,7 +223,7 @@ async def test_a_full_quota_is_told_with_what_is_held(rig: ExplainRig):
 
     assert (1, ("quota", "ResourceQuotaNotFit")) == (answer.code, answer.blocked)
     assert ["team: 3,000 MiB of 4,000 MiB are held"] == answer.gate("quota")["facts"]
-    assert "--" == answer.gate("placement")["verdict"]
+    assert "not-reached" == answer.gate("placement")["verdict"]
     assert "ask for at most 1,000 MiB (nvidia.com/gpumem) instead of 2,000 MiB" in answer.changes
     assert "raise the namespace's ResourceQuota" in answer.changes
 
@@ -235,7 +235,7 @@ async def test_a_pod_that_the_webhook_did_not_see_is_told(rig: ExplainRig):
     answer = await rig.explain("p")
 
     assert (1, ("admission", "E-WEBHOOK")) == (answer.code, answer.blocked)
-    assert all("--" == gate["verdict"] for gate in answer.data["gates"][1:])
+    assert all("not-reached" == gate["verdict"] for gate in answer.data["gates"][1:])
     assert ["create the pod again without schedulerName, where HAMi's webhook sees it"] == (
         answer.changes
     )
@@ -268,7 +268,7 @@ async def test_a_pod_that_got_no_defaults_is_noted_and_not_blocked(rig: ExplainR
     answer = await rig.explain("p")
 
     gate = answer.gate("admission")
-    assert (0, "note", "E-WEBHOOK") == (answer.code, gate["verdict"], gate["reason"])
+    assert (0, "noted", "E-WEBHOOK") == (answer.code, gate["verdict"], gate["reason"])
     assert ["main: nvidia.com/gpucores: 100 is missing"] == gate["facts"]
 
 

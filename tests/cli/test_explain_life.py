@@ -44,7 +44,7 @@ async def test_a_gpu_that_falls_ill_below_a_pod_is_noted(rig: ExplainRig):
 
     gate = (await rig.explain("p")).gate("running")
 
-    assert ("note", "CardNotHealth") == (gate["verdict"], gate["reason"])
+    assert ("noted", "CardNotHealth") == (gate["verdict"], gate["reason"])
 
 
 async def test_a_refusal_of_the_agent_is_told_with_its_id(rig: ExplainRig):
@@ -101,4 +101,4 @@ async def test_without_hami_kube_scheduler_alone_decides(rig: ExplainRig):
     answer = await rig.explain("p")
 
     assert ("placement", "E-NODE") == answer.blocked
-    assert "note" == answer.gate("admission")["verdict"]
+    assert "noted" == answer.gate("admission")["verdict"]

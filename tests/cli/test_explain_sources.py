@@ -55,7 +55,7 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
         assert 5 == answer.code
         (missing,) = answer.data["missing"]
         assert f"grant it the verb list on the resource {resource}" in missing
-        assert "ok" == answer.gate("admission")["verdict"]
+        assert "passed" == answer.gate("admission")["verdict"]
 
 
 async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
@@ -258,7 +258,10 @@ async def test_the_text_names_gates_runbook_changes_and_source(tmp_path: Path, c
         lines = (await rig.explain("p", "-o", "text")).out.splitlines()
 
         assert lines[0].startswith("Pod default/p is Pending, created 0 s ago. It asks for main: ")
-        assert "NO   placement  0 of 1 Node with GPUs fit [RUNBOOK CardInsufficientMemory]" in lines
+        assert (
+            "NO   placement  the only Node with GPUs does not fit [RUNBOOK CardInsufficientMemory]"
+            in lines
+        )
         assert any(
             line.startswith("         GPU 0 CardInsufficientMemory: memory free 16,000 MiB")
             for line in lines

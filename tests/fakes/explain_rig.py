@@ -74,7 +74,9 @@ class Answer:
     def blocked(self) -> tuple[str, str]:
         """Name and reason of the gate that blocks the pod."""
         ((name, reason),) = [
-            (gate["name"], gate["reason"]) for gate in self.data["gates"] if gate["verdict"] == "no"
+            (gate["name"], gate["reason"])
+            for gate in self.data["gates"]
+            if gate["verdict"] == "blocked"
         ]
         return name, reason
 

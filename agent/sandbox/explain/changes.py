@@ -165,9 +165,7 @@ def _pairs(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[Chan
         for key in _STEERING
         if key in pod["metadata"].get("annotations", {})
     ]
-    most = _core_cap(world, pod)
-    if most > 1:
-        firsts.append((_cap_words(CORES, 1, most), _capped(world, pod, CORES, 1)))
+    firsts += _with_less_memory(world, pod, names)
     if _selecting(pod):
         firsts.append((f"drop {' and '.join(_selecting(pod))}", _unbound(pod)))
     for said, first in firsts:
@@ -175,6 +173,15 @@ def _pairs(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[Chan
             if node := _verified(world, trial, names):
                 yield Change(f"{said}, and {trial.said}", node)
                 break
+
+
+def _with_less_memory(
+    world: World, pod: JsonObject, names: Sequence[str]
+) -> list[tuple[str, JsonObject]]:
+    """The pod with the most memory that fits when it asks for hardly any cores."""
+    idle = _capped(world, pod, CORES, 1)
+    best, most = _greatest_cap(world, idle, names, _memory_cap(world, pod), MEMORY)
+    return [(_cap_words(MEMORY, best, most), _capped(world, pod, MEMORY, best))] if best else []
 
 
 def _greatest_cap(

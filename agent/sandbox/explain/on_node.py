@@ -10,7 +10,7 @@ from agent.core.cluster.snapshot import JsonObject
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.binding import last_event
 from agent.sandbox.explain.story import Gate, GateVerdict
-from agent.sandbox.explain.words import mib
+from agent.sandbox.explain.words import core_words, mib
 from agent.sandbox.explain.world import World
 from agent.sandbox.scheduler.requests import all_containers
 
@@ -140,7 +140,7 @@ def _held(world: World, pod: JsonObject) -> Iterator[str]:
             gpu = f"GPU {index}" if index is not None else "GPU"
             yield (
                 f"{cap(str(container.get('name', '')), 64)}: {gpu} ({cap(share.uuid, 64)}), "
-                f"{mib(share.memory_mib)}, {share.core_percent} % of the cores"
+                f"{mib(share.memory_mib)}, {core_words(share.core_percent)}"
             )
 
 

@@ -108,7 +108,9 @@ def _nowhere(placement: Placement, event: PodEvent | None, now: dt.datetime) -> 
         said = "no Node of the cluster reports GPUs to HAMi's scheduler"
         advice = ADVICE["NodeUnregistered"]
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "NodeUnregistered", advice, told)
-    said = f"0 of {counted(placement.refused, 'Node')} with GPUs fit"
+    said = f"none of {placement.refused:,} Nodes with GPUs fits"
+    if placement.refused == 1:
+        said = "the only Node with GPUs does not fit"
     reason = _main_reason(placement)
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, ADVICE.get(reason, ""), told)
 

@@ -74,14 +74,17 @@ def asked_mib(gpu: GpuView, request: ContainerRequest) -> int:
 
 def request_words(request: ContainerRequest) -> str:
     """What one container asks for."""
-    gpus = "1 GPU slice" if request.count == 1 else f"{request.count} GPU slices"
-    each = "" if request.count == 1 else " each"
+    gpus = "1 GPU slice" if request.count == 1 else f"{request.count} GPU slices, each"
     if request.memory_mib:
         memory = mib(request.memory_mib)
     else:
         memory = f"{min(request.memory_percent, 100)} % of the memory"
-    cores = f"{request.core_percent} % of the cores" if request.core_percent else "shared cores"
-    return f"{gpus} with {memory} and {cores}{each}"
+    return f"{gpus} with {memory} and {core_words(request.core_percent)}"
+
+
+def core_words(percent: int) -> str:
+    """A core share; 0 is no limit."""
+    return f"{percent} % of the cores" if percent else "no limit of cores"
 
 
 def mib(number: int) -> str:

@@ -62,6 +62,10 @@ class World:
         for quota in snapshot.quotas:
             self.quotas.see("ADDED", dict(quota))
         self._registered: dict[str, RegisteredNode | None] = {}
+        self._fits: dict[str, NodeFit] = {}
+        """The fits of the pod itself in the cluster as it is."""
+        self._wishes: tuple[JsonObject, Edit, Wishes] | None = None
+        """Those that were made last: one pod is tried on many Nodes."""
 
     def holders(self, node: str) -> tuple[GpuHolder, ...]:
         """The pods that hold GPUs of the Node."""
@@ -86,6 +90,13 @@ class World:
 
     def fit(self, pod: JsonObject, name: str, edit: Edit = NO_EDIT) -> NodeFit:
         """Whether the pod fits on the Node, by the model. Raises BadWeightsError."""
+        if pod is not self.snapshot.pod or edit != NO_EDIT:
+            return self._tried(pod, name, edit)
+        if name not in self._fits:
+            self._fits[name] = self._tried(pod, name, edit)
+        return self._fits[name]
+
+    def _tried(self, pod: JsonObject, name: str, edit: Edit) -> NodeFit:
         node = self.nodes[name]
         if name not in edit.opened and (refusal := refuse_node(pod, node)):
             return NodeFit(None, refusal)
@@ -96,9 +107,14 @@ class World:
 
     def wishes(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Wishes:
         """The pod's requests, as the model takes them. Raises BadWeightsError."""
+        if self._wishes is None or self._wishes[0] is not pod or self._wishes[1] != edit:
+            self._wishes = (pod, edit, self._wished(pod, edit))
+        return self._wishes[2]
+
+    def _wished(self, pod: JsonObject, edit: Edit) -> Wishes:
         held = dict(pod)
         wishes = Wishes(pod_requests(held, self.settings), init_count(held), self.steering(pod))
-        if edit.without_quotas:
+        if edit.without_quotas or not self.snapshot.quotas:
             return wishes
         namespace = pod["metadata"].get("namespace", "")
 

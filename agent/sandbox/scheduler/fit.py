@@ -45,13 +45,13 @@ class NodeFit:
 class Wishes:
     """The requests of a pod; the first `inits` are those of init containers.
 
-    `fits_quota` gets the memory and the cores that the pod would hold.
+    `fits_quota` gets the memory and the cores that the pod would hold; None: no quota counts.
     """
 
     requests: Sequence[ContainerRequest | None]
     inits: int
     steering: Steering
-    fits_quota: Callable[[int, int], bool] = field(default=lambda _memory, _cores: True)
+    fits_quota: Callable[[int, int], bool] | None = None
 
 
 def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
@@ -134,13 +134,18 @@ class _ContainerFit:
         steering = self.wishes.steering
         if refusal := _refuse_use(gpu, steering):
             return refusal
-        # HAMi counts all GPUs that it looks at as picked, even if it chooses among them later.
-        groups = (*self.before, (*picked, share))
-        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
-        memory_mib = sum(load.memory_mib for load in loads)
-        if not self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads)):
+        if not self._fits_quota((*picked, share)):
             return "ResourceQuotaNotFit"
         return _refuse_room(gpu, share)
+
+    def _fits_quota(self, picked: tuple[Share, ...]) -> bool:
+        """HAMi counts all GPUs that it looks at as picked, even if it chooses among them later."""
+        if self.wishes.fits_quota is None:
+            return True
+        groups = (*self.before, picked)
+        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
+        memory_mib = sum(load.memory_mib for load in loads)
+        return self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads))
 
 
 def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share, ...]:

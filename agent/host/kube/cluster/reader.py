@@ -102,12 +102,22 @@ class ClusterReader:
         try:
             known = [other for _, other in await self._list(request, codec.decode_name)]
             same = await self._list(named, codec.decode_name)
+            nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
+            if not (nearest or same):
+                nearest = await self._near_holders(name)
         except ApiForbidden as error:
             return NoSuchPod(unread=_right(request, error))
         except ApiError as error:
             return NoSuchPod(unread=str(error))
-        nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
         return NoSuchPod(tuple(nearest), tuple(sorted(space for space, _ in same))[:NEAREST])
+
+    async def _near_holders(self, name: str) -> list[str]:
+        """Similar names of pods with GPUs in all namespaces, with their namespace."""
+        query = (("labelSelector", annotations.VGPU_NODE),)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query, accept=METADATA_LIST)
+        spaces = {other: space for space, other in await self._list(request, codec.decode_name)}
+        near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
+        return [f"{spaces[other]}/{other}" for other in near]
 
     async def _pod(self, namespace: str, name: str) -> JsonObject:
         path = path_of("namespaces", namespace, "pods", name)
