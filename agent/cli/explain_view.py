@@ -12,7 +12,7 @@ import yaml
 from agent.cli.settings_view import API_VERSION
 from agent.codec.nodelock import encode_stamp
 from agent.core.errors import cap
-from agent.sandbox.explain.story import Change, Explanation, Gate, GpuVerdict, NodeVerdict
+from agent.sandbox.explain.story import Explanation, Gate, GpuVerdict, NodeVerdict, PlacingChange
 from agent.sandbox.explain.words import span
 
 NODES_SHOWN: Final = 5
@@ -118,7 +118,7 @@ def _gate(gate: Gate) -> dict[str, object]:
     }
 
 
-def _plain(value: NodeVerdict | GpuVerdict | Change) -> dict[str, object]:
+def _plain(value: NodeVerdict | GpuVerdict | PlacingChange) -> dict[str, object]:
     """A value of the story for JSON, with JSON's names."""
     fields = dataclasses.fields(value)
     return {_camel(one.name): _entry(getattr(value, one.name)) for one in fields}

@@ -12,7 +12,7 @@ from agent.codec.narrow import Raw, inside, objects_in, read_object
 from agent.codec.nodelock import decode_stamp
 from agent.codec.quantity import decode_quantity
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEvent, Taint
+from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEventView, Taint
 from agent.core.errors import MalformedText
 
 SLICES: Final = "nvidia.com/gpu"
@@ -107,7 +107,7 @@ def decode_quota(body: Raw) -> JsonObject:
     return {"metadata": names, "spec": {"hard": hard}}
 
 
-def decode_pod_event(body: Raw) -> PodEvent:
+def decode_pod_event(body: Raw) -> PodEventView:
     """Decode an Event. Raises MalformedText: it is not an object."""
     event = read_object(body)
     series = inside(event, "series")
@@ -118,7 +118,7 @@ def decode_pod_event(body: Raw) -> PodEvent:
         _text(event, "eventTime"),
         _text(inside(event, "metadata"), "creationTimestamp"),
     )
-    return PodEvent(
+    return PodEventView(
         kind=_text(event, "type"),
         reason=_text(event, "reason"),
         message=_text(event, "message"),

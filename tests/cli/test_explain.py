@@ -12,7 +12,7 @@ from tests.fakes.explain_rig import (
     CORDON,
     LOCK,
     REGISTER,
-    Answer,
+    ExplainAnswer,
     ExplainRig,
     a_gpu,
     explain_rig,
@@ -30,7 +30,7 @@ async def rig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterat
         yield made
 
 
-async def after_the_scheduler(rig: ExplainRig, name: str = "p") -> Answer:
+async def after_the_scheduler(rig: ExplainRig, name: str = "p") -> ExplainAnswer:
     """The answer about a pod that the scheduler model has refused."""
     async with rig.scheduling():
         await rig.until_told(name, "FilteringFailed")

@@ -298,7 +298,7 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     assert "CardInsufficientMemory" in " ".join(text.split())
 
 
-async def test_the_help_s_example_runs(tmp_path: Path, capsys: Capsys):
+async def test_the_example_of_the_help_runs(tmp_path: Path, capsys: Capsys):
     dispatch(["explain", "--help"], {})
     _, _, example = " ".join(capsys.readouterr().out.split()).partition("example: hami-agent ")
 

@@ -53,7 +53,7 @@ def report_of(*gpus: RegisteredGpu) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ExplainAnswer:
     """What the verb printed, and its exit code."""
 
     code: int
@@ -201,14 +201,14 @@ class ExplainRig:
             while not claim():
                 await anext(follower)
 
-    async def explain(self, *words: str, environ: Mapping[str, str] | None = None) -> Answer:
+    async def explain(self, *words: str, environ: Mapping[str, str] | None = None) -> ExplainAnswer:
         """Run the verb as a person does; its answer as JSON unless the words say otherwise."""
         known = {"KUBECONFIG": str(self.kubeconfig)} if environ is None else environ
         form = () if {"-o", "--context"} & set(words) else ("-o", "json")
         self._capsys.readouterr()
         code = await asyncio.to_thread(dispatch, ["explain", *words, *form], known)
         out, err = self._capsys.readouterr()
-        return Answer(code, out, err)
+        return ExplainAnswer(code, out, err)
 
 
 @contextlib.asynccontextmanager

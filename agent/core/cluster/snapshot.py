@@ -55,7 +55,7 @@ class GpuHolder:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PodEvent:
+class PodEventView:
     """An Event about the pod. `last`: the last time; None if it cannot be read."""
 
     kind: str
@@ -86,7 +86,7 @@ class ClusterSnapshot:
     nodes: tuple[ClusterNode, ...] = ()
     holders: tuple[GpuHolder, ...] = ()
     quotas: tuple[JsonObject, ...] = ()
-    events: tuple[PodEvent, ...] = ()
+    events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
 
     def has(self, part: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 from agent.codec.nodelock import decode_node_lock
 from agent.core.cluster import annotations
 from agent.core.cluster.pods import NodeLock
-from agent.core.cluster.snapshot import ClusterNode, JsonObject, PodEvent
+from agent.core.cluster.snapshot import ClusterNode, JsonObject, PodEventView
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.story import Gate, GateVerdict
 from agent.sandbox.explain.words import ago, span
@@ -36,9 +36,9 @@ def binding_gate(world: World, pod: JsonObject, chosen: str, now: dt.datetime) -
     return Gate(BINDING, GateVerdict.PASSED, f"no lock on {cap(node.name, 128)}")
 
 
-def last_event(world: World, *reasons: str) -> PodEvent | None:
+def last_event(world: World, *reasons: str) -> PodEventView | None:
     """The last Event with one of the reasons."""
-    found: PodEvent | None = None
+    found: PodEventView | None = None
     for event in world.snapshot.events:
         if event.reason not in reasons or event.last is None:
             continue
@@ -47,11 +47,11 @@ def last_event(world: World, *reasons: str) -> PodEvent | None:
     return found
 
 
-def _when(event: PodEvent, now: dt.datetime) -> str:
+def _when(event: PodEventView, now: dt.datetime) -> str:
     return ago(event.last, now) if event.last else "at an unknown time"
 
 
-def _is_about_a_lock(event: PodEvent) -> bool:
+def _is_about_a_lock(event: PodEventView) -> bool:
     return "locked" in event.message or "node lock" in event.message
 
 
@@ -64,7 +64,7 @@ def _bound(pod: JsonObject, node: str, now: dt.datetime) -> Gate:
 
 
 def _locked(
-    world: World, pod: JsonObject, node: ClusterNode, failure: PodEvent | None, now: dt.datetime
+    world: World, pod: JsonObject, node: ClusterNode, failure: PodEventView | None, now: dt.datetime
 ) -> Gate:
     name = cap(node.name, 128)
     facts = (f"last attempt {_when(failure, now)}: {cap(failure.message)}",) if failure else ()

@@ -14,7 +14,7 @@ from agent.core.cluster.snapshot import GpuHolder, JsonObject
 from agent.core.errors import cap
 from agent.sandbox.explain.eligible import refuse_node
 from agent.sandbox.explain.placement import codes_of, held_mib
-from agent.sandbox.explain.story import Change
+from agent.sandbox.explain.story import PlacingChange
 from agent.sandbox.explain.words import mib
 from agent.sandbox.explain.world import NO_EDIT, Edit, World
 from agent.sandbox.scheduler.fit import NodeFit
@@ -57,16 +57,16 @@ class _Trial:
 
 def smallest_changes(
     world: World, pod: JsonObject, only: Sequence[str] | None = None
-) -> tuple[Change, ...]:
+) -> tuple[PlacingChange, ...]:
     """At most three changes with which the pod fits on some Node, the smallest first.
 
     `only`: the Nodes to try; None for all. Raises BadWeightsError if the pod's weights stay bad.
     """
     names = _chosen(world, pod, world.nodes if only is None else only)
-    found: list[Change] = []
+    found: list[PlacingChange] = []
     for trial in sorted(_trials(world, pod, names), key=lambda trial: trial.size):
         if node := _verified(world, trial, names):
-            found.append(Change(trial.said, node))
+            found.append(PlacingChange(trial.said, node))
         if len(found) == CHANGES_TOLD:
             return tuple(found)
     if not found:
@@ -158,7 +158,7 @@ def _some(holders: Sequence[GpuHolder]) -> Sequence[GpuHolder]:
     return [holders[round(place * step)] for place in range(HOLDERS_TRIED)]
 
 
-def _pairs(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[Change]:
+def _pairs(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[PlacingChange]:
     """Two changes of the pod together, where none alone is enough."""
     firsts = [
         (f"drop the annotation {key}", _without(pod, key))
@@ -171,7 +171,7 @@ def _pairs(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[Chan
     for said, first in firsts:
         for trial in sorted(_pod_trials(world, first, names), key=lambda trial: trial.size):
             if node := _verified(world, trial, names):
-                yield Change(f"{said}, and {trial.said}", node)
+                yield PlacingChange(f"{said}, and {trial.said}", node)
                 break
 
 

@@ -14,8 +14,8 @@ from agent.sandbox.explain.admission import admission_gate, asks_for_gpus, quota
 from agent.sandbox.explain.binding import binding_gate
 from agent.sandbox.explain.changes import smallest_changes
 from agent.sandbox.explain.on_node import allocation_gate, running_gate, start_gate
-from agent.sandbox.explain.placement import Placement, place, told_by_events
-from agent.sandbox.explain.story import Change, Explanation, Gate, GateVerdict
+from agent.sandbox.explain.placement import ModelPlacement, place, told_by_events
+from agent.sandbox.explain.story import Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.explain.words import request_words, span
 from agent.sandbox.explain.world import Edit, World
 from agent.sandbox.scheduler.filter import filter_pod
@@ -42,8 +42,8 @@ def explain_pod(
         gates.append(_without_gpus(world, pod, now))
         gates += [start_gate(pod), running_gate(world, pod)]
         return _told(world, gates, None, (), now)
-    placement: Placement | None = None
-    changes: tuple[Change, ...] = ()
+    placement: ModelPlacement | None = None
+    changes: tuple[PlacingChange, ...] = ()
     gates = [_admitted(world, pod)]
     if pod["spec"].get("nodeName") or gates[0].verdict is GateVerdict.BLOCKED:
         gates += [quota_gate(world, pod, is_refused=False), _chosen(pod)]
@@ -93,7 +93,7 @@ def _without_gpus(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
 
 def _searched(
     world: World, pod: JsonObject, now: dt.datetime
-) -> tuple[Placement | None, tuple[Gate, Gate]]:
+) -> tuple[ModelPlacement | None, tuple[Gate, Gate]]:
     """The placement of a pod without a Node; with the gates of quota and placement."""
     quota = quota_gate(world, pod, is_refused=False)
     if not _is_complete(world):
@@ -131,7 +131,7 @@ def _is_complete(world: World) -> bool:
 
 
 def _next_node(
-    world: World, pod: JsonObject, placement: Placement | None, rng: random.Random
+    world: World, pod: JsonObject, placement: ModelPlacement | None, rng: random.Random
 ) -> str:
     """The Node that the scheduler chose, or would choose now; empty if there is none."""
     noted: str = (pod["metadata"].get("annotations") or {}).get(annotations.VGPU_NODE, "")
@@ -155,7 +155,7 @@ def _reached(gates: Sequence[Gate]) -> Iterator[Gate]:
         is_blocked = is_blocked or gate.verdict is GateVerdict.BLOCKED
 
 
-def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[Change, ...]:
+def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[PlacingChange, ...]:
     if blocked.name != "admission":
         try:
             return smallest_changes(world, pod)
@@ -169,26 +169,26 @@ def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[Change, ...]
     return _placed(world, review.pod, said) if review.is_allowed else ()
 
 
-def _without_weights(world: World, pod: JsonObject) -> tuple[Change, ...]:
+def _without_weights(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     key = "hami.io/device-scoring-weights"
     noted = {name: text for name, text in pod["metadata"]["annotations"].items() if name != key}
     edited = {**pod, "metadata": {**pod["metadata"], "annotations": noted}}
     return _placed(world, edited, f"drop the annotation {key}")
 
 
-def _placed(world: World, edited: JsonObject, said: str) -> tuple[Change, ...]:
+def _placed(world: World, edited: JsonObject, said: str) -> tuple[PlacingChange, ...]:
     """The change, if the edited pod fits on a Node."""
     for name in sorted(world.nodes):
         if world.fit(edited, name).groups is not None:
-            return (Change(said, name),)
+            return (PlacingChange(said, name),)
     return ()
 
 
 def _told(
     world: World,
     gates: Sequence[Gate],
-    placement: Placement | None,
-    changes: tuple[Change, ...],
+    placement: ModelPlacement | None,
+    changes: tuple[PlacingChange, ...],
     now: dt.datetime,
 ) -> Explanation:
     snapshot, metadata = world.snapshot, world.snapshot.pod["metadata"]

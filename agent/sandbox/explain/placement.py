@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from agent.codec.pod import decode_pod_devices
-from agent.core.cluster.snapshot import GpuHolder, JsonObject, PodEvent
+from agent.core.cluster.snapshot import GpuHolder, JsonObject, PodEventView
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.eligible import refuse_node
 from agent.sandbox.explain.story import GpuVerdict, NodeVerdict
@@ -32,7 +32,7 @@ _SCHEDULER_TOTAL: Final = re.compile(r"no available node, (\d+) nodes do not mee
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
+class ModelPlacement:
     """The answer for all Nodes. `fitting`: their names. `reasons`: Nodes by reason.
 
     `nodes`: the Nodes nearest to a fit, at most NODES_TOLD.
@@ -45,7 +45,7 @@ class Placement:
     without_gpus: int
 
 
-def place(world: World, pod: JsonObject) -> Placement:
+def place(world: World, pod: JsonObject) -> ModelPlacement:
     """Try the pod on every Node. Raises BadWeightsError."""
     fits = {name: world.fit(pod, name) for name in sorted(world.nodes)}
     fitting = tuple(name for name, fit in fits.items() if fit.groups is not None)
@@ -59,7 +59,7 @@ def place(world: World, pod: JsonObject) -> Placement:
     refused.sort(key=lambda name: (_distance(fits[name]), name))
     told = [*fitting[:HOLDERS_TOLD], *refused][:NODES_TOLD]
     requests = pod_requests(dict(pod), world.settings)
-    return Placement(
+    return ModelPlacement(
         fitting=fitting,
         nodes=tuple(_verdict(world, pod, name, fits[name], requests) for name in told),
         reasons=dict(sorted(reasons.items())),
@@ -78,7 +78,7 @@ def codes_of(reason: str) -> tuple[str, ...]:
     return tuple(match[1] for match in found if match)
 
 
-def told_by_events(events: Iterable[PodEvent]) -> Placement | None:
+def told_by_events(events: Iterable[PodEventView]) -> ModelPlacement | None:
     """The placement as the scheduler's own Events tell it; None if they tell none."""
     nodes: dict[str, list[str]] = {}
     total = 0
@@ -105,7 +105,7 @@ def told_by_events(events: Iterable[PodEvent]) -> Placement | None:
         for name, codes in sorted(nodes.items())
     )
     reasons = Counter(code for verdict in verdicts for code in verdict.codes)
-    return Placement((), verdicts[:NODES_TOLD], dict(sorted(reasons.items())), total, 0)
+    return ModelPlacement((), verdicts[:NODES_TOLD], dict(sorted(reasons.items())), total, 0)
 
 
 def _distance(fit: NodeFit) -> tuple[int, int]:

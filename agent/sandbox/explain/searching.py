@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Final
 
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import JsonObject, PodEvent
+from agent.core.cluster.snapshot import JsonObject, PodEventView
 from agent.core.errors import cap
 from agent.sandbox.explain.binding import last_event
-from agent.sandbox.explain.placement import Placement
+from agent.sandbox.explain.placement import ModelPlacement
 from agent.sandbox.explain.story import Gate, GateVerdict
 from agent.sandbox.explain.words import ADVICE, KUBE_SCHEDULER, ago, counted
 from agent.sandbox.explain.world import World
@@ -53,7 +53,7 @@ def foreign_gate(world: World, now: dt.datetime) -> Gate:
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, ADVICE[KUBE_SCHEDULER])
 
 
-def searched_gate(world: World, placement: Placement, now: dt.datetime) -> Gate:
+def searched_gate(world: World, placement: ModelPlacement, now: dt.datetime) -> Gate:
     """The gate of a pod without a Node, by the model's answer for all Nodes."""
     event = _last_refusal(world)
     if not placement.fitting:
@@ -69,7 +69,7 @@ def searched_gate(world: World, placement: Placement, now: dt.datetime) -> Gate:
 
 
 def _somewhere(
-    world: World, placement: Placement, event: PodEvent | None, now: dt.datetime
+    world: World, placement: ModelPlacement, event: PodEventView | None, now: dt.datetime
 ) -> Gate:
     fits = f"it fits on {counted(len(placement.fitting), 'Node')} now"
     first = cap(placement.fitting[0], 128)
@@ -88,7 +88,7 @@ def _somewhere(
     return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, told)
 
 
-def _last_refusal(world: World) -> PodEvent | None:
+def _last_refusal(world: World) -> PodEventView | None:
     """The scheduler's last Event that no Node fits; not one that a binding failed."""
     filtered, kube = (
         last_event(world, reason) for reason in ("FilteringFailed", "FailedScheduling")
@@ -100,7 +100,7 @@ def _last_refusal(world: World) -> PodEvent | None:
     return kube if kube.last > filtered.last else filtered
 
 
-def _nowhere(placement: Placement, event: PodEvent | None, now: dt.datetime) -> Gate:
+def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.datetime) -> Gate:
     told = (f"last attempt {_when(event, now)}: {cap(event.message)}",) if event else ()
     if placement.without_gpus:
         told = (*told, f"{counted(placement.without_gpus, 'Node')} without GPUs are not counted")
@@ -115,7 +115,7 @@ def _nowhere(placement: Placement, event: PodEvent | None, now: dt.datetime) -> 
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, ADVICE.get(reason, ""), told)
 
 
-def _main_reason(placement: Placement) -> str:
+def _main_reason(placement: ModelPlacement) -> str:
     """The reason of most Nodes; among equals, that of most GPUs of the nearest Node."""
     if not placement.reasons:
         return ""
@@ -123,7 +123,9 @@ def _main_reason(placement: Placement) -> str:
     return max(placement.reasons, key=lambda code: (placement.reasons[code], gpus[code]))
 
 
-def _is_stale(world: World, placement: Placement, event: PodEvent, now: dt.datetime) -> bool:
+def _is_stale(
+    world: World, placement: ModelPlacement, event: PodEventView, now: dt.datetime
+) -> bool:
     """Whether the scheduler refused a Node whose report it had to know by then.
 
     If another pod had ended since, kube-scheduler would have tried again within seconds. A reason
@@ -137,12 +139,12 @@ def _is_stale(world: World, placement: Placement, event: PodEvent, now: dt.datet
     return is_known and is_settled
 
 
-def _succeeded_later(world: World, refused: PodEvent) -> bool:
+def _succeeded_later(world: World, refused: PodEventView) -> bool:
     event = last_event(world, "FilteringSucceed", "BindingFailed")
     if event is None or event.last is None or refused.last is None:
         return False
     return event.last >= refused.last
 
 
-def _when(event: PodEvent, now: dt.datetime) -> str:
+def _when(event: PodEventView, now: dt.datetime) -> str:
     return ago(event.last, now) if event.last else "at an unknown time"

@@ -77,7 +77,7 @@ class NodeVerdict:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class PlacingChange:
     """A change with which the scheduler's model places the pod on `node`."""
 
     said: str
@@ -101,7 +101,7 @@ class Explanation:
     gates: tuple[Gate, ...]
     nodes: tuple[NodeVerdict, ...] = ()
     reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PlacingChange, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
