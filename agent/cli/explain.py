@@ -75,7 +75,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         namespace = namespace or default_namespace(connection)
         found = asyncio.run(read_cluster(connection, namespace, name, clock))
     except (SettingsError, ApiError) as error:
-        return _fail(str(error), UNREACHABLE)
+        advice = ": give --kubeconfig, or set KUBECONFIG"
+        is_ours = isinstance(error, SettingsError)
+        return _fail(f"{error.said}{advice}" if is_ours else str(error), UNREACHABLE)
     if isinstance(found, NoSuchPod):
         return _fail(_missing(found, namespace, name), NOT_FOUND)
     return _write(args, connection, found, clock)

@@ -95,7 +95,7 @@ def _node_lines(explanation: Explanation) -> Iterator[tuple[int, int, str]]:
         if node.biggest and node.gpus:
             yield 9, 11, f"most is held by {', '.join(node.biggest)}"
     reasons = explanation.reasons
-    if len(explanation.nodes) > len(shown) or len(reasons) > 1:
+    if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         if told:
             yield 7, 9, f"Nodes by reason: {told}"

@@ -356,3 +356,30 @@ async def test_more_gpus_than_a_node_has_are_told_with_the_number_that_fits(rig:
     assert ["ask for at most 2 GPUs in one container (nvidia.com/gpu) instead of 3"] == (
         answer.changes
     )
+
+
+async def test_a_gpu_that_fits_alone_is_not_the_reason_why_two_do_not(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1, healthy=False))
+    rig.submit("p", {GPU: 2, MEMORY: 1000})
+
+    answer = await rig.explain("p")
+
+    assert ("placement", "CardNotHealth") == answer.blocked
+    assert ["ask for at most 1 GPU in one container (nvidia.com/gpu) instead of 2"] == (
+        answer.changes
+    )
+
+
+async def test_a_pod_that_the_webhook_would_refuse_is_told(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    limits = {"limits": {GPU: 1, MEMORY: 1000}}
+    container = {"name": "main", "resources": limits, "securityContext": {"privileged": True}}
+    rig.submit("p", {}, spec={"containers": [container]}, admitted=False)
+
+    answer = await rig.explain("p")
+
+    assert (
+        "it would refuse the pod: container main is privileged"
+        in (answer.gate("admission")["facts"])
+    )
+    assert [] == answer.changes

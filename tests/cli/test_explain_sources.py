@@ -11,7 +11,9 @@ import yaml
 from agent.cli.explain_view import rendered
 from agent.cli.main import dispatch
 from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot
+from agent.core.errors import ApiError
 from agent.host.clock import SystemClock
+from agent.host.kube.session import ApiRequest, KubeSession
 from agent.sandbox.explain.decide import explain_pod
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, explain_rig, report_of
@@ -75,6 +77,33 @@ async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
         assert {"n1": ["CardInsufficientMemory"], "n2": ["CardNotHealth"]} == told
         assert "placement" == answer.blocked[0]
         assert [] == answer.changes
+
+
+async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+):
+    plain = KubeSession.call
+
+    async def call(
+        session: KubeSession, request: ApiRequest, at_most: int | None = None
+    ) -> bytearray:
+        if request.verb == "list":
+            raise ApiError("list: no answer from the API server")
+        return await plain(session, request, at_most)
+
+    monkeypatch.setattr(KubeSession, "call", call)
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.submit("p", {GPU: 1, MEMORY: 1000})
+
+        answer = await rig.explain("p")
+
+    silent = "not asked, because the API server fell silent"
+    assert 5 == answer.code
+    assert ["nodes: list: no answer from the API server"] == answer.data["missing"][:1]
+    assert [f"{part}: {silent}" for part in ("pods", "resourcequotas", "events")] == (
+        answer.data["missing"][1:]
+    )
+    assert "unknown" == answer.gate("placement")["verdict"]
 
 
 async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Path, capsys: Capsys):

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.codec.pod import encode_pod_devices
@@ -120,6 +120,7 @@ def changed(cluster: Cluster, pod: dict[str, Any], said: str) -> bool:
     return cluster.placed(pod, without=waited[1])
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     nodes=st.integers(1, 4),

@@ -61,7 +61,8 @@ def admission_gate(world: World, pod: JsonObject) -> Gate:
             "create the pod again where HAMi's webhook sees it",
             left,
         )
-    return Gate(ADMISSION, GateVerdict.PASSED, f"scheduler is {shown}, and the webhook saw the pod")
+    said = f"scheduler is {shown}, and the pod has the webhook's defaults"
+    return Gate(ADMISSION, GateVerdict.PASSED, said)
 
 
 def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
@@ -74,6 +75,8 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
             "E-SCHEDULER",
             f"set schedulerName: {wanted}, or leave it out",
         )
+    review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
+    denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
     label = (pod["metadata"].get("labels") or {}).get(WEBHOOK_LABEL)
     why = (
         f"its label {WEBHOOK_LABEL}={cap(label, 64)} excludes it"
@@ -87,7 +90,7 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
         f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}",
         "E-WEBHOOK",
         "create the pod again where HAMi's webhook sees it",
-        (why,),
+        (why, *denied),
     )
 
 

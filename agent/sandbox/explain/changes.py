@@ -15,7 +15,7 @@ from agent.core.errors import cap
 from agent.sandbox.explain.eligible import refuse_node
 from agent.sandbox.explain.placement import codes_of, held_mib
 from agent.sandbox.explain.story import PlacingChange
-from agent.sandbox.explain.words import mib
+from agent.sandbox.explain.words import counted, mib
 from agent.sandbox.explain.world import NO_EDIT, Edit, World
 from agent.sandbox.scheduler.fit import NodeFit
 from agent.sandbox.scheduler.requests import (
@@ -269,7 +269,7 @@ def _cap_words(kind: str, best: int, most: int) -> str:
         return f"ask for at most {mib(best)} ({MEMORY}) instead of {mib(most)}"
     if kind == CORES:
         return f"ask for at most {best} % of the cores ({CORES}) instead of {most} %"
-    return f"ask for at most {best} GPUs in one container ({COUNT}) instead of {most}"
+    return f"ask for at most {counted(best, 'GPU')} in one container ({COUNT}) instead of {most}"
 
 
 def _without(pod: JsonObject, key: str) -> JsonObject:

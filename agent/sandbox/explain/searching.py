@@ -21,6 +21,7 @@ RETRY_HOW: Final = (
     "kube-scheduler tries such a pod again after at most 5 min; a change of a Node or of the pod, "
     "such as kubectl label pod, makes it try now"
 )
+_DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
 _NOWHERE: Final = re.compile(r"\d+/\d+ nodes are available|no nodes available")
 _FOREIGN: Final = re.compile(
     r"Insufficient (?!nvidia\.com/)|didn't (?:match|satisfy|find|have)|untolerated taint|"
@@ -116,11 +117,17 @@ def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.date
 
 
 def _main_reason(placement: ModelPlacement) -> str:
-    """The reason of most Nodes; among equals, that of most GPUs of the nearest Node."""
+    """The reason of most Nodes; among equals, that of most GPUs of the nearest Node.
+
+    That too few GPUs fit follows from the reasons of the others, if there are others.
+    """
     if not placement.reasons:
         return ""
     gpus = Counter(gpu.reason for node in placement.nodes[:1] for gpu in node.gpus)
-    return max(placement.reasons, key=lambda code: (placement.reasons[code], gpus[code]))
+    return max(
+        placement.reasons,
+        key=lambda code: (code not in _DERIVED, placement.reasons[code], gpus[code]),
+    )
 
 
 def _is_stale(

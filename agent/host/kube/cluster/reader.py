@@ -53,6 +53,8 @@ class ClusterReader:
         self._session = session
         self._clock = clock
         self._unread: list[Unread] = []
+        self._is_silent = False
+        """It gave no answer: each further request would only wait for its deadline."""
 
     async def snapshot(self, namespace: str, name: str) -> ClusterSnapshot:
         """Read the pod and all parts. A part that cannot be read is named in `unread`.
@@ -63,7 +65,7 @@ class ClusterReader:
             ApiNotFound: there is no such pod.
             ApiError: the pod cannot be read.
         """
-        self._unread = []
+        self._unread, self._is_silent = [], False
         pod = await self._pod(namespace, name)
         taken = self._clock.now()
         labels = frozenset(_selected_labels(pod))
@@ -149,12 +151,16 @@ class ClusterReader:
         query: tuple[tuple[str, str], ...] = (),
     ) -> tuple[T, ...]:
         request = ApiRequest("list", resource, path, query=query)
+        if self._is_silent:
+            self._unread.append(Unread(resource, "not asked, because the API server fell silent"))
+            return ()
         try:
             return await self._list(request, read)
         except ApiForbidden as error:
             self._unread.append(Unread(resource, _right(request, error)))
         except ApiError as error:
             self._unread.append(Unread(resource, str(error)))
+            self._is_silent = not error.status
         return ()
 
     async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
