@@ -10,7 +10,7 @@ from typing import Final
 
 from agent import __version__
 from agent.cli.api_socket import DEFAULT_SOCKET, Unreachable, call
-from agent.cli.codes import OK, PARTIAL, UNREACHABLE, UNWRITTEN
+from agent.cli.codes import OK, INCOMPLETE, UNREACHABLE, UNWRITTEN
 from agent.cli.main import Subparsers
 from agent.host.clock import SystemClock
 
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for text in missing:
         sys.stderr.write(f"hami-agent bundle: missing: {text}\n")
-    return PARTIAL if missing else OK
+    return INCOMPLETE if missing else OK
 
 
 def _read(socket: Path, missing: list[str]) -> Iterator[tuple[str, bytes]]:

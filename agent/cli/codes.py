@@ -6,8 +6,8 @@ PROBLEM = 1
 USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
-PARTIAL = 5
-"""The answer is incomplete; it says what is missing."""
+INCOMPLETE = 5
+"""The answer was given, but a part of the data could not be read."""
 UNWRITTEN = 74
 """The answer could not be written."""
 INTERRUPTED = 130

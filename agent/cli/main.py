@@ -25,6 +25,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "top": ("agent.cli.top", "show this node live: GPUs and who holds them"),
     "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
     "release": ("agent.cli.release", "release a GPU for work on it"),
+    "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
     "config": ("agent.cli.config", "show or check settings"),
     "doctor": ("agent.cli.doctor", "check this node before the agent starts on it"),
     "bundle": ("agent.cli.bundle", "write a support archive of this node"),

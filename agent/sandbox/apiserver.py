@@ -9,9 +9,9 @@ requests. The model differs in these points:
 
 - It has no schemas. It stores objects as given, without defaults, generation and managed fields,
   and does not check a pod's spec. Its clients do not read these fields.
-- It has only nodes, pods, events and SelfSubjectAccessReview. A namespace exists if it has an
-  object. Label selectors, `!=`, deletecollection, server-side apply, tables and protobuf are
-  refused.
+- It has only nodes, pods, events, ResourceQuotas and SelfSubjectAccessReview. A namespace exists
+  if it has an object. Label selectors of watches, deletecollection, server-side apply, tables and
+  protobuf are refused.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
 - A Status has no details, and the refusal of a pod update does not name the change.
@@ -36,7 +36,13 @@ from agent.sandbox.api_errors import (
     StatusError,
     TooManyRequestsError,
 )
-from agent.sandbox.apiserver_access import Target, authorize, identify, restrict
+from agent.sandbox.apiserver_access import (
+    Rights,
+    Target,
+    authorize,
+    identify,
+    restrict,
+)
 from agent.sandbox.apiserver_forms import form_of, packed, shaped
 from agent.sandbox.apiserver_journal import ApiCall, Journal
 from agent.sandbox.apiserver_kubectl import listed, unfolded
@@ -56,8 +62,9 @@ class ApiServerModel:
     """One API server; `tokens` maps bearer tokens to user names.
 
     `admin` may do everything, `system:node:<name>` what NodeRestriction allows a node,
-    `system:serviceaccount:…` what the agent's ClusterRole grants, and others nothing. `admit` is
-    the mutating webhook of new pods: it returns the pod to store, or raises a StatusError.
+    `system:serviceaccount:…` what the agent's ClusterRole grants, and others what `rights` grants.
+    `admit` is the mutating webhook of new pods: it returns the pod to store, or raises a
+    StatusError.
     """
 
     def __init__(
@@ -65,8 +72,10 @@ class ApiServerModel:
         store: ObjectStore,
         tokens: Mapping[str, str],
         admit: Callable[[Json], Json] | None = None,
+        rights: Rights | None = None,
     ) -> None:
         self.store = store
+        self._rights = rights
         self._admit = admit
         self.journal = Journal()
         self.port = 0
@@ -142,7 +151,7 @@ class ApiServerModel:
             if aside is not None:
                 return self._finish(user, *aside)
             target = parse_target(request.method, request.path, request.query)
-            authorize(user, target, self._find(target))
+            authorize(user, target, self._find(target), self._rights)
             require_served(target)
             form = form_of(request.headers.get("Accept", ""))
             if target.verb == "watch":

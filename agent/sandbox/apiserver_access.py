@@ -77,7 +77,11 @@ def identify(tokens: Mapping[str, str], authorization: str | None) -> str:
     return tokens[token]
 
 
-def authorize(user: str, target: Target, stored: Json | None) -> None:
+Rights = Mapping[str, frozenset[tuple[str, str]]]
+"""Verbs and resources of further users, as ClusterRoles grant them."""
+
+
+def authorize(user: str, target: Target, stored: Json | None, rights: Rights | None = None) -> None:
     """Check the user's permission for the request. `stored` is the object it names, if it exists.
 
     Raises:
@@ -88,8 +92,9 @@ def authorize(user: str, target: Target, stored: Json | None) -> None:
     if user.startswith(NODE_PREFIX):
         _authorize_node(user, user.removeprefix(NODE_PREFIX), target, stored)
         return
-    granted = (target.verb, target.full_resource) in _ACCOUNT_RIGHTS
-    if not (user.startswith(ACCOUNT_PREFIX) and granted):
+    account = _ACCOUNT_RIGHTS if user.startswith(ACCOUNT_PREFIX) else frozenset()
+    granted = (rights or {}).get(user, account)
+    if (target.verb, target.full_resource) not in granted:
         raise _forbidden(user, target)
 
 

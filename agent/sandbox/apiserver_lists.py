@@ -4,6 +4,8 @@ import base64
 import json
 from typing import Final
 
+from agent.core.cluster.selector import Selector, parse_selector
+from agent.core.errors import MalformedText
 from agent.sandbox.api_errors import BadRequestError, GoneError, Json, TooNewError
 from agent.sandbox.apiserver_access import Target
 from agent.sandbox.apiserver_paths import number
@@ -40,7 +42,7 @@ def list_objects(store: ObjectStore, target: Target) -> Json:
     """The list that a request asks for. `limit` and `continue` select a chunk.
 
     Raises:
-        BadRequestError: an option is malformed.
+        BadRequestError: an option or a selector is malformed.
         GoneError: the list began too long ago; the error has a token with which to continue.
         TooNewError: a version that the store has not reached.
     """
@@ -49,16 +51,18 @@ def list_objects(store: ObjectStore, target: Target) -> Json:
     if token and target.options.get("resourceVersion"):
         raise BadRequestError("specifying resource version is not allowed when using continue")
     require_reached(store, target)
+    selector = _selector(target)
     try:
         found = _select(store, target, version if token else _NOW)
     except GoneError as gone:
         raise GoneError(_TOO_OLD, metadata={"continue": _token(_NOW, start)}) from gone
+    found = [item for item in found if selector.matches(item["metadata"].get("labels") or {})]
     left = [item for item in found if start is None or _place(item) > start]
     shown = left[:limit] if limit else left
     metadata: Json = {"resourceVersion": str(store.version if version == _NOW else version)}
     if len(shown) < len(left):
         metadata["continue"] = _token(version, _place(shown[-1]))
-        if not target.fields:
+        if not (target.fields or selector.requirements):
             metadata["remainingItemCount"] = len(left) - len(shown)
     return {
         "kind": KINDS[target.resource] + "List",
@@ -75,6 +79,14 @@ def _select(store: ObjectStore, target: Target, version: int) -> list[Json]:
         fields=target.fields,
         at=None if version == _NOW else version,
     )
+
+
+def _selector(target: Target) -> Selector:
+    text = target.options.get("labelSelector", "")
+    try:
+        return parse_selector(text) if text else Selector()
+    except MalformedText as malformed:
+        raise BadRequestError(f"unable to parse requirement: {malformed}"[:256]) from malformed
 
 
 def _place(item: Json) -> list[str]:

@@ -70,10 +70,10 @@ def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
     """Parse the field selector: value by label. A term `label!=value` is a key of its own.
 
     Raises:
-        BadRequestError: a label selector, or a term without `=`.
+        BadRequestError: a label selector of a watch, or a term without `=`.
     """
-    if query.get("labelSelector"):
-        raise BadRequestError("labelSelector is not evaluated by this server")
+    if query.get("labelSelector") and is_set(query, "watch"):
+        raise BadRequestError("labelSelector of a watch is not evaluated by this server")
     fields = {}
     selector = query.get("fieldSelector", "")
     for term in filter(None, selector.split(",")):

@@ -32,6 +32,8 @@ RUN = read(
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     make demo
     .venv/bin/hami-agent sandbox -o json
+tests/cli/test_explain_sources.py test_the_example_of_the_help_runs
+    hami-agent explain
 tests/cli/test_decode.py test_each_value_is_known_by_its_form
     hami-agent decode
 tests/bench/test_figures.py

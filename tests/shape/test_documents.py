@@ -10,6 +10,7 @@ from agent.app import codes
 from agent.cli.main import VERBS
 from agent.core.errors import RefusalReason
 from agent.core.node.preflight import PreflightCheck
+from agent.sandbox.explain.words import ADVICE
 from tests.shape import tree
 from tests.shape.typed import told
 
@@ -118,7 +119,26 @@ def test_the_runbook_explains_every_reason_for_which_a_pod_stays_pending():
     reasons = {word for path in models for word in REASON.findall(tree.text(path))}
 
     assert {"CardNotHealth", "NodeInsufficientDevice", "NumaNotFit"} <= reasons
-    assert [] == sorted(word for word in reasons if f"`{word}`" not in tree.text("RUNBOOK.md"))
+    assert [] == sorted(word for word in reasons if f"\n### {word} " not in tree.text("RUNBOOK.md"))
+
+
+def explained() -> set[str]:
+    """The ids that `explain` gives to its gates."""
+    modules = [path for path in tree.modules("agent") if "explain" in path.parts]
+    found = {word for path in modules for word in re.findall(r'"(E-[A-Z]+)"', tree.text(path))}
+    return found | set(ADVICE)
+
+
+def test_the_runbook_explains_every_id_that_explain_prints():
+    assert {"E-LOCK", "E-NODE", "NodeUnregistered", "CardNotHealth"} <= explained()
+    runbook = tree.text("RUNBOOK.md")
+    assert [] == sorted(word for word in explained() if 1 != runbook.count(f"\n### {word} "))
+
+
+def test_the_runbook_explains_no_id_that_explain_never_prints():
+    named = set(re.findall(r"^### (E-[A-Z]+) ", tree.text("RUNBOOK.md"), re.MULTILINE))
+
+    assert set() == named - explained()
 
 
 @pytest.mark.parametrize("point", PreflightCheck, ids=lambda point: point.value)
@@ -133,7 +153,7 @@ def test_the_runbook_explains_every_exit_code(code: int):
 
 @pytest.mark.parametrize("document", [str(p) for p in tree.files() if p.suffix == ".md"])
 def test_an_id_that_a_document_names_is_in_the_runbook(document: str):
-    named = set(re.findall(r"\b(?:HA-\d{4}|[PH]-[A-Z]{3,})\b", tree.text(document)))
+    named = set(re.findall(r"\b(?:HA-\d{4}|[PHE]-[A-Z]{3,})\b", tree.text(document)))
     explained = re.findall(r"^### ([A-Z]+-[A-Z0-9]+) ", tree.text("RUNBOOK.md"), re.MULTILINE)
 
     assert set() == named - set(explained)

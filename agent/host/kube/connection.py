@@ -26,12 +26,14 @@ class Connection:
     """How to reach the API server.
 
     Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
-    KUBERNETES_SERVICE_HOST and _PORT of `environment`.
+    KUBERNETES_SERVICE_HOST and _PORT of `environment`. `context`: the context of the kubeconfig;
+    empty for its current one.
     """
 
     kubeconfig: Path | None = None
     service_account: Path = SERVICE_ACCOUNT
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    context: str = ""
 
     @property
     def source(self) -> str:
@@ -47,7 +49,22 @@ def check(connection: Connection) -> None:
     if connection.kubeconfig is None:
         _check_service_account(connection)
         return
-    path = connection.kubeconfig
+    _read_context(connection.kubeconfig, connection.context)
+
+
+def default_namespace(connection: Connection) -> str:
+    """The namespace of the kubeconfig's context, like kubectl; `default` if it has none.
+
+    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
+    """
+    if connection.kubeconfig is None:
+        return "default"
+    namespace = _read_context(connection.kubeconfig, connection.context).get("namespace")
+    return namespace if isinstance(namespace, str) and namespace else "default"
+
+
+def _read_context(path: Path, name: str) -> Mapping[str, object]:
+    """The named context of the file, or its current one. Raises SettingsError."""
     try:
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -56,8 +73,20 @@ def check(connection: Connection) -> None:
         raise _unusable(path, f"is not YAML{_place(error)}") from None
     if not isinstance(content, dict) or not content.get("clusters"):
         raise _unusable(path, "names no cluster")
-    if not content.get("current-context"):
+    wanted = name or content.get("current-context")
+    if not wanted:
         raise _unusable(path, "has no current-context")
+    entries = content.get("contexts")
+    contexts = {
+        entry.get("name"): entry.get("context")
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict)
+    }
+    if name and name not in contexts:
+        known = ", ".join(cap(str(known), 64) for known in contexts)
+        raise _unusable(path, f"has no context {cap(name, 64)} (it has {known or 'none'})")
+    context = contexts.get(wanted)
+    return context if isinstance(context, dict) else {}
 
 
 async def configure(library: Library, connection: Connection) -> Any:  # noqa: ANN401 -- untyped library
@@ -77,6 +106,7 @@ async def configure(library: Library, connection: Connection) -> Any:  # noqa: A
         else:
             await library.load_kube_config(
                 config_file=str(connection.kubeconfig),
+                context=connection.context or None,
                 client_configuration=configuration,
                 persist_config=False,
             )

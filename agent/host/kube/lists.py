@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 import structlog
@@ -42,10 +42,14 @@ class Lists:
     After a too long answer it asks again for fewer objects; after a short one it asks for more. The
     server accepts another `limit` with the same token (as its own test of lists does:
     test/e2e/apimachinery/chunking.go). Without `whole` even the first request asks for a page.
+    `limits`: objects in an answer, as LIMITS.
     """
 
-    def __init__(self, session: KubeSession, *, whole: bool = True) -> None:
+    def __init__(
+        self, session: KubeSession, *, whole: bool = True, limits: Sequence[int] = LIMITS
+    ) -> None:
         self._session = session
+        self._limits = limits
         self._most = 0 if whole else 1
         """The index in LIMITS with which a small list begins."""
         self._place = self._most
@@ -81,7 +85,7 @@ class Lists:
     ) -> tuple[ListPage, list[T], int]:
         """One page, its objects as read, and its length in bytes."""
         while True:
-            limit = LIMITS[self._place]
+            limit = self._limits[self._place]
             paged = dataclasses.replace(request, query=(*request.query, *_options(limit, rest)))
             at_most = sessions.BODY_LIMIT if limit == 1 else PAGE_LIMIT
             try:

@@ -5,9 +5,10 @@ Source: HAMi v2.10 pkg/device/nvidia/device.go:Fit, pkg/scheduler/score.go:score
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.model import (
     PERCENT_UNSET,
@@ -26,23 +27,31 @@ Groups = tuple[tuple[Share, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class NodeFit:
-    """The fit on one node: the groups of shares, or the reason (then `groups` is None)."""
+    """The fit on one node: the groups of shares, or the reason (then `groups` is None).
+
+    If there is a reason, `position` is the container that does not fit, `gpus` are the GPUs with
+    the use that it found, and `refusals` has the reason of each GPU. HAMi itself tells only their
+    counts.
+    """
 
     groups: Groups | None
     reason: str = ""
+    position: int = 0
+    gpus: tuple[GpuView, ...] = ()
+    refusals: Mapping[GpuUuid, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """The requests of a pod; the first `inits` are those of init containers.
 
-    `fits_quota` gets the memory and the cores that the pod would hold.
+    `fits_quota` gets the memory and the cores that the pod would hold; None: no quota counts.
     """
 
     requests: Sequence[ContainerRequest | None]
     inits: int
     steering: Steering
-    fits_quota: Callable[[int, int], bool] = field(default=lambda _memory, _cores: True)
+    fits_quota: Callable[[int, int], bool] | None = None
 
 
 def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
@@ -63,11 +72,13 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
         is_init = position < wishes.inits
         gpus = steering.order(visible if is_init else running)
         if request.count > len(gpus):
-            return NodeFit(None, "NodeInsufficientDevice")
+            return NodeFit(None, "NodeInsufficientDevice", position, tuple(gpus))
         before = inits if is_init else groups
-        shares, reasons = _ContainerFit(node, wishes, request, before).fit(gpus)
+        refusals: dict[GpuUuid, str] = {}
+        shares, reasons = _ContainerFit(node, wishes, request, before, refusals).fit(gpus)
         if shares is None:
-            return NodeFit(None, _describe(reasons, len(gpus)))
+            told = _describe(reasons, len(gpus))
+            return NodeFit(None, told, position, tuple(gpus), refusals)
         if not is_init:
             running = _place(gpus, shares)
         before.append(shares)
@@ -76,12 +87,16 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
 
 @dataclass(frozen=True, slots=True)
 class _ContainerFit:
-    """One container's request. `before`: the groups of earlier containers of its kind."""
+    """One container's request. `before`: the groups of earlier containers of its kind.
+
+    `refusals` receives the reason of each GPU that is not chosen.
+    """
 
     node: RegisteredNode
     wishes: Wishes
     request: ContainerRequest
     before: Sequence[tuple[Share, ...]]
+    refusals: dict[GpuUuid, str]
 
     def fit(self, gpus: Sequence[GpuView]) -> tuple[tuple[Share, ...] | None, Reasons]:
         """The shares, or the reasons. The last of `gpus` is tried first."""
@@ -94,11 +109,13 @@ class _ContainerFit:
             if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
                 if picked and not steering.needs_topology:
                     reasons["NumaNotFit"] += len(picked)
+                    self._refuse_all(picked, "NumaNotFit")
                 numa, picked = gpu.capacity.numa, []
             share = _share_of(gpu, self.request)
             refusal = refusal or self._refuse_share(gpu, share, picked)
             if refusal is not None:
                 reasons[refusal] += 1
+                self.refusals[gpu.capacity.uuid] = refusal
                 continue
             picked.append(share)
             if len(picked) == count and not steering.needs_topology:
@@ -107,19 +124,28 @@ class _ContainerFit:
             return _connected(picked, count, self.node.links), {}
         if picked:
             reasons["AllocatedCardsInsufficientRequest"] = len(picked)
+            self._refuse_all(picked, "AllocatedCardsInsufficientRequest")
         return None, reasons
+
+    def _refuse_all(self, picked: Sequence[Share], reason: str) -> None:
+        self.refusals.update((share.uuid, reason) for share in picked)
 
     def _refuse_share(self, gpu: GpuView, share: Share, picked: Sequence[Share]) -> str | None:
         steering = self.wishes.steering
         if refusal := _refuse_use(gpu, steering):
             return refusal
-        # HAMi counts all GPUs that it looks at as picked, even if it chooses among them later.
-        groups = (*self.before, (*picked, share))
-        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
-        memory_mib = sum(load.memory_mib for load in loads)
-        if not self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads)):
+        if not self._fits_quota((*picked, share)):
             return "ResourceQuotaNotFit"
         return _refuse_room(gpu, share)
+
+    def _fits_quota(self, picked: tuple[Share, ...]) -> bool:
+        """HAMi counts all GPUs that it looks at as picked, even if it chooses among them later."""
+        if self.wishes.fits_quota is None:
+            return True
+        groups = (*self.before, picked)
+        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
+        memory_mib = sum(load.memory_mib for load in loads)
+        return self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads))
 
 
 def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share, ...]:

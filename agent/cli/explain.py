@@ -1,0 +1,139 @@
+"""`hami-agent explain`: why a pod is where it is, gate by gate, and what would place it."""
+
+import argparse
+import asyncio
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.app.explaining import read_cluster
+from agent.cli.arguments import add_output
+from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.explain_view import document, rendered
+from agent.cli.logs import configure
+from agent.cli.main import Subparsers
+from agent.cli.settings_view import terminal_columns
+from agent.core.cluster.snapshot import ClusterSnapshot
+from agent.core.errors import ApiError, SettingsError, cap
+from agent.host.clock import SystemClock
+from agent.host.kube.cluster.reader import NoSuchPod
+from agent.host.kube.connection import Connection, default_namespace
+from agent.sandbox.explain.decide import explain_pod
+from agent.sandbox.scheduler.model import SchedulerSettings
+
+IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb `explain`."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="explain why a pod is pending or refused, gate by gate",
+        description="Explains a pod gate by gate: admission, quota, placement with the figures of "
+        "each GPU, binding with the node lock, allocation, start, and what it holds. Then it names "
+        "the smallest changes that would place the pod, each tried with a model of HAMi's "
+        "scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API server, writes "
+        "nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if something does, 3 if "
+        "the API server cannot be read, 4 if there is no such pod, 5 if a part of the data is "
+        "missing.",
+        epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
+    )
+    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod")
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="PATH",
+        help="default: KUBECONFIG, else ~/.kube/config; in a pod its service account",
+    )
+    parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
+    parser.add_argument(
+        "--scheduler-name",
+        default=SchedulerSettings().scheduler_name,
+        metavar="NAME",
+        help="name of HAMi's scheduler (default %(default)s)",
+    )
+    add_output(parser, forms=("text", "json", "yaml"))
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the explanation and return the exit code."""
+    configure("error", "auto", environ)
+    namespace, name, mistake = _named(args)
+    if mistake:
+        return _fail(mistake, USAGE)
+    connection = _connection(args, environ)
+    if connection is None:
+        return _fail(
+            "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config",
+            UNREACHABLE,
+        )
+    clock = SystemClock()
+    try:
+        namespace = namespace or default_namespace(connection)
+        found = asyncio.run(read_cluster(connection, namespace, name, clock))
+    except (SettingsError, ApiError) as error:
+        advice = ": give --kubeconfig, or set KUBECONFIG"
+        is_ours = isinstance(error, SettingsError)
+        return _fail(f"{error.said}{advice}" if is_ours else str(error), UNREACHABLE)
+    if isinstance(found, NoSuchPod):
+        return _fail(_missing(found, namespace, name), NOT_FOUND)
+    return _write(args, connection, found, clock)
+
+
+def _write(
+    args: argparse.Namespace, connection: Connection, found: ClusterSnapshot, clock: SystemClock
+) -> int:
+    settings = SchedulerSettings(scheduler_name=args.scheduler_name)
+    now = clock.now()
+    explanation = explain_pod(found, now, random.Random(0), settings)  # noqa: S311 -- breaks ties
+    source = f"API server by {connection.source}"
+    if args.output == "text":
+        sys.stdout.write(rendered(explanation, source, now, terminal_columns()))
+    else:
+        sys.stdout.write(document(explanation, source, now, args.output))
+    if explanation.missing:
+        return INCOMPLETE
+    return PROBLEM if explanation.is_blocked else OK
+
+
+def _named(args: argparse.Namespace) -> tuple[str, str, str]:
+    """Namespace (empty: the context's), name, and what is wrong with them."""
+    space, slash, name = args.pod.rpartition("/")
+    if not name or "/" in space or (slash and not space):
+        return "", "", f"{cap(args.pod, 64)!r} is not a pod: write POD or NAMESPACE/POD"
+    if space and args.namespace and args.namespace != space:
+        return "", "", f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
+    return space or args.namespace or "", name, ""
+
+
+def _connection(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection | None:
+    """The way to the API server, chosen as by kubectl; None if there is none."""
+    if args.kubeconfig is not None:
+        return Connection(args.kubeconfig, context=args.context)
+    listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
+    home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
+    if listed:
+        there = (path for path in map(Path, listed) if path.exists())
+        return Connection(next(there, Path(listed[0])), context=args.context)
+    if home is not None and home.exists():
+        return Connection(home, context=args.context)
+    return Connection(environment=environ) if IN_CLUSTER in environ else None
+
+
+def _missing(found: NoSuchPod, namespace: str, name: str) -> str:
+    text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
+    if found.elsewhere:
+        text += f"; one is in {', '.join(cap(space, 64) for space in found.elsewhere)}"
+    if found.nearest:
+        text += f"; the nearest names are {', '.join(cap(near, 256) for near in found.nearest)}"
+    if found.unread:
+        text += f"; no other name is known: {found.unread}"
+    return text
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"hami-agent explain: {text}\n")
+    return code

@@ -1,0 +1,135 @@
+"""Renders an explanation as text for people, and as JSON or YAML for programs."""
+
+import dataclasses
+import datetime as dt
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+import yaml
+
+from agent.cli.settings_view import API_VERSION
+from agent.codec.nodelock import encode_stamp
+from agent.core.errors import cap
+from agent.sandbox.explain.story import Explanation, Gate, GpuVerdict, NodeVerdict, PlacingChange
+from agent.sandbox.explain.words import span
+
+NODES_SHOWN: Final = 5
+_WIDEST: Final = 10_000
+"""Columns without a terminal: a line is not folded."""
+_NARROWEST: Final = 20
+
+
+def rendered(explanation: Explanation, source: str, now: dt.datetime, columns: int | None) -> str:
+    """The explanation for people, folded at `columns` (None: not at all)."""
+    width = max(columns, _NARROWEST) if columns is not None else _WIDEST
+    lines: list[str] = []
+    for indent, hanging, text in _lines(explanation, source, now):
+        lines += textwrap.wrap(
+            text,
+            width,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * min(hanging, width // 3),
+            break_on_hyphens=False,
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def document(explanation: Explanation, source: str, now: dt.datetime, form: str) -> str:
+    """The explanation as a document; `form` is json or yaml."""
+    data = {
+        "namespace": explanation.namespace,
+        "pod": explanation.name,
+        "phase": explanation.phase,
+        "headline": explanation.headline,
+        "blocked": explanation.is_blocked,
+        "gates": [_gate(gate) for gate in explanation.gates],
+        "nodes": [_plain(node) for node in explanation.nodes],
+        "nodesByReason": dict(explanation.reasons),
+        "changes": [_plain(change) for change in explanation.changes],
+        "missing": list(explanation.missing),
+    }
+    whole = {
+        "apiVersion": API_VERSION,
+        "kind": "Explanation",
+        "generatedAt": encode_stamp(now),
+        "source": {"name": source, "readAt": encode_stamp(explanation.taken)},
+        "data": data,
+    }
+    if form == "yaml":
+        return yaml.safe_dump(whole, sort_keys=False, allow_unicode=False)
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def _lines(
+    explanation: Explanation, source: str, now: dt.datetime
+) -> Iterator[tuple[int, int, str]]:
+    """Indent, indent of what is folded, and text of each line."""
+    yield 0, 2, explanation.headline
+    for gate in explanation.gates:
+        reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
+        yield 0, 5, f"{gate.verdict.value:<4} {gate.name:<10} {gate.said}{reason}"
+        for fact in gate.facts:
+            yield 7, 9, fact
+        if gate.name == "placement":
+            yield from _node_lines(explanation)
+        if gate.advice:
+            yield 7, 9, f"do: {gate.advice}"
+    if explanation.changes:
+        yield 0, 2, "Smallest changes that would place it (tried with the scheduler's model):"
+        for number, change in enumerate(explanation.changes, 1):
+            yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
+    for text in explanation.missing:
+        yield 0, 2, f"missing: {text}"
+    age = span((now - explanation.taken).total_seconds())
+    yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
+
+
+def _node_lines(explanation: Explanation) -> Iterator[tuple[int, int, str]]:
+    shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
+    for node in shown:
+        yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
+        for gpu in node.gpus:
+            yield 9, 11, _gpu_line(gpu)
+        if node.biggest and node.gpus:
+            yield 9, 11, f"most is held by {', '.join(node.biggest)}"
+    reasons = explanation.reasons
+    if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
+        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        if told:
+            yield 7, 9, f"Nodes by reason: {told}"
+
+
+def _gpu_line(gpu: GpuVerdict) -> str:
+    if not gpu.reason:
+        return f"GPU {gpu.index} fits"
+    return f"GPU {gpu.index} {gpu.reason}: {gpu.said}"
+
+
+def _gate(gate: Gate) -> dict[str, object]:
+    return {
+        "name": gate.name,
+        "verdict": gate.verdict.name.lower().replace("_", "-"),
+        "said": gate.said,
+        "reason": gate.reason,
+        "advice": gate.advice,
+        "facts": list(gate.facts),
+    }
+
+
+def _plain(value: NodeVerdict | GpuVerdict | PlacingChange) -> dict[str, object]:
+    """A value of the story for JSON, with JSON's names."""
+    fields = dataclasses.fields(value)
+    return {_camel(one.name): _entry(getattr(value, one.name)) for one in fields}
+
+
+def _entry(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(one) if isinstance(one, GpuVerdict) else one for one in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

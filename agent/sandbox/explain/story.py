@@ -1,0 +1,114 @@
+"""The values of an explanation."""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Mapping
+
+
+class GateVerdict(enum.Enum):
+    """What a gate says; the value is the word that people read."""
+
+    PASSED = "ok"
+    BLOCKED = "NO"
+    WAITING = "wait"
+    NOTED = "note"
+    NOT_REACHED = "--"
+    UNKNOWN = "??"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate on a pod's way to a running container.
+
+    - `said`: one sentence. `advice`: what to do; empty if nothing.
+    - `reason`: the runbook's id; empty if there is nothing to look up.
+    - `facts`: more lines.
+    """
+
+    name: str
+    verdict: GateVerdict
+    said: str
+    reason: str = ""
+    advice: str = ""
+    facts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuVerdict:
+    """One GPU for the container that does not fit; `reason` is empty if the GPU fits.
+
+    `promised_…` is what other pods were given, whether they use it or not.
+    """
+
+    uuid: str
+    index: int
+    model: str
+    reason: str
+    said: str
+    registered_mib: int
+    promised_mib: int
+    asked_mib: int
+    core_percent: int
+    promised_percent: int
+    asked_percent: int
+    slots: int
+    used_slots: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """One Node: whether the pod fits, else HAMi's reason and each GPU.
+
+    - `reason`: the scheduler's text, such as `2/8 CardInsufficientMemory`.
+    - `said`: the same in words. `codes`: the runbook's ids.
+    - `has_gpus`: the Node has, or once had, something of GPUs.
+    - `biggest`: the pods with most memory there, as text.
+    """
+
+    name: str
+    is_fit: bool
+    reason: str = ""
+    said: str = ""
+    codes: tuple[str, ...] = ()
+    gpus: tuple[GpuVerdict, ...] = ()
+    has_gpus: bool = True
+    biggest: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacingChange:
+    """A change with which the scheduler's model places the pod on `node`."""
+
+    said: str
+    node: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that is said of one pod.
+
+    - `headline`: one sentence: state, age and request.
+    - `nodes`: at most NODES_TOLD of the Nodes, nearest to a fit first; `reasons` counts all.
+    - `missing`: parts of the cluster that could not be read, each with why.
+    """
+
+    namespace: str
+    name: str
+    phase: str
+    headline: str
+    taken: dt.datetime
+    gates: tuple[Gate, ...]
+    nodes: tuple[NodeVerdict, ...] = ()
+    reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    changes: tuple[PlacingChange, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a gate says no."""
+        return any(gate.verdict is GateVerdict.BLOCKED for gate in self.gates)
+
+    def gate(self, name: str) -> Gate:
+        """The gate of that name. Raises StopIteration."""
+        return next(gate for gate in self.gates if gate.name == name)

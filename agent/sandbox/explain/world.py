@@ -1,0 +1,177 @@
+"""The cluster of a snapshot, as HAMi's scheduler would see it now.
+
+It runs the scheduler's model. Its flags are not in any object that can be read, so HAMi's defaults
+are assumed.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from agent.codec.register_colon import SHORT
+from agent.core.cluster import annotations
+from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject
+from agent.sandbox.explain.eligible import refuse_node
+from agent.sandbox.scheduler.fit import NodeFit, Wishes, fit_pod
+from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.quota import Quotas
+from agent.sandbox.scheduler.refresh import Version
+from agent.sandbox.scheduler.registry import read_offer
+from agent.sandbox.scheduler.requests import init_count, pod_requests
+from agent.sandbox.scheduler.steering import Steering, read_steering
+from agent.sandbox.scheduler.usage import TERMINAL, Usage
+
+UNREGISTERED: Final = "node unregistered"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of the cluster that is tried: what it opens, and whose shares it ignores."""
+
+    opened: frozenset[str] = frozenset()
+    uncordoned: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
+    without_quotas: bool = False
+
+
+NO_EDIT: Final = Edit()
+
+
+class World:
+    """Nodes, the use of their GPUs and the quotas. The pod itself counts nowhere."""
+
+    def __init__(self, snapshot: ClusterSnapshot, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.snapshot = snapshot
+        self.nodes = {node.name: node for node in snapshot.nodes}
+        self._holders: defaultdict[str, list[GpuHolder]] = defaultdict(list)
+        self.by_name: dict[tuple[str, str], GpuHolder] = {}
+        own = snapshot.pod["metadata"].get("uid", "")
+        namespace = snapshot.pod["metadata"].get("namespace", "")
+        neighbours = Usage()
+        for holder in snapshot.holders:
+            self.by_name[holder.namespace, holder.name] = holder
+            if holder.uid == own or holder.phase in TERMINAL:
+                continue
+            self._holders[holder.node].append(holder)
+            if holder.namespace == namespace:
+                _count(neighbours, holder)
+        self.neighbours = neighbours
+        self.quotas = Quotas(neighbours, settings.memory_factor)
+        for quota in snapshot.quotas:
+            self.quotas.see("ADDED", dict(quota))
+        self._registered: dict[str, RegisteredNode | None] = {}
+        self._fits: dict[str, NodeFit] = {}
+        """The fits of the pod itself in the cluster as it is."""
+        self._wishes: tuple[JsonObject, Edit, Wishes] | None = None
+        """Those that were made last: one pod is tried on many Nodes."""
+
+    def holders(self, node: str) -> tuple[GpuHolder, ...]:
+        """The pods that hold GPUs of the Node."""
+        return tuple(self._holders.get(node, ()))
+
+    def usage(self, node: str, without: Iterable[str] = ()) -> Usage:
+        """The reservations on the Node, except those of pods with the UIDs `without`."""
+        usage = Usage()
+        left = frozenset(without)
+        for holder in self._holders.get(node, ()):
+            if holder.uid not in left:
+                _count(usage, holder)
+        return usage
+
+    def registered(self, name: str, edit: Edit = NO_EDIT) -> RegisteredNode | None:
+        """The Node as the scheduler has it registered; None if it has not."""
+        if edit == NO_EDIT:
+            if name not in self._registered:
+                self._registered[name] = self._read(name, edit)
+            return self._registered[name]
+        return self._read(name, edit)
+
+    def fit(self, pod: JsonObject, name: str, edit: Edit = NO_EDIT) -> NodeFit:
+        """Whether the pod fits on the Node, by the model. Raises BadWeightsError."""
+        if pod is not self.snapshot.pod or edit != NO_EDIT:
+            return self._tried(pod, name, edit)
+        if name not in self._fits:
+            self._fits[name] = self._tried(pod, name, edit)
+        return self._fits[name]
+
+    def _tried(self, pod: JsonObject, name: str, edit: Edit) -> NodeFit:
+        node = self.nodes[name]
+        if name not in edit.opened and (refusal := refuse_node(pod, node)):
+            return NodeFit(None, refusal)
+        state = self.registered(name, edit)
+        if state is None:
+            return NodeFit(None, UNREGISTERED)
+        return fit_pod(state, self.wishes(pod, edit))
+
+    def wishes(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Wishes:
+        """The pod's requests, as the model takes them. Raises BadWeightsError."""
+        if self._wishes is None or self._wishes[0] is not pod or self._wishes[1] != edit:
+            self._wishes = (pod, edit, self._wished(pod, edit))
+        return self._wishes[2]
+
+    def _wished(self, pod: JsonObject, edit: Edit) -> Wishes:
+        held = dict(pod)
+        wishes = Wishes(pod_requests(held, self.settings), init_count(held), self.steering(pod))
+        if edit.without_quotas or not self.snapshot.quotas:
+            return wishes
+        namespace = pod["metadata"].get("namespace", "")
+
+        def fits(memory_mib: int, core_percent: int) -> bool:
+            return self.quotas.fits(namespace, memory_mib, core_percent)
+
+        return dataclasses.replace(wishes, fits_quota=fits)
+
+    def steering(self, pod: JsonObject) -> Steering:
+        """The pod's constraints. Raises BadWeightsError."""
+        return read_steering(pod["metadata"].get("annotations") or {}, self.settings)
+
+    def has_gpus(self, node: ClusterNode) -> bool:
+        """Whether the Node has, or had, something of GPUs."""
+        keys = (annotations.REGISTER, annotations.HANDSHAKE)
+        return node.slices > 0 or any(key in node.annotations for key in keys)
+
+    def _read(self, name: str, edit: Edit) -> RegisteredNode | None:
+        node = self.nodes[name]
+        if node.slices <= 0:  # HAMi drops a node whose kubelet offers nothing
+            return None
+        offer = read_offer(node.annotations, version_of(node))
+        if offer is None or not offer.gpus:
+            return None
+        cordoned = offer.cordoned - edit.uncordoned
+        loads = self.usage(name, edit.ended).loads(name)
+        return dataclasses.replace(offer, cordoned=cordoned).state(name, loads)
+
+
+def version_of(node: ClusterNode) -> Version:
+    """The newest release of the scheduler that reads the form of the Node's report."""
+    text = node.annotations.get(annotations.REGISTER, "")
+    if text.startswith("["):
+        return Version.V2_10
+    records = [record for record in text.split(":") if record]
+    is_short = bool(records) and all(record.count(",") + 1 == SHORT for record in records)
+    return Version.V2_4 if is_short else Version.V2_7
+
+
+def _count(usage: Usage, holder: GpuHolder) -> None:
+    """Count the holder as HAMi does: when first seen, and again when it has passed its inits."""
+    ended: Mapping[str, Any] = {"state": {"terminated": {"exitCode": 0}}}
+    pod = {
+        "metadata": {
+            "uid": holder.uid,
+            "namespace": holder.namespace,
+            "annotations": {
+                annotations.VGPU_NODE: holder.node,
+                annotations.ALLOCATED: holder.shares,
+            },
+        },
+        "spec": {"initContainers": [{}] * holder.inits},
+        "status": {
+            "phase": holder.phase,
+            "initContainerStatuses": [ended] if holder.has_passed_init else [],
+        },
+    }
+    usage.observe(pod)
+    if holder.has_passed_init:
+        usage.observe(pod)

@@ -1,0 +1,104 @@
+"""`explain` of pods that are past the search for a Node, and of pods that HAMi does not place."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes.explain_rig import ExplainRig, a_gpu, explain_rig
+
+pytestmark = pytest.mark.looptime(False)
+GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
+
+
+@pytest_asyncio.fixture
+async def rig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[ExplainRig]:
+    async with explain_rig(tmp_path, capsys) as made:
+        yield made
+
+
+async def test_a_pod_that_fits_is_not_blocked(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.submit("p", {GPU: 1, MEMORY: 1000})
+
+    answer = await rig.explain("p")
+
+    assert 0 == answer.code
+    assert "it fits on 1 Node now (n1)" == answer.gate("placement")["said"]
+
+
+async def test_a_pod_that_runs_is_told_with_what_it_holds(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a", 3))
+    rig.holder("p", "n1", "GPU-a", 3000, 20)
+
+    answer = await rig.explain("p")
+
+    assert 0 == answer.code
+    assert ["main: GPU 3 (GPU-a), 3,000 MiB, 20 % of the cores"] == answer.gate("running")["facts"]
+
+
+async def test_a_gpu_that_falls_ill_below_a_pod_is_noted(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a", healthy=False))
+    rig.holder("p", "n1", "GPU-a", 3000)
+
+    gate = (await rig.explain("p")).gate("running")
+
+    assert ("noted", "CardNotHealth") == (gate["verdict"], gate["reason"])
+
+
+async def test_a_refusal_of_the_agent_is_told_with_its_id(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("p", "n1", "GPU-a", 3000)
+    message = (
+        "Allocate failed due to rpc error: code = FailedPrecondition desc = GPU GPU-a is bad: "
+        "choose another [HA-4002], which is unexpected"
+    )
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+    rig.edit_pod("p", {"status": status | {"containerStatuses": None}})
+
+    answer = await rig.explain("p")
+
+    assert (1, ("allocation", "HA-4002")) == (answer.code, answer.blocked)
+
+
+async def test_a_refusal_of_another_plugin_is_told_without_an_id_of_the_agent(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("p", "n1", "GPU-a", 3000)
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no binding pod"}
+    rig.edit_pod("p", {"status": status})
+
+    assert ("allocation", "E-ALLOCATE") == (await rig.explain("p")).blocked
+
+
+async def test_a_container_that_does_not_start_is_told(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("p", "n1", "GPU-a", 3000)
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    statuses = [{"name": "main", "state": {"waiting": waiting}}]
+    rig.edit_pod("p", {"status": {"phase": "Pending", "containerStatuses": statuses}})
+
+    answer = await rig.explain("p")
+
+    assert ("start", "E-START") == answer.blocked
+    assert "container main waits: ImagePullBackOff: no such image" == answer.gate("start")["said"]
+
+
+async def test_a_pod_without_gpus_is_not_hami_s_matter(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.submit("p", {"cpu": 1})
+
+    answer = await rig.explain("p")
+
+    assert (0, "the pod asks for no GPU of HAMi") == (answer.code, answer.gate("admission")["said"])
+
+
+async def test_without_hami_kube_scheduler_alone_decides(rig: ExplainRig):
+    rig.node("n1", slices=10)
+    rig.submit("p", {GPU: 1}, admitted=False)
+    rig.event("p", "FailedScheduling", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+
+    answer = await rig.explain("p")
+
+    assert ("placement", "E-NODE") == answer.blocked
+    assert "noted" == answer.gate("admission")["verdict"]

@@ -1,0 +1,228 @@
+"""A cluster to explain: the API server model over HTTP, and the scheduler model beside it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli.main import dispatch
+from agent.codec.nodelock import encode_node_lock, encode_stamp
+from agent.codec.register import RegisteredGpu, encode_register
+from agent.core.inventory.gpu import GpuUuid
+from agent.host.clock import SystemClock
+from agent.sandbox.api_errors import Json
+from agent.sandbox.apiserver import ApiServerModel
+from agent.sandbox.patching import merge_patch
+from agent.sandbox.scheduler.loop import SchedulerModel
+from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.webhook import admit_pod
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.kubeworld import KUBECONFIG
+
+REGISTER = "hami.io/node-nvidia-register"
+CORDON = "hami.io/device-cordon"
+LOCK = "hami.io/mutex.lock"
+TOKEN = "a-token"  # noqa: S105 -- of a model
+NO_RIGHTS: frozenset[tuple[str, str]] = frozenset()
+SCHEDULER = SchedulerSettings().quick()
+
+
+def a_gpu(uuid: str, index: int = 0, memory_mib: int = 16_000, **more: Any) -> RegisteredGpu:
+    fields: dict[str, Any] = {
+        "uuid": GpuUuid(uuid),
+        "index": index,
+        "split_count": 10,
+        "registered_mib": memory_mib,
+        "core_percent": 100,
+        "type_name": "NVIDIA-Tesla T4",
+        "mode": "hami-core",
+        "healthy": True,
+    }
+    return RegisteredGpu(**(fields | more))
+
+
+def report_of(*gpus: RegisteredGpu) -> str:
+    return encode_register(gpus)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainAnswer:
+    """What the verb printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The data of a JSON document."""
+        data: Mapping[str, Any] = json.loads(self.out)["data"]
+        return data
+
+    def gate(self, name: str) -> Mapping[str, Any]:
+        (gate,) = [gate for gate in self.data["gates"] if gate["name"] == name]
+        return gate
+
+    @property
+    def blocked(self) -> tuple[str, str]:
+        """Name and reason of the gate that blocks the pod."""
+        ((name, reason),) = [
+            (gate["name"], gate["reason"])
+            for gate in self.data["gates"]
+            if gate["verdict"] == "blocked"
+        ]
+        return name, reason
+
+    @property
+    def changes(self) -> list[str]:
+        return [change["said"] for change in self.data["changes"]]
+
+
+class ExplainRig:
+    """The store with its server; `scheduling` runs the scheduler model over it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        capsys: pytest.CaptureFixture[str],
+        rights: frozenset[tuple[str, str]] | None,
+    ) -> None:
+        user = "admin" if rights is None else "operator"
+        self.store = ObjectStore(SystemClock(), Seeded(7), history=20_000)
+        self.model = ApiServerModel(
+            self.store, {TOKEN: user}, rights={"operator": rights or NO_RIGHTS}
+        )
+        self.kubeconfig = folder / "kubeconfig"
+        self._capsys = capsys
+
+    def node(self, name: str, *gpus: RegisteredGpu, **parts: Any) -> Json:
+        """A Node that reports these GPUs. `parts`: annotations, metadata, spec, slices."""
+        noted = {REGISTER: report_of(*gpus)} if gpus else {}
+        metadata: Json = {"name": name, "annotations": noted | parts.get("annotations", {})}
+        return self.store.create(
+            "nodes",
+            {
+                "metadata": metadata | parts.get("metadata", {}),
+                "spec": parts.get("spec", {}),
+                "status": {
+                    "allocatable": {"nvidia.com/gpu": str(parts.get("slices", 10 * len(gpus)))},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            },
+        )
+
+    def now(self, ahead: float = 0.0) -> dt.datetime:
+        return SystemClock().now() + dt.timedelta(seconds=ahead)
+
+    def annotate_node(self, name: str, marks: Mapping[str, str | None]) -> None:
+        patch = {"metadata": {"annotations": dict(marks)}}
+        self.store.update("nodes", "", name, lambda node: merge_patch(node, patch))
+
+    def edit_pod(self, name: str, patch: Mapping[str, Any]) -> None:
+        self.store.update("pods", "default", name, lambda pod: merge_patch(pod, dict(patch)))
+
+    def lock_node(self, name: str, owner: str, age: float = 5.0) -> None:
+        stamp = self.now(-age)
+        self.annotate_node(name, {LOCK: encode_node_lock(stamp, "default", owner)})
+
+    def submit(self, name: str, limits: Mapping[str, object], **parts: Any) -> Json:
+        """Create a pod, through the webhook unless `admitted` is False."""
+        pod: Json = {
+            "metadata": {"name": name, "annotations": parts.get("annotations", {})},
+            "spec": {
+                "containers": [{"name": "main", "resources": {"limits": dict(limits)}}],
+                **parts.get("spec", {}),
+            },
+        }
+        pod["metadata"] |= parts.get("metadata", {})
+        is_admitted = parts.get("admitted", True)
+        return self.store.create("pods", admit_pod(pod, SCHEDULER) if is_admitted else pod)
+
+    def holder(self, name: str, node: str, uuid: str, mib: int = 1000, cores: int = 0) -> Json:
+        """A running pod that holds a share."""
+        text = f"{uuid},NVIDIA,{mib},{cores}:;"
+        marks = {"hami.io/vgpu-node": node, "hami.io/vgpu-devices-allocated": text}
+        marks["hami.io/bind-phase"] = "success"
+        metadata = {"annotations": marks, "labels": {"hami.io/vgpu-node": node}}
+        limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": mib}
+        pod = self.submit(name, limits, metadata=metadata, spec={"nodeName": node}, admitted=False)
+        running = {"name": "main", "state": {"running": {}}}
+        status = {"phase": "Running", "containerStatuses": [running]}
+        self.edit_pod(name, {"spec": {"schedulerName": "hami-scheduler"}, "status": status})
+        return pod
+
+    def event(self, pod: str, reason: str, message: str, age: float = 20.0) -> None:
+        """An Event of a scheduler that is not modelled, or of a kubelet."""
+        held = self.store.get("pods", "default", pod)
+        about = {"kind": "Pod", "name": pod, "namespace": "default", "uid": held["metadata"]["uid"]}
+        self.store.create(
+            "events",
+            {
+                "metadata": {"name": f"{pod}.{self.store.version}", "namespace": "default"},
+                "involvedObject": about,
+                "type": "Warning",
+                "reason": reason,
+                "message": message,
+                "lastTimestamp": encode_stamp(self.now(-age)),
+            },
+        )
+
+    @contextlib.asynccontextmanager
+    async def scheduling(self, *, eager: bool = True) -> AsyncIterator[None]:
+        """Run the scheduler model over the store."""
+        model = SchedulerModel(self.store, SystemClock(), Seeded(), settings=SCHEDULER, eager=eager)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(model.run())
+            try:
+                yield
+            finally:
+                running.cancel()
+
+    async def until_told(self, name: str, reason: str) -> None:
+        """Wait until the scheduler has written such an Event about the pod."""
+        await self.until(
+            lambda: any(
+                (event["involvedObject"]["name"], event["reason"]) == (name, reason)
+                for event in self.store.select("events")
+            ),
+            "events",
+        )
+
+    async def until(self, claim: Callable[[], bool], resource: str = "pods") -> None:
+        async with asyncio.timeout(5):
+            follower = self.store.subscribe(resource, None)
+            while not claim():
+                await anext(follower)
+
+    async def explain(self, *words: str, environ: Mapping[str, str] | None = None) -> ExplainAnswer:
+        """Run the verb as a person does; its answer as JSON unless the words say otherwise."""
+        known = {"KUBECONFIG": str(self.kubeconfig)} if environ is None else environ
+        form = () if {"-o", "--context"} & set(words) else ("-o", "json")
+        self._capsys.readouterr()
+        code = await asyncio.to_thread(dispatch, ["explain", *words, *form], known)
+        out, err = self._capsys.readouterr()
+        return ExplainAnswer(code, out, err)
+
+
+@contextlib.asynccontextmanager
+async def explain_rig(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    rights: frozenset[tuple[str, str]] | None = None,
+) -> AsyncIterator[ExplainRig]:
+    """A listening API server model without objects; the operator has `rights` (None: all)."""
+    rig = ExplainRig(folder, capsys, rights)
+    await rig.model.start()
+    text = KUBECONFIG.format(server=rig.model.url, token=TOKEN)
+    rig.kubeconfig.write_text(text, encoding="utf-8")
+    try:
+        yield rig
+    finally:
+        await rig.model.stop()

@@ -1,0 +1,234 @@
+"""The explanation agrees with the scheduler's model, and each of its changes does what it says."""
+
+import datetime as dt
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.codec.pod import encode_pod_devices
+from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
+from agent.sandbox.explain.decide import explain_pod
+from agent.sandbox.explain.placement import codes_of
+from agent.sandbox.explain.story import Explanation, GateVerdict
+from agent.sandbox.explain.words import span
+from agent.sandbox.scheduler.filter import filter_pod
+from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.registry import read_offer
+from agent.sandbox.scheduler.usage import Reservation, Usage
+from tests.fakes.chance import Seeded
+from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
+
+NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
+GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+TYPE = "nvidia.com/use-gputype"
+
+
+def pod_of(limits: dict[str, int], annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    texts = {key: str(value) for key, value in limits.items()}
+    metadata = {"name": "p", "namespace": "d", "uid": "own", "labels": {}}
+    return {
+        "metadata": metadata | {"annotations": annotations or {}},
+        "spec": {
+            "schedulerName": "hami-scheduler",
+            "containers": [{"name": "main", "resources": {"limits": texts}}],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+class Cluster:
+    """Nodes with GPUs, some of them held."""
+
+    def __init__(self, rng: random.Random, nodes: int) -> None:
+        self.nodes: list[ClusterNode] = []
+        self.holders: list[GpuHolder] = []
+        for place in range(nodes):
+            gpus = [
+                a_gpu(
+                    f"GPU-{place}-{index}",
+                    index,
+                    rng.choice([16_000, 40_000]),
+                    type_name=rng.choice(["NVIDIA A100", "NVIDIA H100"]),
+                    healthy=rng.random() > 0.2,
+                )
+                for index in range(rng.randint(1, 3))
+            ]
+            self.nodes.append(ClusterNode(f"n{place}", {REGISTER: report_of(*gpus)}, slices=10))
+            for gpu in gpus:
+                if rng.random() < 0.7:
+                    share = Share(gpu.uuid, rng.randrange(0, 16_000), rng.choice([0, 30, 90]))
+                    text = encode_pod_devices([[share]])
+                    name = f"h-{gpu.uuid}"
+                    self.holders.append(GpuHolder(name, "d", name, f"n{place}", text, "Running"))
+
+    def snapshot(
+        self, pod: dict[str, Any], events: tuple[PodEventView, ...] = ()
+    ) -> ClusterSnapshot:
+        return ClusterSnapshot(pod, NOW, tuple(self.nodes), tuple(self.holders), events=events)
+
+    def placed(self, pod: dict[str, Any], without: str = "") -> bool:
+        """Whether the model, asked without any part of `explain`, places the pod."""
+        usage = Usage()
+        for holder in self.holders:
+            if holder.name != without:
+                uuid, _, memory, cores = holder.shares.rstrip(";:").split(",")
+                share = Share(GpuUuid(uuid), int(memory), int(cores))
+                usage.reserve(holder.uid, Reservation(holder.node, [[share]], 0))
+        registered: dict[str, RegisteredNode] = {}
+        for node in self.nodes:
+            offer = read_offer(node.annotations)
+            assert offer is not None
+            registered[node.name] = offer.state(node.name, usage.loads(node.name))
+        names = list(registered)
+        return bool(filter_pod(pod, names, registered, SchedulerSettings(), Seeded()).nodes)
+
+
+def told(cluster: Cluster, pod: dict[str, Any]) -> Explanation:
+    return explain_pod(cluster.snapshot(pod), NOW, Seeded())
+
+
+def with_limit(pod: dict[str, Any], key: str, most: int) -> dict[str, Any]:
+    limits = dict(pod["spec"]["containers"][0]["resources"]["limits"])
+    limits[key] = str(min(int(limits[key]), most))
+    return pod_of(
+        {name: int(text) for name, text in limits.items()}, pod["metadata"]["annotations"]
+    )
+
+
+def changed(cluster: Cluster, pod: dict[str, Any], said: str) -> bool:
+    """Whether the pod is placed after one change, read from its sentence."""
+    if asked := re.fullmatch(
+        r"ask for at most ([\d,]+) \S+.* \((nvidia\.com/\w+)\) instead .*", said
+    ):
+        most = int(asked[1].replace(",", ""))
+        smaller, greater = (with_limit(pod, asked[2], limit) for limit in (most, most + 1))
+        return cluster.placed(smaller) and not cluster.placed(greater)
+    if dropped := re.fullmatch(r"drop the annotation (\S+)", said):
+        marks = {
+            key: text for key, text in pod["metadata"]["annotations"].items() if key != dropped[1]
+        }
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        return cluster.placed(pod_of({key: int(text) for key, text in limits.items()}, marks))
+    waited = re.fullmatch(r"wait for d/(\S+) to end, or end it \(.*\)", said)
+    assert waited, said
+    return cluster.placed(pod, without=waited[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    nodes=st.integers(1, 4),
+    count=st.integers(1, 3),
+    memory=st.sampled_from([1000, 8000, 14_000, 20_000, 60_000]),
+    cores=st.sampled_from([0, 20, 80, 100]),
+    kind=st.sampled_from(["", "A100", "H100", "T4"]),
+)
+def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
+    seed: int, nodes: int, count: int, memory: int, cores: int, kind: str
+):
+    cluster = Cluster(random.Random(seed), nodes)  # noqa: S311 -- hypothesis chose the seed
+    pod = pod_of({GPU: count, MEMORY: memory, CORES: cores}, {TYPE: kind} if kind else {})
+
+    explanation = told(cluster, pod)
+
+    gate = explanation.gate("placement")
+    assert cluster.placed(pod) == (gate.verdict is not GateVerdict.BLOCKED)
+    assert (gate.verdict is GateVerdict.BLOCKED) == bool(gate.reason)
+    if gate.verdict is not GateVerdict.BLOCKED:
+        assert () == explanation.changes
+    for change in explanation.changes:
+        if ", and " not in change.said:
+            assert changed(cluster, pod, change.said), change.said
+
+
+def test_a_change_of_two_parts_places_the_pod_and_neither_part_does():
+    cluster = Cluster(Seeded(), 0)
+    cluster.nodes = [ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)]
+    pod = pod_of({GPU: 1, MEMORY: 20_000}, {TYPE: "A100"})
+
+    (change,) = told(cluster, pod).changes
+
+    dropped, asked = change.said.split(", and ")
+    assert not changed(cluster, pod, dropped)
+    assert not cluster.placed(with_limit(pod, MEMORY, 16_000))
+    assert changed(cluster, pod_of({GPU: 1, MEMORY: 20_000}), asked)
+
+
+def event(reason: str, message: str, age: float = 40) -> PodEventView:
+    last = NOW - dt.timedelta(seconds=age)
+    return PodEventView("Warning", reason, message, "hami-scheduler", last)
+
+
+@pytest.mark.parametrize(
+    ("message", "age", "changed_ago", "reason"),
+    [
+        ("1 nodes CardInsufficientMemory(n1)", 40, 90, "E-STALE"),
+        ("1 nodes CardInsufficientMemory(n1)", 10, 90, "E-RETRY"),
+        ("1 nodes CardNotHealth(n1)", 10, 90, "E-STALE"),
+        ("1 nodes CardNotHealth(n1)", 10, 30, "E-RETRY"),
+        ("1 nodes CardInsufficientMemory(n1)", 40, 20, "E-RETRY"),
+        ("1 nodes CardInsufficientMemory(n1)", 40, None, "E-RETRY"),
+    ],
+)
+def test_a_report_is_called_known_only_after_two_rounds_of_the_scheduler(
+    message: str, age: float, changed_ago: float | None, reason: str
+):
+    since = None if changed_ago is None else NOW - dt.timedelta(seconds=changed_ago)
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10, reported=since)
+    events = (event("FilteringFailed", message, age),)
+    snapshot = ClusterSnapshot(pod_of({GPU: 1, MEMORY: 1}), NOW, (node,), events=events)
+
+    assert reason == explain_pod(snapshot, NOW, Seeded()).gate("placement").reason
+
+
+def test_a_refusal_before_a_later_success_is_history():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    events = (
+        event("FilteringFailed", "1 nodes CardInsufficientMemory(n1)", 40),
+        event("FilteringSucceed", "find fit node(n1), 0 nodes not fit", 20),
+        event("BindingFailed", "the API server refused", 10),
+        event("FailedScheduling", "the API server refused", 9),
+    )
+    snapshot = ClusterSnapshot(pod_of({GPU: 1, MEMORY: 1}), NOW, (node,), events=events)
+
+    explanation = explain_pod(snapshot, NOW, Seeded())
+
+    assert GateVerdict.PASSED is explanation.gate("placement").verdict
+    assert (GateVerdict.BLOCKED, "E-BIND") == (
+        explanation.gate("binding").verdict,
+        explanation.gate("binding").reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("node unregistered", ("NodeUnregistered",)),
+        ("NodeInsufficientDevice", ("NodeInsufficientDevice",)),
+        ("1/2 CardNotHealth, 1/2 CardCordoned", ("CardNotHealth", "CardCordoned")),
+        ("the Node is cordoned (kubectl cordon)", ("E-NODE",)),
+    ],
+)
+def test_the_reasons_of_a_node_have_ids(text: str, codes: tuple[str, ...]):
+    assert codes == codes_of(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0 s"),
+        (59, "59 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (3700, "1 h 1 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_a_duration_has_its_greatest_units(seconds: float, text: str):
+    assert text == span(seconds)
