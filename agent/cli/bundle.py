@@ -10,7 +10,7 @@ from typing import Final
 
 from agent import __version__
 from agent.cli.api_socket import DEFAULT_SOCKET, Unreachable, call
-from agent.cli.codes import OK, INCOMPLETE, UNREACHABLE, UNWRITTEN
+from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN
 from agent.cli.main import Subparsers
 from agent.host.clock import SystemClock
 

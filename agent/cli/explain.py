@@ -5,11 +5,10 @@ import asyncio
 import random
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
 
 from agent.app.explaining import read_cluster
 from agent.cli.arguments import add_output
+from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.explain_view import document, rendered
 from agent.cli.logs import configure
@@ -22,8 +21,6 @@ from agent.host.kube.cluster.reader import NoSuchPod
 from agent.host.kube.connection import Connection, default_namespace
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.scheduler.model import SchedulerSettings
-
-IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -42,13 +39,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod")
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="PATH",
-        help="default: KUBECONFIG, else ~/.kube/config; in a pod its service account",
-    )
-    parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
+    add_cluster(parser)
     parser.add_argument(
         "--scheduler-name",
         default=SchedulerSettings().scheduler_name,
@@ -64,12 +55,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     namespace, name, mistake = _named(args)
     if mistake:
         return _fail(mistake, USAGE)
-    connection = _connection(args, environ)
+    connection = connection_of(args, environ)
     if connection is None:
-        return _fail(
-            "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config",
-            UNREACHABLE,
-        )
+        return _fail(NO_KUBECONFIG, UNREACHABLE)
     clock = SystemClock()
     try:
         namespace = namespace or default_namespace(connection)
@@ -107,20 +95,6 @@ def _named(args: argparse.Namespace) -> tuple[str, str, str]:
     if space and args.namespace and args.namespace != space:
         return "", "", f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
     return space or args.namespace or "", name, ""
-
-
-def _connection(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection | None:
-    """The way to the API server, chosen as by kubectl; None if there is none."""
-    if args.kubeconfig is not None:
-        return Connection(args.kubeconfig, context=args.context)
-    listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
-    home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
-    if listed:
-        there = (path for path in map(Path, listed) if path.exists())
-        return Connection(next(there, Path(listed[0])), context=args.context)
-    if home is not None and home.exists():
-        return Connection(home, context=args.context)
-    return Connection(environment=environ) if IN_CLUSTER in environ else None
 
 
 def _missing(found: NoSuchPod, namespace: str, name: str) -> str:

@@ -1,15 +1,21 @@
 """Where a command reads the status of a node from. Each answer names its source and its time."""
 
+import argparse
+import asyncio
 import dataclasses
 import datetime as dt
 import tarfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from agent.app.observing import read_node
 from agent.cli.api_socket import Unreachable, call
+from agent.cli.cluster_args import NO_KUBECONFIG, connection_of
 from agent.codec.status_document import StatusDocument, open_envelope
-from agent.core.errors import AgentError, MalformedText, cap
+from agent.core.errors import AgentError, ApiError, MalformedText, SettingsError, cap
+from agent.host.clock import SystemClock
 
 DEADLINE: Final = 5.0
 MEMBER: Final = "hami-agent/status.json"
@@ -24,11 +30,12 @@ class SourceUnreachable(AgentError):  # noqa: N818 -- names what happened
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatusRead:
-    """The status of a node. `at`: when the source made it."""
+    """The status of a node. `at`: when the source made it. `missing`: what it does not know."""
 
     found: StatusDocument
     at: dt.datetime
     source: str
+    missing: str = ""
 
 
 def status_at(socket: Path) -> StatusRead:
@@ -61,3 +68,24 @@ def status_in(bundle: Path) -> StatusRead:
     except MalformedText as error:
         raise SourceUnreachable(f"{bundle}: {error}") from error
     return StatusRead(found, at, str(bundle))
+
+
+def status_of(
+    node: str, resource: str, args: argparse.Namespace, environ: Mapping[str, str]
+) -> StatusRead:
+    """The status of a node of the cluster, from its agent or from its objects.
+
+    Raises SourceUnreachable, NoSuchNode.
+    """
+    connection = connection_of(args, environ)
+    if connection is None:
+        raise SourceUnreachable(NO_KUBECONFIG)
+    try:
+        read = asyncio.run(read_node(connection, node, resource, SystemClock()))
+    except (SettingsError, ApiError) as error:
+        raise SourceUnreachable(str(error)) from error
+    source = f"API server by {connection.source}"
+    if not read.missing:
+        return StatusRead(read.found, read.at, f"agent of {node} through the {source}")
+    missing = f"only what its objects show, because the agent was not read: {read.missing}"
+    return StatusRead(read.found, read.at, source, missing)

@@ -11,15 +11,19 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import DEFAULT_SOCKET
 from agent.cli.arguments import nearest
-from agent.cli.codes import NOT_FOUND, OK, UNREACHABLE
+from agent.cli.cluster_args import add_cluster
+from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE
+from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in
+from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
 from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, stamp, status_lines
 from agent.cli.terminal import terminal_width, writes_utf8
 from agent.codec.status_document import API_VERSION, StatusDocument
 from agent.core.errors import AgentError, cap
+from agent.core.inventory.slices import SharingSettings
 from agent.host.clock import SystemClock
 from agent.settings.kinds import seconds_of
 
@@ -37,7 +41,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show this node: GPUs, who holds them, what happened",
         description="Shows the node as the running agent sees it: readiness, the health of each "
         "GPU and what to do, what was promised to pods and what is used, refusals and changes of "
-        "the last 24 hours. Exits 3 if no agent answers, and 4 if there is no such GPU.",
+        "the last 24 hours. With --node it reads a node of the cluster by a kubeconfig, also one "
+        "whose agent does not answer. Exits 3 if the source does not answer, 4 if there is no such "
+        "GPU or node, and 5 if only the objects could be read.",
         epilog="example: hami-agent status --by pod",
     )
     parser.add_argument("gpu", nargs="?", metavar="GPU", help="only this GPU: index or UUID")
@@ -64,21 +70,45 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="read an archive of `hami-agent bundle` instead",
     )
+    parser.add_argument(
+        "--node",
+        metavar="NAME",
+        help="a node of the cluster: its agent through the API server, else its objects",
+    )
+    parser.add_argument(
+        "--resource",
+        default=SharingSettings().resource,
+        metavar="NAME",
+        help="with --node: the resource name of slices (default %(default)s)",
+    )
+    add_cluster(parser)
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
     parser.add_argument("-o", "--output", choices=FORMS, default="text")
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
+    configure("error", "auto", environ)
     try:
-        read = status_at(args.socket) if args.bundle is None else status_in(args.bundle)
+        read = _read(args, environ)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except SourceUnreachable as error:
         return _fail(str(error), UNREACHABLE)
-    except NoSuchGpu as error:
+    except (NoSuchGpu, NoSuchNode) as error:
         return _fail(str(error), NOT_FOUND)
     sys.stdout.writelines(_written(dataclasses.replace(read, found=found), args, environ))
+    if read.missing:
+        return _fail(read.missing, INCOMPLETE)
     return OK
+
+
+def _read(args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
+    """Read the source that the arguments choose. Raises SourceUnreachable, NoSuchNode."""
+    if args.bundle is not None:
+        return status_in(args.bundle)
+    if args.node is not None:
+        return status_of(args.node, args.resource, args, environ)
+    return status_at(args.socket)
 
 
 def only(found: StatusDocument, name: str) -> StatusDocument:

@@ -203,10 +203,14 @@ class ExplainRig:
 
     async def explain(self, *words: str, environ: Mapping[str, str] | None = None) -> ExplainAnswer:
         """Run the verb as a person does; its answer as JSON unless the words say otherwise."""
-        known = {"KUBECONFIG": str(self.kubeconfig)} if environ is None else environ
         form = () if {"-o", "--context"} & set(words) else ("-o", "json")
+        return await self.run("explain", *words, *form, environ=environ)
+
+    async def run(self, *words: str, environ: Mapping[str, str] | None = None) -> ExplainAnswer:
+        """Run a verb as a person does."""
+        known = {"KUBECONFIG": str(self.kubeconfig)} if environ is None else environ
         self._capsys.readouterr()
-        code = await asyncio.to_thread(dispatch, ["explain", *words, *form], known)
+        code = await asyncio.to_thread(dispatch, words, known)
         out, err = self._capsys.readouterr()
         return ExplainAnswer(code, out, err)
 

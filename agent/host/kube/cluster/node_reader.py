@@ -1,0 +1,74 @@
+"""Reads the status of one node: from its agent, through the API server, or from its objects."""
+
+import dataclasses
+from typing import Final
+
+from agent.codec.cluster import decode_name
+from agent.codec.narrow import read_object, read_pod
+from agent.codec.objects import decode_pod
+from agent.core.cluster.pods import NodeView, PodView
+from agent.core.errors import ApiError
+from agent.host.kube.api import KubeNode
+from agent.host.kube.cluster.reader import METADATA_LIST, PAGE_LIMITS
+from agent.host.kube.lists import Lists
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
+
+AGENTS: Final = "app.kubernetes.io/name=hami-agent"
+"""The label of the agent's pods, as the chart sets it."""
+PORT: Final = 9394
+DOCUMENT: Final = ("api", "v1", "status")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeObjects:
+    """The Node and the pods bound to it."""
+
+    node: NodeView
+    pods: tuple[PodView, ...]
+
+
+class NodeReader:
+    """Reads what is known of one node with the rights of the operator; each answer has 10 s."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+
+    async def by_agent(self) -> bytes:
+        """The agent's `/api/v1/status`, through the proxy of the API server.
+
+        Raises ApiError: there is no agent's pod, the account may not use the proxy, or the agent
+        does not answer from elsewhere.
+        """
+        query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        listed = await Lists(self._session).fetch(request, read_object)
+        metas = [item.get("metadata") or {} for item in listed.items]
+        if not metas:
+            raise ApiError(f"no pod of the agent is on the node {self._node}")
+        namespace, name = str(metas[0].get("namespace", "")), str(metas[0].get("name", ""))
+        path = path_of("namespaces", namespace, "pods", f"{name}:{PORT}", "proxy", *DOCUMENT)
+        return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
+
+    async def objects(self, resource: str) -> NodeObjects | None:
+        """The Node and its pods; None: there is no such Node. `resource`: the name of slices.
+
+        Raises ApiError.
+        """
+        node = await KubeNode(self._session, self._node).get_node()
+        if node is None:
+            return None
+        query = (("fieldSelector", f"spec.nodeName={self._node}"),)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        listed = await Lists(self._session).fetch(
+            request, lambda item: decode_pod(read_pod(item), resource)
+        )
+        return NodeObjects(node, listed.items)
+
+    async def names(self) -> tuple[str, ...]:
+        """The names of all Nodes. Raises ApiError."""
+        request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
+        listed = await Lists(self._session, whole=False, limits=PAGE_LIMITS).fetch(
+            request, decode_name
+        )
+        return tuple(sorted(name for _, name in listed.items))

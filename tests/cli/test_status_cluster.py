@@ -1,0 +1,112 @@
+"""`hami-agent status --node`: a node of the cluster, by its agent or by its objects alone."""
+
+import contextlib
+import json
+
+import pytest
+from aiohttp import web
+
+from agent.codec.status_document import NodeStatus, StatusDocument, encode, envelope
+from tests.builders import NOON
+from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
+from tests.fakes.kubeworld import KUBECONFIG
+
+pytestmark = pytest.mark.looptime(False)
+
+READS = frozenset({("get", "nodes"), ("list", "nodes"), ("list", "pods")})
+
+
+async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
+        rig.holder("train", "a", "GPU-1", mib=4096, cores=30)
+        rig.lock_node("a", "train")
+        found = await rig.run("status", "--node", "a")
+        listed = await rig.run("status", "--node", "a", "-o", "json")
+
+    assert 5 == found.code
+    assert "a  no agent answers" in found.out
+    assert "lock  held by default/train for " in found.out
+    assert "GPU 1 bad: the Node's register annotation says that it is unhealthy" in found.out
+    assert "no pod of the agent is on the node a" in found.err
+    assert [("train", 4096, 30)] == [
+        (one["pod"], share["memoryMib"], share["cores"])
+        for one in listed.data["allocations"]
+        for share in one["shares"]
+    ]
+
+
+async def test_an_unknown_node_is_answered_with_the_nearest_names(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("gpu-a07")
+        found = await rig.run("status", "--node", "gpu-a7")
+
+    assert (4, "") == (found.code, found.out)
+    assert "no Node gpu-a7; the nearest names are gpu-a07" in found.err
+
+
+async def test_who_may_not_read_the_node_is_told_the_right_that_is_missing(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys, READS - {("get", "nodes")}) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        found = await rig.run("status", "--node", "a")
+
+    assert (3, "") == (found.code, found.out)
+    assert "get nodes" in found.err
+
+
+async def test_without_a_kubeconfig_it_says_how_to_give_one(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        found = await rig.run("status", "--node", "a", environ={})
+
+    assert 3 == found.code
+    assert "no kubeconfig: give --kubeconfig" in found.err
+
+
+async def test_a_report_that_cannot_be_read_is_an_error_with_its_reason(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", annotations={"hami.io/node-nvidia-register": "[1]"})
+        found = await rig.run("status", "--node", "a")
+
+    assert 3 == found.code
+    assert "the register annotation of a cannot be read" in found.err
+
+
+@contextlib.asynccontextmanager
+async def a_proxy(answer):
+    """An API server whose only pod is an agent that gives this answer."""
+    asked = []
+
+    async def serve(request):
+        asked.append(request.path)
+        if "/proxy/" in request.path:
+            return answer
+        pod = {"metadata": {"name": "agent-x", "namespace": "kube-system", "uid": "u"}}
+        kind = {"apiVersion": "v1", "kind": "PodList"}
+        return web.json_response({**kind, "metadata": {"resourceVersion": "1"}, "items": [pod]})
+
+    runner = web.ServerRunner(web.Server(serve))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_agent_that_may_be_read_from_elsewhere_is_read_through_the_api_server(
+    tmp_path, capsys
+):
+    known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
+    body = envelope("Status", encode(known), NOON)
+    async with (
+        explain_rig(tmp_path, capsys) as rig,
+        a_proxy(web.Response(body=body)) as (url, asked),
+    ):
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
+        found = await rig.run("status", "--node", "a", "-o", "json")
+
+    assert 0 == found.code
+    assert "9.9.9" == found.data["node"]["version"]
+    assert json.loads(found.out)["source"].startswith("agent of a through the API server by ")
+    assert "/api/v1/namespaces/kube-system/pods/agent-x:9394/proxy/api/v1/status" == asked[-1]
