@@ -46,8 +46,8 @@ TEXT: Final = """\
 All series of `/metrics`. Written by `make metrics` from the code; do not edit.
 
 The page is text 0.0.4, or OpenMetrics for a client that accepts it. Counters start at 0 with the
-agent. A value that is not known has no series. [deploy/](deploy/README.md#metrics) says how to
-scrape the agents, and has alerts and a dashboard.
+agent. A value that is not known has no series, or is NaN. [deploy/](deploy/README.md#metrics) says
+how to scrape the agents, and has alerts and a dashboard.
 
 - The label `gpu` is the GPU's index, as [RUNBOOK.md](RUNBOOK.md#a-gpu-in-the-metrics) explains.
 - Series with the labels `namespace`, `pod` and `container` name the containers that hold slices.

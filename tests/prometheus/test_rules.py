@@ -1,6 +1,8 @@
 """Promtool takes the rules, and every alert fires in its situation and in no other."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import yaml
@@ -8,6 +10,7 @@ import yaml
 from tests.prometheus.lab.expressions import RULES, alerts
 from tests.prometheus.lab.server import promtool
 from tests.prometheus.lab.situations import SITUATIONS, promtools_test
+from tests.shape import tree
 
 
 def test_promtool_takes_the_rules():
@@ -15,6 +18,20 @@ def test_promtool_takes_the_rules():
 
     assert (0, "") == (done.returncode, done.stderr)
     assert f"SUCCESS: {len(alerts())} rules found" in done.stdout
+
+
+def test_promtool_takes_the_documented_configuration(tmp_path: Path):
+    (block,) = re.findall(
+        r"^```yml\n(.*?)^```", tree.text("deploy/README.md"), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "prometheus.yml").write_text(block)
+    shutil.copy(RULES, tmp_path)
+    done = promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f"SUCCESS: {len(alerts())} rules found" in done.stdout
+    assert "job_name: hami-agent" in block
+    assert "honor_labels: true" in block
 
 
 def test_every_alert_fires_in_its_situation_and_in_no_other(tmp_path: Path):

@@ -14,7 +14,7 @@ from tests.shape.test_documents import anchors
 
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 OWN = re.compile(r"\bhami_agent_\w+")
-HELD_BY = {"job", "method", "node", "instance"}
+HELD_BY = {"job", "node", "instance"}
 """Labels whose values are no words of the agent."""
 
 by_name = pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])

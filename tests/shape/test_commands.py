@@ -27,6 +27,7 @@ RUN = read(
     r"""
 .ci/run
     make check
+    make test-prometheus
     make test
     make test-peers
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
@@ -42,6 +43,8 @@ tests/image/test_contents.py test_two_builds_are_the_same_image
     .venv/bin/python -m pytest --image tests/image
 tests/deploy/test_versions.py test_the_schema_of_config_needs_no_helm
     make schema
+tests/deploy/test_metrics_document.py test_the_document_is_what_the_code_says
+    make metrics
 tests/chart/test_manifests.py
     make manifests
 tests/chart/test_objects.py
@@ -157,6 +160,7 @@ it is the whole run of which this test is a part
     CHART=
     HOSTILE=
     PEERS=
+    PROMETHEUS=
     SYSTEMD=
 a GPU is needed; without one it says so and ends
     make test-gpu
