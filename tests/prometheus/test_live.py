@@ -15,7 +15,7 @@ from tests.process.agent_process import PATIENCE, options, run, started
 from tests.prometheus.lab.expressions import alerts, panels, selectors
 from tests.prometheus.lab.server import Prometheus, open_prometheus, promtool
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-MINUTES: Final = 120
+MINUTES: Final = 75
 TARGET: Final = 'job="hami-agent",instance="10.0.0.1:9394",node="gpu-a"'
 CONDITIONS: Final = ("state", "inventory", "server", "registered", "stream", "api_synced")
 REASONS: Final = (
