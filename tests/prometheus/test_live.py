@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
 from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.builders import a_pod_uid
 from tests.process.agent_process import PATIENCE, options, run, started
 from tests.prometheus.lab.expressions import alerts, panels, selectors
 from tests.prometheus.lab.server import Prometheus, open_prometheus, promtool
@@ -63,6 +64,28 @@ async def test_every_expression_has_data_and_a_lost_gpu_is_the_only_alert(tmp_pa
         shown = list(panels())
         assert len(shown) > 20
         assert [] == [one for one in shown if not await prometheus.until(one[1])]
+
+
+async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: Path):
+    async with open_cluster(options("--scheduler", "none", gpus=2)) as cluster:
+        cluster.places.config.write_text("plain: {memoryLimits: true}\n")
+        await started(cluster, slices=20)
+        wish = {"name": "main", "resources": {"limits": {RESOURCE: "2"}}}
+        metadata = {"uid": a_pod_uid(1), "namespace": "team-a", "name": "train-0"}
+        pod = {"metadata": metadata, "spec": {"containers": [wish]}}
+        assert (await cluster.kubelet.admit(pod)).admitted
+        await cluster.kubelet.until_running(a_pod_uid(1), "main")
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        target = (cluster.web_address or "").removeprefix("http://")
+        async with open_prometheus(tmp_path, target) as prometheus:
+            held = await prometheus.until(
+                "sum by (namespace, pod, container) (hami_agent_container_slices_promised)"
+            )
+
+            names = {"namespace": "team-a", "pod": "train-0", "container": "main"}
+            assert [(names, "2")] == [(one["metric"], one["value"][1]) for one in held]
+            assert await prometheus.query("hami_agent_container_memory_promised_bytes")
+            assert set() == await found(prometheus)
 
 
 async def test_promtool_has_no_complaint_about_the_page(tmp_path: Path):

@@ -101,7 +101,12 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "the API server was never listed": fires(
         "HamiAgentNotReady", 5, {ready("api_synced"): steady(0)}
     ),
-    "a standby": fires("HamiAgentNotReady", 5, {ready("instance"): steady(0)}),
+    "a standby": fires(
+        "HamiAgentNotReady",
+        5,
+        {one("up"): steady(1), ready("instance"): steady(0), degraded("web"): steady(0)},
+        alone=True,
+    ),
     "the kubelet is away": fires(
         "HamiAgentKubeletStreamDown",
         5,
@@ -184,6 +189,9 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "an observing agent": Situation(
         {degraded("observed"): steady(1)},
         gone=frozenset(map(ready, ("server", "registered", "stream", "api_synced"))),
+    ),
+    "plain mode": Situation(
+        gone=frozenset({ready("api_synced"), degraded("api"), degraded("report")})
     ),
     "the room is not known": Situation({one("hook_available_bytes"): steady("NaN")}),
     "the file system has no limit of inodes": Situation(
