@@ -28,6 +28,7 @@ LONG       ?=
 SYSTEMD    ?=
 HOSTILE    ?=
 CHART      ?=
+PROMETHEUS ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -88,6 +89,10 @@ test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 with
 test-hostile: $(STAMP)  ## attack a running agent while it serves pods, as root (HOSTILE='-k word')
 	tests/hostile/run $(HOSTILE)
 
+.PHONY: test-prometheus
+test-prometheus: $(STAMP)  ## let a real Prometheus scrape an agent and judge alerts and dashboard (PROMETHEUS='-k word')
+	tests/prometheus/run $(PROMETHEUS)
+
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)
 	@if reason=$$($(BIN)/python -m tests.contract.real_driver 2>&1); \
@@ -118,6 +123,10 @@ manifests: $(STAMP)  ## render deploy/manifests from the chart, and its schema f
 settings: $(STAMP)  ## write the settings into SETTINGS.md and into the schema of the chart's values
 	PYTHONPATH=. $(BIN)/python deploy/render.py
 	PYTHONPATH=. $(BIN)/python deploy/settings_page.py
+
+.PHONY: metrics
+metrics: $(STAMP)  ## write METRICS.md from the code
+	PYTHONPATH=. $(BIN)/python deploy/metrics.py
 
 .PHONY: chart-check
 chart-check: $(STAMP)  ## judge the chart by helm, kubeconform and kube-score (first time 3 minutes; CHART='-k word')

@@ -36,8 +36,10 @@ from agent.web.version import BuildInfo
 class _AgentMetrics(Collector):
     """The agent's metrics. A standby has only those about itself."""
 
-    def __init__(self, watched: WebSubjects) -> None:
+    def __init__(self, watched: WebSubjects, settings: Settings) -> None:
         self._watched = watched
+        self._names_pods = settings.metrics.containers
+        self._hami_node = settings.node if settings.metrics.hami_host else ""
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -58,6 +60,8 @@ class _AgentMetrics(Collector):
             front.state.ledger,
             front.knowing.samples.newest,
             lambda: front.knowing.keeper.gone,
+            names_pods=self._names_pods,
+            hami_node=self._hami_node,
         )
         return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 
@@ -82,7 +86,7 @@ async def open_web(
         "/livez": probes.livez,
         "/healthz": probes.livez,
         "/readyz": probes.readyz,
-        "/metrics": MetricsPage(_AgentMetrics(watched)).page,
+        "/metrics": MetricsPage(_AgentMetrics(watched, settings)).page,
         "/version": build().page,
     }
     if door is WebDoor.PORT:

@@ -3,12 +3,26 @@
 import bisect
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 
 class Tally:
-    """A counter with labels. `name` (without prefix) and `help` stand on the metrics page."""
+    """A counter with labels. `name` (without prefix) and `help` stand on the metrics page.
 
-    def __init__(self, name: str, help: str, labels: tuple[str, ...] = ()) -> None:  # noqa: A002 -- Prometheus' word
+    `expected`: label values that the page shows from the start, with 0. Without that, the first
+    one that is counted is no increase to who reads the page.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help: str,  # noqa: A002 -- Prometheus' word
+        labels: tuple[str, ...] = (),
+        expected: Iterable[tuple[str, ...]] = (),
+    ) -> None:
+        self.expected = tuple(expected)
+        for values in self.expected:
+            _match(name, labels, values)
         self.name = name
         self.help = help
         self.labels = labels

@@ -55,6 +55,14 @@ class WebSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MetricSettings:
+    """Which series are served: those that name containers, and HAMi's own about the host."""
+
+    containers: bool
+    hami_host: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LogSettings:
     """Level and format of the log."""
 
@@ -89,6 +97,7 @@ class Settings:
     observe: bool
     takeover: bool
     web: WebSettings
+    metrics: MetricSettings
     log: LogSettings
 
 
@@ -117,6 +126,7 @@ def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
         driver=DriverSettings(**parts["driver"]),
         paths=HostPaths(**parts["paths"]),
         web=WebSettings(**parts["web"]),
+        metrics=MetricSettings(**parts["metrics"]),
         log=LogSettings(**parts["log"]),
     )
     split_count = values["sharing.splitCount"]

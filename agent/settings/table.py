@@ -226,6 +226,22 @@ FIELDS: tuple[Field, ...] = (
         part=ReaderPolicy,
     ),
     Field(
+        "metrics.containers",
+        default=True,
+        read=boolean,
+        text="Name namespace, pod and container in the metrics, with what each container was "
+        "promised of each GPU.",
+        section="metrics.containers",
+    ),
+    Field(
+        "metrics.hamiHost",
+        default=False,
+        read=boolean,
+        text="Also serve the series hami_host_gpu_* of HAMi's vGPUmonitor. Sums over them double "
+        "where the monitor of the same node is scraped too.",
+        section="metrics.hami_host",
+    ),
+    Field(
         "log.level",
         "info",
         choice("debug", "info", "warning", "error"),

@@ -27,7 +27,7 @@ def counters(
         family = CounterMetricFamily(prefix + name, group[0].help, labels=labels)
         counts: dict[tuple[str, ...], int] = {}
         for tally in group:
-            for raw, count in tally.items():
+            for raw, count in (*((values, 0) for values in tally.expected), *tally.items()):
                 values = tuple(
                     gpus.get(value, value) if label == GPU else value
                     for label, value in zip(labels, raw, strict=True)

@@ -20,6 +20,7 @@ def gpu_families(
     """Render the GPUs of the inventory, their health, slices and memory."""
     names = labelled(inventory)
     yield from _health(prefix, names)
+    yield _served(prefix, names)
     yield _listed(prefix, names, slices)
     held = ledger.held_ids()
     claims = list(map(claim_of, ledger.rows))
@@ -135,6 +136,21 @@ def _health(prefix: str, names: Named) -> Iterator[Metric]:
         "Unix time at which the present condition of each GPU began.",
         ((name, gpu.health.since.timestamp()) for name, gpu in names),
     )
+
+
+def _served(prefix: str, names: Named) -> Metric:
+    """Render what the health of each GPU means. The labels hold words of the agent alone."""
+    family = GaugeMetricFamily(
+        prefix + "gpu_served",
+        "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
+        "look up.",
+        labels=("gpu", "condition", "cause", "action", "runbook"),
+    )
+    for name, gpu in names:
+        health = gpu.health
+        labels = [name, health.condition.value, health.cause, health.action, health.runbook]
+        family.add_metric(labels, int(health.serving))
+    return family
 
 
 def _listed(prefix: str, names: Named, slices: SliceList) -> Metric:

@@ -21,11 +21,13 @@ from agent.core.inventory.gpu import GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import SliceList
 from agent.core.node.readiness import Check
-from agent.core.state.ledger import Ledger
+from agent.core.state.ledger import Ledger, Row
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
+from agent.web.containers import container_families, promised_rows
 from agent.web.counts import counted_gpus, counters, histograms
 from agent.web.gpus import gpu_families, gpu_labels, info_family, use_families
+from agent.web.hami import host_families
 from agent.web.version import BuildInfo
 
 PREFIX = "hami_agent_"
@@ -47,6 +49,8 @@ class MetricCells:
     """The values that the page reads.
 
     `newest` returns a GPU's last sample; `gone` the GPUs that left the inventory, the last first.
+    `names_pods`: what each container was promised has series. `hami_node`: the Node's name for
+    HAMi's own series about GPUs; empty: they are not served.
     """
 
     inventory: Cell[Inventory]
@@ -54,6 +58,8 @@ class MetricCells:
     ledger: Cell[Ledger]
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
     gone: Callable[[], Sequence[SharedGpu]] = tuple
+    names_pods: bool = True
+    hami_node: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,14 +93,24 @@ class AgentCollector(Collector):
         yield _driver_info(self._facts.inventory.value)
         yield from _readiness(self._checks())
         facts, inventory, gone = self._facts, self._facts.inventory.value, self._facts.gone()
-        yield info_family(PREFIX, inventory, gone, counted_gpus(self._series.tallies))
-        yield from gpu_families(PREFIX, inventory, facts.slices.value, facts.ledger.value)
+        ledger, labels = facts.ledger.value, gpu_labels(inventory, gone)
+        rows = ledger.rows if facts.names_pods else ()
+        yield info_family(PREFIX, inventory, gone, self._named(rows))
+        yield from gpu_families(PREFIX, inventory, facts.slices.value, ledger)
         yield from use_families(PREFIX, inventory, facts.newest)
+        if facts.names_pods:
+            yield from container_families(PREFIX, inventory, rows, labels)
+        if facts.hami_node:
+            yield from host_families(facts.hami_node, inventory, facts.newest)
         for reading in self._series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
-        labels = {str(uuid): label for uuid, label in gpu_labels(inventory, gone).items()}
-        yield from counters(PREFIX, self._series.tallies, labels)
+        yield from counters(PREFIX, self._series.tallies, dict(labels.items()))
         yield from histograms(PREFIX, self._series.durations)
+
+    def _named(self, rows: Iterable[Row]) -> frozenset[str]:
+        """The UUIDs of the GPUs that other series name, in the inventory or not."""
+        held = (uuid for _, row in promised_rows(rows) for uuid in row.gpus)
+        return counted_gpus(self._series.tallies).union(held)
 
     def _build_info(self) -> Metric:
         labels = ("version", "revision", "python", "profile")

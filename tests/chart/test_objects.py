@@ -14,7 +14,7 @@ from tests.chart.lab.programs import ran
 from tests.chart.lab.schemas import VERSIONS, write_schemas
 from tests.chart.lab.values import MATRIX, REFUSED, values
 
-STRANGERS: Final = "ServiceMonitor"
+STRANGERS: Final = "PodMonitor,PrometheusRule,ServiceMonitor"
 """Kinds that Kubernetes does not have of itself."""
 UNANSWERED: Final[Mapping[str, str]] = {
     "container-ephemeral-storage-request-and-limit": "the agent writes to host paths alone",

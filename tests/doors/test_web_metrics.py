@@ -18,36 +18,15 @@ from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web import metrics
 from agent.web.gpus import labelled
-from agent.web.metrics import (
-    OPENMETRICS,
-    AgentCollector,
-    Gauge,
-    MetricCells,
-    MetricSources,
-    MetricsPage,
-)
-from agent.web.version import BuildInfo
+from agent.web.metrics import OPENMETRICS, Gauge, MetricCells, MetricSources, MetricsPage
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
-from tests.doors.web_client import ask, serving
+from tests.doors.metrics_page import facts, scrape
+from tests.doors.web_client import serving
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
 pytestmark = pytest.mark.looptime(False)
 
-BUILD = BuildInfo(version="0.1.0", python="3.11.7", revision="abc")
 GIB = 2**30
-
-
-def facts(inventory=None, slices=(), rows=()):
-    return MetricCells(
-        Cell(inventory or an_inventory(count=0)), Cell(SliceList(1, slices)), Cell(Ledger(rows))
-    )
-
-
-async def scrape(cells=None, checks=(), series=None, accept="*/*"):
-    collector = AgentCollector(BUILD, cells or facts(), lambda: checks, series or MetricSources())
-    page = MetricsPage(collector).page
-    _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
-    return text, headers["Content-Type"]
 
 
 async def samples(name, **parts):
@@ -267,6 +246,26 @@ async def test_a_gpu_goes_by_the_same_label_in_what_is_counted_of_it():
         "xid_events_total", **told
     )
     assert {("0",), ("1",)} == set(await samples("slices_allocated", **told))
+
+
+async def test_what_is_expected_is_shown_before_it_is_counted():
+    refused = Tally("allocations_total", "Answers.", ("result",), expected=[("refused",)])
+    series = MetricSources(tallies=(refused,))
+
+    assert {("refused",): 0} == await samples("allocations_total", series=series)
+    refused.add("refused")
+    assert {("refused",): 1} == await samples("allocations_total", series=series)
+
+
+async def test_what_the_health_of_a_gpu_means_is_told_with_the_id_to_look_up():
+    text = a_health(condition=Condition.BAD, cause="xid", text="from the driver")
+    bad = dataclasses.replace(text, action="reset", runbook="H-079")
+    gpus = [a_shared_gpu(health=bad), a_shared_gpu(gpu=a_gpu(index=1))]
+
+    assert {
+        ("reset", "xid", "bad", "0", "H-079"): 0,
+        ("none", "none", "ok", "1", ""): 1,
+    } == await samples("gpu_served", cells=facts(an_inventory(gpus=gpus)))
 
 
 async def test_durations_of_one_name_are_added_up():

@@ -27,6 +27,7 @@ RUN = read(
     r"""
 .ci/run
     make check
+    make test-prometheus
     make test
     make test-peers
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
@@ -44,6 +45,8 @@ tests/image/test_contents.py test_two_builds_are_the_same_image
     .venv/bin/python -m pytest --image tests/image
 tests/deploy/test_settings_page.py test_the_reference_is_what_the_table_of_settings_gives
     make settings
+tests/deploy/test_metrics_document.py test_the_document_is_what_the_code_says
+    make metrics
 tests/chart/test_manifests.py
     make manifests
 tests/chart/test_objects.py
@@ -156,6 +159,7 @@ it is the whole run of which this test is a part
     CHART=
     HOSTILE=
     PEERS=
+    PROMETHEUS=
     SYSTEMD=
 a GPU is needed; without one it says so and ends
     make test-gpu

@@ -5,7 +5,7 @@ import structlog
 from agent.core.allocation.room import Shortage
 from agent.core.allocation.steps import AllocateStep
 from agent.core.cluster.changes import NodeEvent
-from agent.core.errors import Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.ledger import Row
 from agent.kit.tally import Tally
 
@@ -31,7 +31,10 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.results = Tally(
-            "allocations_total", "Answers to Allocate by result and reason.", ("result", "reason")
+            "allocations_total",
+            "Answers to Allocate by result and reason.",
+            ("result", "reason"),
+            expected=[("refused", gate.name.lower()) for gate in RefusalReason],
         )
 
     def answered(self, row: Row, *, is_replay: bool) -> None:

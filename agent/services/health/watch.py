@@ -74,8 +74,9 @@ class HealthWatch:
         self.xid_events = Tally(
             "xid_events_total", "XIDs that the driver reported.", ("gpu", "xid")
         )
-        moves = ("gpu", "from", "to")
-        self.transitions = Tally("health_transitions_total", "Changes of GPUs' conditions.", moves)
+        self.transitions = Tally(
+            "health_transitions_total", "Changes of GPUs' conditions.", ("gpu", "from", "to")
+        )
         self._inventory = inventory
         self._hand_on = judged
         self._remember = remember

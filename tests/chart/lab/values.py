@@ -81,6 +81,14 @@ MATRIX: Final[Mapping[str, Values]] = {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "networkPolicy": {"from": [{"namespaceSelector": {}}]},
     },
+    "watched": {
+        "nameOverride": "gpus",
+        "podMonitor": {"enabled": True, "interval": "1m", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "namespace": "grafana", "annotations": {"folder": "GPUs"}},
+        "service": {"create": False},
+        "config": {"metrics": {"containers": False, "hamiHost": True}},
+    },
     "elsewhere": {
         "global": {"gpuHookPath": "/opt/hami/"},
         "devicePlugin": {"pluginPath": "/data/kubelet/device-plugins"},
@@ -213,6 +221,17 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "a CDI device by a pod annotation, which no runtime reads": (
         {"driver": {"cdiDevice": "nvidia.com/gpu=all"}},
         "cdiDevice",
+    ),
+    "targets that are scraped twice": (
+        {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}},
+        "podMonitor.enabled=true: each agent would be scraped twice",
+    ),
+    "HAMi's series twice": (
+        {
+            "config": {"metrics": {"hamiHost": True}},
+            "devicePlugin": {"monitor": {"enabled": True}},
+        },
+        "config.metrics.hamiHost=true and devicePlugin.monitor.enabled=true: both would serve",
     ),
     "a service for everybody": ({"service": {"type": "NodePort"}}, "type"),
     "a privileged agent": ({"securityContext": {"privileged": True}}, "securityContext"),

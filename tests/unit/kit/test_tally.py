@@ -28,6 +28,14 @@ def test_a_tally_refuses_label_values_that_do_not_match():
         Tally("answers_total", "Answers.", ("result",)).add("ok", "no")
 
 
+def test_expected_label_values_are_no_count_and_must_match():
+    tally = Tally("answers_total", "Answers.", ("result",), expected=[("refused",)])
+
+    assert ((("refused",),), ()) == (tally.expected, tally.items())
+    with pytest.raises(ValueError, match="result"):
+        Tally("answers_total", "Answers.", ("result",), expected=[("refused", "no-lock")])
+
+
 def test_a_tally_never_counts_down():
     with pytest.raises(ValueError, match="upwards"):
         Tally("errors_total", "Errors.").add(amount=-1)

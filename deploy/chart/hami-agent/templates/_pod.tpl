@@ -63,6 +63,7 @@ command: [/bin/sh, -euc]
 {{- if and .Values.devicePlugin.monitor.enabled (not .Values.observe) (eq (include "hami-agent.port" .) "9394") -}}
 {{- fail "web.port=9394 is the monitor's (devicePlugin.monitor.enabled=true): give the agent another one, or leave web.port out for 9395" -}}
 {{- end -}}
+{{- include "hami-agent.refuseTwice" . -}}
 {{- if not (or .Values.takeover .Values.observe) -}}
 {{- range (lookup "apps/v1" "DaemonSet" (include "hami-agent.namespace" $) "").items -}}
 {{- $labels := .spec.template.metadata.labels | default dict -}}

@@ -1,0 +1,223 @@
+"""Made-up series of one agent: as it is when all is well, and situations that differ from that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MINUTES: Final = 75
+TARGET: Final = 'job="hami-agent",instance="10.0.0.1:9394",node="gpu-a"'
+CONDITIONS: Final = ("state", "inventory", "server", "registered", "stream", "api_synced")
+REASONS: Final = (
+    *("api", "driver", "gpu_health", "gpus", "gpus_answering", "offer", "report", "settings"),
+    *("web", "web_socket"),
+)
+
+Series = Mapping[str, str]
+
+
+def one(name: str, labels: str = "") -> str:
+    """A series of the agent."""
+    name = name if name == "up" or name.startswith("process_") else f"hami_agent_{name}"
+    return f"{name}{{{','.join(part for part in (TARGET, labels) if part)}}}"
+
+
+def served(gpu: int, condition: str = "ok", cause: str = "none", runbook: str = "") -> str:
+    """The series that says what the health of a GPU means."""
+    told = f'gpu="{gpu}",condition="{condition}",cause="{cause}",action="none",runbook="{runbook}"'
+    return one("gpu_served", told)
+
+
+def ready(condition: str) -> str:
+    """The series of one condition of readiness."""
+    return one("ready", f'condition="{condition}"')
+
+
+def degraded(reason: str) -> str:
+    """The series of one check."""
+    return one("degraded", f'reason="{reason}"')
+
+
+def steady(value: float | str) -> str:
+    """The same value in every minute."""
+    return " ".join([str(value)] * (MINUTES + 1))
+
+
+RISING: Final = f"0+1x{MINUTES}"
+HEALTHY_SLICES: Final = one("slices", 'gpu="0",state="healthy"')
+REFUSED: Final = one("allocations_total", 'result="refused",reason="no_lock"')
+
+WELL: Final[Series] = {
+    one("up"): steady(1),
+    one("process_start_time_seconds"): steady(1000),
+    **{ready(condition): steady(1) for condition in CONDITIONS},
+    **{degraded(reason): steady(0) for reason in REASONS},
+    HEALTHY_SLICES: steady(10),
+    one("slices", 'gpu="0",state="unhealthy"'): steady(0),
+    served(0): steady(1),
+    served(1): steady(1),
+    one("allocations_total", 'result="ok",reason=""'): RISING,
+    REFUSED: steady(0),
+    one("checkpoint_errors_total"): steady(0),
+    one("allocation_mismatches_total"): steady(0),
+    one("allocation_unconfirmed"): steady(0),
+    one("directories_kept"): steady(0),
+    one("directories_large"): steady(0),
+    one("hook_available_bytes"): steady(1e11),
+    one("hook_available_inodes"): steady(1e6),
+}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What differs from an agent that is well, and which alerts fire, after how many minutes.
+
+    `gone`: series that are not there. `alone`: nothing else is.
+    """
+
+    series: Series = field(default_factory=dict)
+    alerts: frozenset[str] = frozenset()
+    minutes: int = 0
+    gone: frozenset[str] = frozenset()
+    alone: bool = False
+
+    def present(self) -> Series:
+        """All series."""
+        well = {} if self.alone else {k: v for k, v in WELL.items() if k not in self.gone}
+        return {**well, **self.series}
+
+
+def fires(alert: str, minutes: int, series: Series, **more: Any) -> Situation:
+    """A situation in which one alert fires."""
+    return Situation(series, frozenset({alert}), minutes, **more)
+
+
+SITUATIONS: Final[Mapping[str, Situation]] = {
+    "all is well": Situation(),
+    "no target": fires("HamiAgentAbsent", 10, {}, alone=True),
+    "no answer": fires("HamiAgentDown", 3, {one("up"): steady(0)}, alone=True),
+    "restarts": fires(
+        "HamiAgentRestarting", 4, {one("process_start_time_seconds"): f"0+60x{MINUTES}"}
+    ),
+    "the API server was never listed": fires(
+        "HamiAgentNotReady", 5, {ready("api_synced"): steady(0)}
+    ),
+    "a standby": fires(
+        "HamiAgentNotReady",
+        5,
+        {one("up"): steady(1), ready("instance"): steady(0), degraded("web"): steady(0)},
+        alone=True,
+    ),
+    "the kubelet is away": fires(
+        "HamiAgentKubeletStreamDown",
+        5,
+        {ready("stream"): steady(0), ready("registered"): steady(0)},
+    ),
+    "the state is not writable": fires("HamiAgentStateNotWritable", 1, {ready("state"): steady(0)}),
+    "writes of the state fail now and then": fires(
+        "HamiAgentStateNotWritable", 2, {one("checkpoint_errors_total"): RISING}
+    ),
+    "nothing is offered": fires(
+        "HamiAgentNothingOffered", 5, {degraded("offer"): steady(1), HEALTHY_SLICES: steady(0)}
+    ),
+    "the node has no GPU": fires(
+        "HamiAgentNothingOffered",
+        5,
+        {degraded("gpus"): steady(1)},
+        gone=frozenset({HEALTHY_SLICES, one("slices", 'gpu="0",state="unhealthy"')}),
+    ),
+    "a GPU is lost": fires(
+        "HamiAgentGpuUnhealthy",
+        0,
+        {served(1, "lost", "xid", "H-079"): steady(0), degraded("gpu_health"): steady(1)},
+        gone=frozenset({served(1)}),
+    ),
+    "a GPU is silent for long": fires(
+        "HamiAgentGpuUnhealthy",
+        0,
+        {served(1, "unmonitored", "driver", "H-SILENT"): steady(0)},
+        gone=frozenset({served(1)}),
+    ),
+    "a GPU is not monitored": fires(
+        "HamiAgentGpuUnmonitored",
+        10,
+        {served(1, "unmonitored", "monitor", "H-DEAF"): steady(1)},
+        gone=frozenset({served(1)}),
+    ),
+    "pods are refused": fires("HamiAgentAllocationsRefused", 3, {REFUSED: RISING}),
+    "another GPU is booked": fires(
+        "HamiAgentAllocationMismatch",
+        1,
+        {one("allocation_mismatches_total"): f"0 1x{MINUTES}"},
+    ),
+    "answers are not confirmed": fires(
+        "HamiAgentAllocationUnconfirmed", 10, {one("allocation_unconfirmed"): steady(2)}
+    ),
+    "the report fails": fires("HamiAgentReportFailing", 10, {degraded("report"): steady(1)}),
+    "the API server is lost": fires("HamiAgentApiServerLost", 10, {degraded("api"): steady(1)}),
+    "settings are rejected": fires(
+        "HamiAgentSettingsRejected", 5, {degraded("settings"): steady(1)}
+    ),
+    "directories are large": fires(
+        "HamiAgentDirectoriesLarge", 15, {one("directories_large"): steady(1)}
+    ),
+    "directories are kept": fires(
+        "HamiAgentDirectoriesKept", 60, {one("directories_kept"): steady(1)}
+    ),
+    "bytes are short": fires(
+        "HamiAgentHookDiskLow", 10, {one("hook_available_bytes"): steady(1e6)}
+    ),
+    "inodes are short": fires(
+        "HamiAgentHookDiskLow", 10, {one("hook_available_inodes"): steady(100)}
+    ),
+    "a door cannot open": fires("HamiAgentDegraded", 30, {degraded("web_socket"): steady(1)}),
+    "two pods are refused": Situation({REFUSED: f"0 1 2x{MINUTES}"}),
+    "one start": Situation({one("process_start_time_seconds"): f"0 60x{MINUTES}"}),
+    "a GPU is released": Situation(
+        {
+            served(1, "unmonitored", "released", "H-RELEASED"): steady(0),
+            degraded("gpu_health"): steady(1),
+        },
+        gone=frozenset({served(1)}),
+    ),
+    "a GPU is watched": Situation(
+        {served(1, "watch", "xid", "H-063"): steady(1)}, gone=frozenset({served(1)})
+    ),
+    "health checks are off": Situation(
+        {served(gpu, "unmonitored", "off", "H-OFF"): steady(1) for gpu in (0, 1)},
+        gone=frozenset({served(0), served(1)}),
+    ),
+    "an observing agent": Situation(
+        {degraded("observed"): steady(1)},
+        gone=frozenset(map(ready, ("server", "registered", "stream", "api_synced"))),
+    ),
+    "plain mode": Situation(
+        gone=frozenset({ready("api_synced"), degraded("api"), degraded("report")})
+    ),
+    "the room is not known": Situation({one("hook_available_bytes"): steady("NaN")}),
+    "the file system has no limit of inodes": Situation(
+        {one("hook_available_inodes"): steady("Inf")}
+    ),
+}
+
+
+def promtools_test(name: str) -> Mapping[str, Any]:
+    """One situation as promtool's unit test: which alerts fire, and that none fires before."""
+    situation = SITUATIONS[name]
+    firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    expected = [{"labels": f'{{alertname="{one}"}}', "value": 1} for one in situation.alerts]
+    late = {"expr": firing, "eval_time": f"{situation.minutes + 1}m", "exp_samples": expected}
+    early = {"expr": firing, "eval_time": f"{situation.minutes - 1}m", "exp_samples": []}
+    end = {**late, "eval_time": f"{MINUTES}m"}
+    lasting = [] if name in PASSING else [end]
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [
+            {"series": series, "values": values} for series, values in situation.present().items()
+        ],
+        "promql_expr_test": [*([early] if situation.minutes > 0 else []), late, *lasting],
+    }
+
+
+PASSING: Final = frozenset({"another GPU is booked"})
+"""Situations that are over by themselves before the end."""

@@ -1,0 +1,112 @@
+"""A real Prometheus scrapes a real agent: its page, the dashboard and the alerts."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch
+from agent.sandbox.scenario.facts import is_running
+from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.builders import a_pod_uid
+from tests.process.agent_process import PATIENCE, options, run, started
+from tests.prometheus.lab.expressions import alerts, panels, selectors
+from tests.prometheus.lab.server import Prometheus, open_prometheus, promtool
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+
+@contextlib.asynccontextmanager
+async def scraped(folder: Path) -> AsyncIterator[tuple[SandboxCluster, Prometheus]]:
+    """An agent of two GPUs that serves a pod, and the Prometheus that scrapes it."""
+    async with open_cluster(options(gpus=2)) as cluster:
+        cluster.places.config.write_text("metrics: {hamiHost: true}\n")
+        await started(cluster, slices=20)
+        cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
+        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        target = (cluster.web_address or "").removeprefix("http://")
+        async with open_prometheus(folder, target) as prometheus:
+            assert await prometheus.until("min(hami_agent_ready) == 1")
+            assert await prometheus.until('hami_agent_degraded{reason="report"} == 0')
+            yield cluster, prometheus
+
+
+async def found(prometheus: Prometheus) -> set[str]:
+    """The alerts whose expressions have a result."""
+    return {rule["alert"] for rule in alerts() if await prometheus.query(rule["expr"])}
+
+
+async def test_every_expression_has_data_and_a_lost_gpu_is_the_only_alert(tmp_path: Path):
+    async with scraped(tmp_path) as (cluster, prometheus):
+        read = {one for rule in alerts() for one in selectors(rule["expr"])}
+        assert len(read) > len(alerts())
+        assert [] == [one for one in sorted(read) if not await prometheus.until(one)]
+        assert set() == await found(prometheus)
+
+        socket = ("--socket", str(cluster.places.hardware_socket))
+        done = await asyncio.to_thread(run, "simulate", "xid", "79", "--gpu", "1", *socket)
+        assert 0 == done.returncode
+        assert await prometheus.until("hami_agent_gpu_served == 0")
+        assert {"HamiAgentGpuUnhealthy"} == await found(prometheus)
+        assert await prometheus.until('ALERTS{alertstate="firing"}')
+        (alert,) = (await prometheus.firing()).values()
+        assert ("1", "sandbox", "warning") == tuple(
+            alert["labels"][name] for name in ("gpu", "node", "severity")
+        )
+        assert "GPU 1 of sandbox is lost" in alert["annotations"]["description"]
+        assert alert["labels"]["runbook"] in alert["annotations"]["summary"]
+
+        # What is counted of a GPU is there since the XID.
+        shown = list(panels())
+        assert len(shown) > 20
+        assert [] == [one for one in shown if not await prometheus.until(one[1])]
+
+
+async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: Path):
+    async with open_cluster(options("--scheduler", "none", gpus=2)) as cluster:
+        cluster.places.config.write_text("plain: {memoryLimits: true}\n")
+        await started(cluster, slices=20)
+        wish = {"name": "main", "resources": {"limits": {RESOURCE: "2"}}}
+        metadata = {"uid": a_pod_uid(1), "namespace": "team-a", "name": "train-0"}
+        pod = {"metadata": metadata, "spec": {"containers": [wish]}}
+        assert (await cluster.kubelet.admit(pod)).admitted
+        await cluster.kubelet.until_running(a_pod_uid(1), "main")
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        target = (cluster.web_address or "").removeprefix("http://")
+        async with open_prometheus(tmp_path, target) as prometheus:
+            held = await prometheus.until(
+                "sum by (namespace, pod, container) (hami_agent_container_slices_promised)"
+            )
+
+            names = {"namespace": "team-a", "pod": "train-0", "container": "main"}
+            assert [(names, "2")] == [(one["metric"], one["value"][1]) for one in held]
+            assert await prometheus.query("hami_agent_container_memory_promised_bytes")
+            assert set() == await found(prometheus)
+
+
+async def test_promtool_has_no_complaint_about_the_page(tmp_path: Path):
+    async with scraped(tmp_path) as (cluster, prometheus):
+        text = (await fetch(cluster.web_address or "", "/metrics")).text
+        done = promtool("check", "metrics", text=text)
+
+        assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
+        assert "hami_agent_container_memory_promised_bytes{" in text
+        assert "hami_host_gpu_utilization_ratio{" in text
+
+        # Series that name pods keep their labels beside those of the target.
+        (one,) = await prometheus.query("hami_agent_container_slices_promised")
+        assert ("demo", "first", "main", "sandbox") == tuple(
+            one["metric"][name] for name in ("namespace", "pod", "container", "node")
+        )
+
+        cluster.places.config.write_text("nonsense: 1\n")
+        assert await prometheus.until('hami_agent_degraded{reason="settings"} == 1')
+        assert {"HamiAgentSettingsRejected"} == await found(prometheus)
+
+        await cluster.kill_agent()
+        assert await prometheus.until("up == 0")
+        assert "HamiAgentDown" in await found(prometheus)

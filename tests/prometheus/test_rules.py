@@ -1,0 +1,55 @@
+"""Promtool takes the rules, and every alert fires in its situation and in no other."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import yaml
+
+from tests.prometheus.lab.expressions import RULES, alerts
+from tests.prometheus.lab.server import promtool
+from tests.prometheus.lab.situations import SITUATIONS, promtools_test
+from tests.shape import tree
+
+
+def test_promtool_takes_the_rules():
+    done = promtool("check", "rules", str(RULES))
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f"SUCCESS: {len(alerts())} rules found" in done.stdout
+
+
+def test_promtool_takes_the_documented_configuration(tmp_path: Path):
+    (block,) = re.findall(
+        r"^```yml\n(.*?)^```", tree.text("deploy/README.md"), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "prometheus.yml").write_text(block)
+    shutil.copy(RULES, tmp_path)
+    done = promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f"SUCCESS: {len(alerts())} rules found" in done.stdout
+    assert "job_name: hami-agent" in block
+    assert "honor_labels: true" in block
+
+
+def test_every_alert_fires_in_its_situation_and_in_no_other(tmp_path: Path):
+    file = tmp_path / "situations.yaml"
+    tests = [promtools_test(name) for name in SITUATIONS]
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": tests}))
+    done = promtool("test", "rules", str(file))
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+    told = {alert for situation in SITUATIONS.values() for alert in situation.alerts}
+    assert {rule["alert"] for rule in alerts()} == told
+
+
+def test_an_alert_that_never_fires_is_found_out(tmp_path: Path):
+    deaf = [{**rule, "expr": "vector(0) > 1"} for rule in alerts()]
+    (tmp_path / "deaf.yaml").write_text(yaml.safe_dump({"groups": [{"name": "d", "rules": deaf}]}))
+    file = tmp_path / "situations.yaml"
+    tests = [promtools_test("a GPU is lost")]
+    file.write_text(json.dumps({"rule_files": [str(tmp_path / "deaf.yaml")], "tests": tests}))
+
+    assert 1 == promtool("test", "rules", str(file)).returncode
