@@ -6,6 +6,10 @@ PROBLEM = 1
 USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
+INCOMPLETE = 5
+"""Nothing is wrong as far as was seen, and something was not seen."""
+WARNED = 6
+"""There are only warnings, and `--strict` was given."""
 UNWRITTEN = 74
 """The answer could not be written."""
 INTERRUPTED = 130

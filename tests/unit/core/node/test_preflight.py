@@ -7,13 +7,11 @@ import pytest
 from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.api_rights import Right, right_to_get, rights
+from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.core.node.preflight import (
     ClusterAnswer,
-    Finding,
     PathFacts,
     PluginSocket,
-    PreflightCheck,
-    PreflightVerdict,
     judge_cluster,
     judge_driver,
     judge_hami_files,
