@@ -91,7 +91,7 @@ class Finding:
 
 
 def traced(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Make a note of each wrong finding that follows from another one, and name that one.
+    """Make a note of each finding that follows from a wrong one, and name that one in it.
 
     So a fault is wrong in one line, and its consequences say where they come from.
     """
@@ -107,7 +107,7 @@ def counted(number: int, thing: str) -> str:
 
 def _traced(finding: Finding, wrong: set[PreflightCheck]) -> Finding:
     causes = [cause for cause in finding.causes if cause in wrong and cause is not finding.point]
-    if finding.verdict is not PreflightVerdict.WRONG or not causes:
+    if finding.verdict not in {PreflightVerdict.WRONG, PreflightVerdict.NOTE} or not causes:
         return finding
     said = f"{finding.said} (follows from {', '.join(cause.value for cause in causes)})"
     return dataclasses.replace(finding, verdict=PreflightVerdict.NOTE, said=said)

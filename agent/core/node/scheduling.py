@@ -158,7 +158,7 @@ def _judge_absent(subject: str, report: ReportSeen, now: dt.datetime) -> Finding
     age = None if report.written is None else (now - report.written).total_seconds()
     if not report.is_there or (age is not None and age < READ_WITHIN):
         return Finding.ok(check, subject, "absent: the report is new, or there is none")
-    return Finding.note(
+    finding = Finding.note(
         check,
         subject,
         "absent: no scheduler has read the present report"
@@ -166,6 +166,8 @@ def _judge_absent(subject: str, report: ReportSeen, now: dt.datetime) -> Finding
         "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. Release "
         "2.8 never does: after a change of memory or names alone, restart it",
     )
+    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+    return finding.because_of(PreflightCheck.AGENT, PreflightCheck.KUBELET, PreflightCheck.DRIVER)
 
 
 def _judge_stamp(subject: str, seen: HandshakeSeen, now: dt.datetime) -> Finding:

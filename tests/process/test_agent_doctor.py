@@ -1,0 +1,385 @@
+"""`doctor` beside a running agent: each seeded fault is one line, by its id, and no other is."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+
+from agent.codec.nodelock import encode_node_lock
+from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.host.clock import SystemClock
+from agent.sandbox.apiserver_access import ACCOUNT_PREFIX
+from agent.sandbox.lab.child import start_child
+from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster, kubeconfig, open_cluster
+from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+
+SLICES = 20
+ACCOUNT = f"{ACCOUNT_PREFIX}kube-system:hami-agent"
+
+
+@contextlib.asynccontextmanager
+async def a_node() -> AsyncIterator[SandboxCluster]:
+    """A node on which an agent serves and nothing is wrong."""
+    async with open_cluster(options(gpus=2)) as opened:
+        cluster = await started(opened, SLICES)
+        edit(cluster, labels={"gpu": "on"})
+        reported = {REGISTER, HANDSHAKE}
+        assert await cluster.until(lambda: reported <= cluster.node_annotations().keys(), PATIENCE)
+        yield cluster
+
+
+def edit(cluster: SandboxCluster, **metadata: object) -> None:
+    def change(node):
+        for key, value in metadata.items():
+            old = node["metadata"].get(key)
+            node["metadata"][key] = {**(old or {}), **value} if isinstance(value, dict) else value
+        return node
+
+    cluster.store.update("nodes", "", NODE, change)
+
+
+def token_of(cluster: SandboxCluster, user: str) -> list[str]:
+    """The flag of a kubeconfig of that user."""
+    cluster.api._tokens[user] = user
+    path = cluster.places.root / "other-kubeconfig"
+    path.write_text(kubeconfig(cluster.api.url, user))
+    return ["--kubeconfig", str(path)]
+
+
+async def doctored(cluster: SandboxCluster, *flags: str) -> tuple[int, list[dict]]:
+    """The exit code and the findings."""
+    ended = await asyncio.to_thread(run, "doctor", *cluster.command()[1:], *flags, "-o", "json")
+    assert "" == ended.stderr
+    return ended.returncode, json.loads(ended.stdout)["findings"]
+
+
+def faults(findings: Iterable[dict]) -> list[tuple[str, str]]:
+    """What is not ok, without what only follows from a fault."""
+    return [
+        (one["id"], one["verdict"])
+        for one in findings
+        if one["verdict"] != "ok" and "(follows from " not in one["said"]
+    ]
+
+
+def line(findings: Iterable[dict], point: str) -> dict:
+    (found,) = [one for one in findings if one["id"] == point and one["verdict"] != "ok"]
+    return found
+
+
+async def test_where_nothing_is_wrong_no_line_is():
+    async with a_node() as cluster:
+        code, findings = await doctored(cluster)
+
+    assert [] == faults(findings)
+    assert 0 == code
+    assert {"P-OFFER", "P-AGENT", "P-SECOND", "P-EXCESS", "P-CLOCK", "P-LOCK", "P-PRELOAD"} <= {
+        one["id"] for one in findings
+    }
+
+
+async def test_a_driver_that_is_gone():
+    async with a_node() as cluster:
+        flags = ("--simulate", f"unix:{cluster.places.root}/none.sock")
+        code, findings = await doctored(cluster, *flags)
+
+    assert [("P-DRIVER", "wrong")] == faults(findings)
+    assert "no simulated hardware answers" in line(findings, "P-DRIVER")["said"]
+    assert 1 == code
+
+
+async def test_a_kubelet_without_a_socket():
+    async with a_node() as cluster:
+        (cluster.places.plugins / "kubelet.sock").unlink()
+        code, findings = await doctored(cluster)
+
+    assert [("P-KUBELET", "wrong")] == faults(findings)
+    assert "no socket of a kubelet is there" == line(findings, "P-KUBELET")["said"]
+    assert 1 == code
+
+
+async def test_fewer_slices_allocatable_than_healthy_ones_registered():
+    async with a_node() as cluster:
+
+        def fewer(node):
+            node["status"]["allocatable"][RESOURCE] = "12"
+            return node
+
+        cluster.store.update("nodes", "", NODE, fewer)
+        code, findings = await doctored(cluster)
+
+    assert [("P-OFFER", "wrong")] == faults(findings)
+    found = line(findings, "P-OFFER")
+    assert "12, and the register annotation has 20 healthy slices" == found["said"]
+    assert "pods stay Pending" in found["means"]
+    assert 1 == code
+
+
+async def test_rights_that_are_missing():
+    async with a_node() as cluster:
+        code, findings = await doctored(cluster, *token_of(cluster, "stranger"))
+
+    assert [("P-RIGHTS", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
+    assert "patch nodes, list pods" in line(findings, "P-RIGHTS")["said"]
+    unseen = [one["said"] for one in findings if one["verdict"] == "unknown"]
+    assert any("P-OFFER" in said for said in unseen)
+    assert any("P-LOCK" in said for said in unseen)
+    assert 1 == code
+
+
+async def test_rights_that_are_wider_than_needed():
+    async with a_node() as cluster:
+        code, findings = await doctored(cluster, *token_of(cluster, "admin"))
+        strict, _ = await doctored(cluster, *token_of(cluster, "admin"), "--strict")
+
+    assert [("P-EXCESS", "note")] == faults(findings)
+    assert "list secrets" in line(findings, "P-EXCESS")["said"]
+    assert (0, 6) == (code, strict)
+
+
+async def test_an_entry_of_nodeconfig_that_matches_nothing():
+    async with a_node() as cluster:
+        file = cluster.places.root / "config.json"
+        entries = [{"name": NODE}, {"name": "your-node-name"}]
+        file.write_text(json.dumps({"nodeconfig": entries}))
+        flags = ("--nodeconfig", str(file))
+        _, own = await doctored(cluster, *flags)
+        code, findings = await doctored(cluster, *flags, *token_of(cluster, ACCOUNT))
+
+    assert [("P-ENTRIES", "note")] == faults(findings)
+    found = line(findings, "P-ENTRIES")
+    assert ("an entry for your-node-name matches no Node", str(file)) == (
+        found["said"],
+        found["subject"],
+    )
+    assert 0 == code
+    assert [] == faults(own), "a node's own identity may not look for other Nodes"
+
+
+async def test_an_entry_that_misspells_this_node_is_found_without_a_look():
+    async with a_node() as cluster:
+        file = cluster.places.root / "config.json"
+        file.write_text(json.dumps({"nodeconfig": [{"name": "sandbx"}]}))
+        _, findings = await doctored(cluster, "--nodeconfig", str(file))
+
+    assert [("P-ENTRIES", "note")] == faults(findings)
+    assert f"did you mean {NODE}?" in line(findings, "P-ENTRIES")["said"]
+
+
+async def test_a_socket_that_hamis_plugin_left():
+    async with a_node() as cluster:
+        path = cluster.places.plugins / "nvidia-gpu.sock"
+        with socket.socket(socket.AF_UNIX) as theirs:
+            theirs.bind(str(path))
+        code, findings = await doctored(cluster)
+
+    assert [("P-LEFTOVERS", "note")] == faults(findings)
+    assert str(path) == line(findings, "P-LEFTOVERS")["subject"]
+    assert 0 == code
+
+
+async def test_a_second_agent_that_serves_the_same_kubelet():
+    async with a_node() as cluster:
+        shutil.copytree(cluster.places.state, cluster.places.root / "state2")
+        more = ("--run-dir", "run2", "--state-dir", "state2")
+        more = tuple(f"{cluster.places.root}/{word}" if "2" in word else word for word in more)
+        child = await start_child((*cluster.command(), *more), cluster.environment(), cluster.log)
+        cluster.children.insert(0, child)
+        cluster.tasks.create_task(child.read())
+        assert await comes(lambda: len(cluster.kubelet.history.of("registered")) > 1)
+        assert await offers(cluster, SLICES)
+        code, findings = await doctored(cluster)
+
+    assert [("P-SECOND", "wrong")] == faults(findings)
+    assert "2 agents serve the kubelet of this node" == line(findings, "P-SECOND")["said"]
+    assert 1 == code
+
+
+async def test_an_agent_that_waits_for_the_lock_is_a_note():
+    async with a_node() as cluster:
+        second = await cluster.start_agent()
+        assert await comes(lambda: bool(cluster.log.of("lock.standby", second.pid)))
+        code, findings = await doctored(cluster)
+
+    assert [("P-SECOND", "note")] == faults(findings)
+    assert f"pid {second.pid}" in line(findings, "P-SECOND")["said"]
+    assert 0 == code
+
+
+async def test_a_hook_directory_that_everybody_may_write():
+    async with a_node() as cluster:
+        cluster.places.hook.chmod(0o777)
+        code, findings = await doctored(cluster)
+
+    assert [("P-PATHS", "wrong")] == faults(findings)
+    found = line(findings, "P-PATHS")
+    assert str(cluster.places.hook) == found["subject"]
+    assert "every user may write there (mode 0777)" == found["said"]
+    assert 1 == code
+
+
+async def test_a_library_that_others_may_write():
+    async with a_node() as cluster:
+        (cluster.places.hook / "vgpu/libvgpu.so").chmod(0o666)
+        (cluster.places.hook / "vgpu/ld.so.preload").write_text("/opt/other.so\n")
+        code, findings = await doctored(cluster)
+
+    assert [("P-PRELOAD", "wrong"), ("P-PRELOAD", "wrong")] == faults(findings)
+    open_one, other = [one for one in findings if one["id"] == "P-PRELOAD"]
+    assert "mode 0666" in open_one["said"]
+    assert "names /opt/other.so" in other["said"]
+    assert 1 == code
+
+
+async def no_scheduler(cluster: SandboxCluster) -> None:
+    """End the scheduler: it would take notice of what is seeded."""
+    (task,) = [
+        one for one in cluster.tasks._tasks if "SchedulerModel.run" in one.get_coro().__qualname__
+    ]
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_scheduler_that_dropped_the_node():
+    async with a_node() as cluster:
+        await no_scheduler(cluster)
+        edit(cluster, annotations={HANDSHAKE: "Deleted_2026-11-20 10:00:00"})
+        code, findings = await doctored(cluster)
+
+    assert [("P-HANDSHAKE", "wrong")] == faults(findings)
+    assert "places no pod on this node" in line(findings, "P-HANDSHAKE")["means"]
+    assert 1 == code
+
+
+async def test_a_report_that_no_scheduler_has_read():
+    async with a_node() as cluster:
+        await no_scheduler(cluster)
+        annotations = cluster.node_annotations()
+        rest = {key: text for key, text in annotations.items() if key != HANDSHAKE}
+        managed = {"manager": "hami-agent", "time": "2026-11-20T10:00:00Z", "fieldsV1": {}}
+        managed["fieldsV1"] = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}}}}
+
+        def older(node):
+            node["metadata"] |= {"annotations": rest, "managedFields": [managed]}
+            return node
+
+        cluster.store.update("nodes", "", NODE, older)
+        code, findings = await doctored(cluster)
+
+    assert [("P-HANDSHAKE", "note")] == faults(findings)
+    assert (
+        "no scheduler has read the present report, which is "
+        in (line(findings, "P-HANDSHAKE")["said"])
+    )
+    assert 0 == code
+
+
+async def test_a_lock_that_stays():
+    async with a_node() as cluster:
+        since = SystemClock().now() - dt.timedelta(seconds=400)
+        cluster.store.create("pods", _waiting_pod())
+        edit(cluster, annotations={MUTEX_LOCK: encode_node_lock(since, "demo", "late")})
+        code, findings = await doctored(cluster)
+
+    assert [("P-LOCK", "wrong")] == faults(findings)
+    assert "held by pod demo/late for 40" in line(findings, "P-LOCK")["said"]
+    assert 1 == code
+
+
+def _waiting_pod() -> dict:
+    limits = {"resources": {"limits": {RESOURCE: "1"}}}
+    spec = {"schedulerName": "none", "containers": [{"name": "main", **limits}]}
+    return {"metadata": {"name": "late", "namespace": "demo"}, "spec": spec}
+
+
+async def test_another_writer_of_the_report():
+    async with a_node() as cluster:
+        keys = {f"f:{REGISTER}": {}}
+        managed = {
+            "manager": "nvidia-device-plugin",
+            "time": "2026-11-20T10:00:00Z",
+            "fieldsV1": {"f:metadata": {"f:annotations": keys}},
+        }
+        edit(cluster, managedFields=[managed])
+        code, findings = await doctored(cluster)
+
+    assert ("P-WRITER", "note") in faults(findings)
+    assert {"P-WRITER"} == {point for point, _ in faults(findings)}
+    assert "nvidia-device-plugin changed it" in line(findings, "P-WRITER")["said"]
+    assert 0 == code
+
+
+async def test_a_clock_that_is_ahead():
+    async with a_node() as cluster:
+        cluster.api.ahead = 30.0
+        code, findings = await doctored(cluster)
+
+    assert [("P-CLOCK", "note")] == faults(findings)
+    assert "s ahead of this node's" in line(findings, "P-CLOCK")["said"]
+    assert 0 == code
+
+
+async def test_an_agent_that_does_not_run():
+    async with a_node() as cluster:
+        await cluster.stop_agent()
+        assert await offers(cluster, 0)
+        code, findings = await doctored(cluster)
+
+    assert [("P-AGENT", "wrong")] == faults(findings)
+    assert line(findings, "P-AGENT")["said"].startswith("no agent answers")
+    assert "(follows from P-AGENT)" in line(findings, "P-OFFER")["said"]
+    assert 1 == code
+
+
+async def test_without_an_api_server_the_rest_is_checked_and_it_is_said_what_was_not():
+    async with a_node() as cluster:
+        nowhere = cluster.places.root / "none"
+        code, findings = await doctored(cluster, "--kubeconfig", str(nowhere))
+        groups = ("--only", "driver,library,paths,agent")
+        rest, _ = await doctored(cluster, "--kubeconfig", str(nowhere), *groups)
+
+    assert {"unknown"} == {verdict for _, verdict in faults(findings)}
+    assert {"P-OFFER", "P-NODE", "P-RIGHTS", "P-LABEL"} == {point for point, _ in faults(findings)}
+    assert ["ok"] == [one["verdict"] for one in findings if one["id"] == "P-KUBELET"]
+    assert (5, 0) == (code, rest)
+
+
+async def test_the_groups_choose_what_is_looked_at():
+    async with a_node() as cluster:
+        before = sum(cluster.api.journal.counts.values())
+        _, few = await doctored(cluster, "--only", "paths,library")
+        asked = sum(cluster.api.journal.counts.values()) - before
+        _, most = await doctored(cluster, "--skip", "api,scheduler")
+
+    assert {"paths", "library"} == {one["group"] for one in few}
+    assert 0 == asked
+    assert {"config", "driver", "kubelet", "agent", "library", "paths"} == {
+        one["group"] for one in most
+    }
+
+
+def writes_to(cluster: SandboxCluster) -> int:
+    """How many requests for a change there were; a review changes nothing."""
+    return sum(
+        count
+        for (_, verb, resource), count in cluster.api.journal.counts.items()
+        if verb in {"create", "patch", "update", "delete"} and "reviews" not in resource
+    )
+
+
+async def test_nothing_is_changed():
+    async with a_node() as cluster:
+        node, writes = cluster.node(), writes_to(cluster)
+        files = sorted(cluster.places.root.rglob("*"))
+        await doctored(cluster)
+
+        assert node["metadata"]["annotations"] == cluster.node()["metadata"]["annotations"]
+        assert writes == writes_to(cluster)
+        assert files == sorted(cluster.places.root.rglob("*"))
