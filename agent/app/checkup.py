@@ -47,7 +47,7 @@ class CheckupRequest:
     - `agent`: the answer of the agent's readiness page.
     - `names`: the Nodes that the settings name; `files`: where they do.
     - `reader`: the account may only read, and is not the agent's.
-    - `devices`, `processes`: /dev and /proc.
+    - `device_files`, `processes`: /dev and /proc.
     """
 
     agent: AgentAnswer
@@ -55,7 +55,7 @@ class CheckupRequest:
     names: tuple[str, ...] = ()
     files: str = "settings"
     reader: bool = False
-    devices: Path = Path("/dev")
+    device_files: Path = Path("/dev")
     processes: Path = Path("/proc")
 
 
@@ -128,7 +128,7 @@ class _Checkup:
     def access(self) -> Iterator[Finding]:
         if self.settings.driver.simulate is None:
             gpus = None if self.scan is None else len(self.scan.gpus) + len(self.scan.faults)
-            yield from judge_access(device_nodes(self.request.devices), gpus)
+            yield from judge_access(device_nodes(self.request.device_files), gpus)
 
     async def library(self) -> Sequence[Finding]:
         finding, facts = await library_finding(self.settings)

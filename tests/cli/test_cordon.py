@@ -25,7 +25,7 @@ REPORT = encode_register(
 )
 
 
-class Terminal(io.StringIO):
+class Typing(io.StringIO):
     """A terminal on which somebody types."""
 
     def isatty(self) -> bool:
@@ -119,7 +119,7 @@ async def test_without_an_api_server_it_says_so(tmp_path: Path, capsys):
 async def test_on_a_terminal_it_asks_first(
     typed, code, written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    monkeypatch.setattr("sys.stdin", Typing(typed))
     async with a_world(tmp_path) as world:
         assert code == await run(world, "cordon", "0", yes=False)
         assert written == world.node_annotations().get(CORDON)
