@@ -40,10 +40,11 @@ def library_file(path: Path, *, text: bool = False) -> LibraryFile:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         return LibraryFile(str(path), failure=f"cannot be read: {error.strerror}")
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return LibraryFile(str(path), failure="is not a regular file")
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return LibraryFile(str(path), failure="is not a regular file")
         content = file.read(FILE_LIMIT)
     return LibraryFile(
         str(path),

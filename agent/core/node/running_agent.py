@@ -102,7 +102,7 @@ def judge_instances(
             "pods are not affected: only the agent that holds the lock serves",
         )
     said = f"held by {holder}" if holder else "names no holder"
-    said = f"{said}; {counted(len(serving), 'agent')} serves the kubelet"
+    said = f"{said}; {counted(len(serving), 'live socket')} of agents at the kubelet"
     return Finding(check, PreflightVerdict.OK, lock.path, said)
 
 

@@ -26,6 +26,7 @@ class NodeSight:
 
     traces: NodeTraces
     offer: OfferSeen
+    labels: Mapping[str, str]
     skew: float | None = None
 
 
@@ -46,9 +47,12 @@ class KubeSight:
         skew = None if sent is None else skew_of(sent, before, after)
         found = decode(request, body)
         try:
-            return NodeSight(decode_traces(found), _offer(found, resource), skew)
+            traces = decode_traces(found)
         except MalformedText as error:
             raise ApiError(f"{request.what}: {error}") from error
+        labels = inside(inside(found, "metadata"), "labels")
+        texts = {key: str(value) for key, value in labels.items()}
+        return NodeSight(traces, _offer(found, resource), texts, skew)
 
     async def named(self, node: str) -> NamedNode:
         """Look whether a Node of this name exists. Raises ApiError."""
