@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from agent.app.preflight import ask_cluster, connection_of, failure_of, open_session
-from agent.core.errors import ApiError, SettingsError
+from agent.core.errors import ApiError, ApiNotFound, SettingsError
 from agent.core.node.api_excess import UNNEEDED
 from agent.core.node.api_rights import Right
 from agent.core.node.config_entries import ASKED, NamedNode
@@ -49,7 +49,11 @@ async def see_cluster(
             if answer.found is False or unread:
                 return ClusterSight(answer, excess=excess, names=unasked)
             sight = KubeSight(session, clock)
-            node = await sight.look(settings.node, settings.sharing.resource)
+            try:
+                node = await sight.look(settings.node, settings.sharing.resource)
+            except ApiNotFound:
+                answer = dataclasses.replace(answer, found=False)
+                return ClusterSight(answer, excess=excess, names=unasked)
             annotations = node.traces.annotations
             answer = dataclasses.replace(
                 answer, found=True, labels=node.labels, annotations=annotations

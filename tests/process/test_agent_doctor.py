@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from agent.codec.nodelock import encode_node_lock
-from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS
 from agent.host.clock import SystemClock
+from agent.sandbox import apiserver_access
 from agent.sandbox.apiserver_access import ACCOUNT_PREFIX
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster, kubeconfig, open_cluster
@@ -134,6 +135,17 @@ async def test_rights_that_are_missing():
     assert 1 == code
 
 
+async def test_one_right_that_is_missing_hides_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    async with a_node() as cluster:
+        rights = apiserver_access._ACCOUNT_RIGHTS - {("patch", "pods/status")}
+        monkeypatch.setattr(apiserver_access, "_ACCOUNT_RIGHTS", rights)
+        code, findings = await doctored(cluster, *token_of(cluster, ACCOUNT))
+
+    assert [("P-RIGHTS", "wrong")] == faults(findings)
+    assert "these are denied: patch pods/status" == line(findings, "P-RIGHTS")["said"]
+    assert 1 == code
+
+
 async def test_rights_that_are_wider_than_needed():
     async with a_node() as cluster:
         code, findings = await doctored(cluster, *token_of(cluster, "admin"))
@@ -171,6 +183,16 @@ async def test_an_entry_that_misspells_this_node_is_found_without_a_look():
 
     assert [("P-ENTRIES", "note")] == faults(findings)
     assert f"did you mean {NODE}?" in line(findings, "P-ENTRIES")["said"]
+
+
+async def test_a_node_of_another_name():
+    async with a_node() as cluster:
+        flags = ("--node-name", "other", *token_of(cluster, ACCOUNT))
+        code, findings = await doctored(cluster, *flags)
+
+    assert [("P-NODE", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
+    assert "the API server knows no such Node" == line(findings, "P-NODE")["said"]
+    assert 1 == code
 
 
 async def test_a_socket_that_hamis_plugin_left():
@@ -299,20 +321,23 @@ def _waiting_pod() -> dict:
     return {"metadata": {"name": "late", "namespace": "demo"}, "spec": spec}
 
 
-async def test_another_writer_of_the_report():
+def written_by(plugin: str, when: str) -> dict:
+    keys = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}}}}
+    return {"managedFields": [{"manager": plugin, "time": when, "fieldsV1": keys}]}
+
+
+async def test_another_writer_that_wrote_again_after_the_agent_took_over():
     async with a_node() as cluster:
-        keys = {f"f:{REGISTER}": {}}
-        managed = {
-            "manager": "nvidia-device-plugin",
-            "time": "2026-11-20T10:00:00Z",
-            "fieldsV1": {"f:metadata": {"f:annotations": keys}},
-        }
-        edit(cluster, managedFields=[managed])
+        edit(cluster, **written_by("nvidia-device-plugin", "2026-11-20T10:00:00Z"))
+        assert await cluster.until(lambda: REPORTS in cluster.node_annotations(), PATIENCE)
+        _, taken_over = await doctored(cluster)
+        edit(cluster, **written_by("nvidia-device-plugin", "2026-11-20T11:00:00Z"))
         code, findings = await doctored(cluster)
 
-    assert ("P-WRITER", "note") in faults(findings)
-    assert {"P-WRITER"} == {point for point, _ in faults(findings)}
-    assert "nvidia-device-plugin changed it" in line(findings, "P-WRITER")["said"]
+    assert [] == faults(taken_over)
+    assert [("P-WRITER", "note")] == faults(findings)
+    said = "nvidia-device-plugin changed it at 2026-11-20T11:00:00Z, after the agent"
+    assert said == line(findings, "P-WRITER")["said"]
     assert 0 == code
 
 
