@@ -29,6 +29,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "doctor": ("agent.cli.doctor", "check this node, beside the agent or before it starts"),
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
+    "completion": ("agent.cli.completion", "print a script that completes command lines"),
     "version": ("agent.cli.version", "print the version"),
 }
 
@@ -97,6 +98,15 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         parser.print_help()
         return USAGE
     return module.main(args, environ)
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the options of every verb; it imports all of them."""
+    parser, subparsers = _parser()
+    for path, _ in VERBS.values():
+        module: Verb = importlib.import_module(path)
+        module.add_parser(subparsers)
+    return parser
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Subparsers]:
