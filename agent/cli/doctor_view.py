@@ -45,21 +45,26 @@ def write_document(findings: Sequence[Finding], form: str, *, before: bool) -> N
 
 def _line(finding: Finding) -> str:
     verdict, point = finding.verdict, finding.point.value
-    line = f"{verdict.value:<6} {point:<11} {finding.subject}: {finding.said}"
+    line = f"{verdict.value:<6} {point:<11} {_safe(f'{finding.subject}: {finding.said}')}"
     if finding.advice:
-        line += f"; {finding.advice}"
+        line += f"; {_safe(finding.advice)}"
     return line + ("\n" if verdict is PreflightVerdict.OK else f" [RUNBOOK {point}]\n")
 
 
 def _lines(finding: Finding) -> Iterator[str]:
     group, verdict, point = group_of(finding.point).value, finding.verdict, finding.point.value
-    said = cap(f"{finding.subject}: {finding.said}", _LONGEST)
+    said = _safe(f"{finding.subject}: {finding.said}")
     yield f"{group:<10} {verdict.value:<8} {point:<12} {said}\n"
     if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
         yield f"{'':<20}means: {consequence(finding)}\n"
     if verdict is not PreflightVerdict.OK:
-        advice = cap(finding.advice, _LONGEST)
+        advice = _safe(finding.advice)
         yield f"{'':<20}to do: {advice}{' ' if advice else ''}[RUNBOOK {point}]\n"
+
+
+def _safe(text: str) -> str:
+    """The text in one line, without what a terminal would obey."""
+    return cap(text, _LONGEST)
 
 
 def _sum(findings: Sequence[Finding]) -> str:
