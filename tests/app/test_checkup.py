@@ -48,6 +48,10 @@ async def examined(settings: Settings, path: Path, *groups: CheckGroup) -> list[
     return [(one.point.value, one.verdict.value) for one in found]
 
 
+def remove(path: Path) -> None:
+    path.unlink()
+
+
 async def test_the_device_files_are_held_against_the_gpus_of_the_driver(
     settings, stub, tmp_path: Path
 ):
@@ -68,7 +72,7 @@ async def test_the_device_files_are_held_against_the_gpus_of_the_driver(
 async def test_without_a_driver_missing_device_files_are_its_consequence(
     settings, stub_path: Path, tmp_path: Path
 ):
-    stub_path.unlink()
+    remove(stub_path)
 
     found = await examined(settings, tmp_path, CheckGroup.DRIVER)
 
