@@ -45,6 +45,7 @@ class CheckupRequest:
     """What to check, and what the caller already knows.
 
     - `agent`: the answer of the agent's readiness page.
+    - `settings`: the findings about the settings.
     - `names`: the Nodes that the settings name; `files`: where they do.
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`, `processes`: /dev and /proc.
@@ -52,6 +53,7 @@ class CheckupRequest:
 
     agent: AgentAnswer
     groups: frozenset[CheckGroup] = ALL_GROUPS
+    settings: tuple[Finding, ...] = ()
     names: tuple[str, ...] = ()
     files: str = "settings"
     reader: bool = False
@@ -62,14 +64,14 @@ class CheckupRequest:
 async def examine_running(
     settings: Settings, environ: Mapping[str, str], clock: Clock, request: CheckupRequest
 ) -> tuple[Finding, ...]:
-    """All checks of these groups except those of the settings, in the order of the groups."""
+    """All findings of these groups, in their order."""
     checkup = _Checkup(settings, clock, request)
     groups = request.groups
     if settings.plain is None and groups & (FROM_API | {CheckGroup.CONFIG}):
         others = [name for name in request.names if name != settings.node]
         reader = request.reader
         checkup.cluster = await see_cluster(settings, environ, clock, others, reader=reader)
-    findings = [*checkup.agent(), *checkup.paths(), *checkup.config()]
+    findings = [*request.settings, *checkup.agent(), *checkup.paths(), *checkup.config()]
     if groups & {CheckGroup.DRIVER, CheckGroup.SCHEDULER}:
         checkup.scan, driver = await driver_findings(settings)
         findings += [*driver, *checkup.access()]

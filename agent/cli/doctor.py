@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -14,7 +15,7 @@ from agent.cli.codes import INCOMPLETE, OK, PROBLEM, WARNED
 from agent.cli.doctor_view import write_document, write_lines
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, looked, sources
+from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.core.errors import SettingsError, cap
 from agent.core.node.check_groups import ALL_GROUPS, CheckGroup, in_groups
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
@@ -25,6 +26,7 @@ from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, SourcesRead
 from agent.settings.sections import Settings, check_shares
+from agent.settings.sources import Sources
 from agent.settings.values import NodeValues
 
 ANSWER_SECONDS: Final = 5.0
@@ -73,7 +75,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print what was found; return the exit code."""
     configure("error", "auto", environ)
-    read = asyncio.run(looked(sources(args, environ)))
+    read = asyncio.run(_read(sources(args, environ), before=args.pre))
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
     findings = tuple(_findings(read, environ, args, groups))
     if args.output == "text":
@@ -81,6 +83,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         write_document(findings, args.output, before=args.pre)
     return _code({one.verdict for one in findings}, strict=args.strict)
+
+
+async def _read(origin: Sources, *, before: bool) -> SourcesRead:
+    """Read the settings; if they are refused, a running agent has the last good ones."""
+    if not before:
+        with contextlib.suppress(SettingsError):
+            return await started(origin)
+    return await looked(origin)
 
 
 def _groups(text: str) -> frozenset[CheckGroup]:
@@ -112,9 +122,10 @@ def _findings(
         plan = read.taken()
         settings = plan.settings(NodeFacts())
     except SettingsError as error:
-        advice = "correct it; `hami-agent config check` prints what each node would get"
-        return [Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)]
+        return [_refused(error)]
     config = _config_findings(plan, settings, before=args.pre)
+    if read.refusal is not None:
+        config[0] = _refused(read.refusal)
     if args.pre:
         rest = asyncio.run(examine(settings, environ, reader=args.read_only))
         every = [*config, *rest]
@@ -122,12 +133,17 @@ def _findings(
     request = CheckupRequest(
         agent=_agent(settings),
         groups=groups,
+        settings=tuple(config),
         names=plan.names(),
         files=_files(plan),
         reader=args.read_only,
     )
-    rest = asyncio.run(examine_running(settings, environ, SystemClock(), request))
-    return in_groups([*config, *rest], groups)
+    return asyncio.run(examine_running(settings, environ, SystemClock(), request))
+
+
+def _refused(error: SettingsError) -> Finding:
+    advice = "correct it; `hami-agent config check` prints what each node would get"
+    return Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:

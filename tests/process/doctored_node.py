@@ -15,9 +15,11 @@ ACCOUNT = f"{ACCOUNT_PREFIX}kube-system:hami-agent"
 
 
 @contextlib.asynccontextmanager
-async def a_node() -> AsyncIterator[SandboxCluster]:
-    """A node on which an agent serves and nothing is wrong."""
+async def a_node(config: str = "") -> AsyncIterator[SandboxCluster]:
+    """A node on which an agent serves and nothing is wrong. `config`: its settings file."""
     async with open_cluster(options(gpus=2)) as opened:
+        if config:
+            opened.places.config.write_text(config)
         cluster = await started(opened, SLICES)
         edit(cluster, labels={"gpu": "on"})
         reported = {REGISTER, HANDSHAKE}

@@ -109,6 +109,21 @@ async def test_a_library_that_others_may_write():
     assert 1 == code
 
 
+async def test_refused_settings_leave_the_rest_to_the_last_good_ones():
+    async with a_node("sharing: {splitCount: 10}\n") as cluster:
+        good = cluster.places.state / "settings.json"
+        assert await comes(good.exists)
+        cluster.places.config.write_text("sharing: {splitCount: many}\n")
+        code, findings = await doctored(cluster)
+        pre, only = await doctored(cluster, "--pre")
+
+    assert [("P-SETTINGS", "wrong")] == faults(findings)
+    assert "config.yaml:1:" in line(findings, "P-SETTINGS")["said"]
+    assert {"P-OFFER", "P-LOCK", "P-AGENT"} <= {one["id"] for one in findings}
+    assert ["P-SETTINGS"] == [one["id"] for one in only]
+    assert (1, 1) == (code, pre)
+
+
 async def test_an_agent_that_does_not_run():
     async with a_node() as cluster:
         await cluster.stop_agent()
