@@ -151,7 +151,9 @@ class _Checkup:
         yield from preflight.judge_plugins(place, alive, answer, takeover=self.settings.takeover)
         if self.node is not None:
             report = self._report(self.node.traces)
-            finding = scheduling.judge_offer(self.settings.node, self.node.offer, report)
+            finding = scheduling.judge_offer(
+                self.settings.node, self.node.offer, report, self.clock.now()
+            )
             yield from () if finding is None else (finding,)
 
     def api(self) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ from agent.core.report_settings import ReportProfile
 
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
+KUBELET_WITHIN: Final = 15.0
+"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
 LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
@@ -64,7 +66,9 @@ class OfferSeen:
     capacity: int = 0
 
 
-def judge_offer(node: str, offer: OfferSeen, report: ReportSeen) -> Finding | None:
+def judge_offer(
+    node: str, offer: OfferSeen, report: ReportSeen, now: dt.datetime
+) -> Finding | None:
     """Judge allocatable against the healthy slices of the register annotation; None: no report."""
     check = PreflightCheck.OFFER
     if not report.gpus:
@@ -74,11 +78,13 @@ def judge_offer(node: str, offer: OfferSeen, report: ReportSeen) -> Finding | No
         said = f"{offer.allocatable} = healthy {report.healthy} (capacity {offer.capacity})"
         return Finding.ok(check, subject, said)
     less = offer.allocatable < report.healthy
-    finding = Finding.wrong(
+    is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
+    judged = Finding.note if is_new else Finding.wrong
+    finding = judged(
         check,
         subject,
         f"{offer.allocatable}, and the register annotation has {report.healthy} healthy slices",
-        "look again in 10 s: both follow within seconds. If it stays, look at `registered`, "
+        "look again in 15 s: the kubelet reports every 10 s. If it stays, look at `registered`, "
         "`stream` and `report` in the agent's /readyz?verbose",
         "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
         if less

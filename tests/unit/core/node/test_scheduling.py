@@ -36,7 +36,7 @@ def ago(seconds: float) -> dt.datetime:
     [(20, "ok", ""), (12, "WRONG", "kube-scheduler counts fewer"), (30, "WRONG", "HAMi's sche")],
 )
 def test_allocatable_is_the_healthy_slices(allocatable, verdict, means):
-    found = judge_offer(NODE, OfferSeen("nvidia.com/gpu", allocatable, 40), REPORT)
+    found = judge_offer(NODE, OfferSeen("nvidia.com/gpu", allocatable, 40), REPORT, NOON)
 
     assert found is not None
     assert verdict == found.verdict.value
@@ -44,7 +44,18 @@ def test_allocatable_is_the_healthy_slices(allocatable, verdict, means):
 
 
 def test_without_a_report_there_is_nothing_to_compare():
-    assert judge_offer(NODE, OfferSeen("nvidia.com/gpu"), ReportSeen(is_there=True)) is None
+    unread = ReportSeen(is_there=True)
+
+    assert judge_offer(NODE, OfferSeen("nvidia.com/gpu"), unread, NOON) is None
+
+
+@pytest.mark.parametrize(("age", "verdict"), [(14.0, "note"), (16.0, "WRONG")])
+def test_the_kubelet_has_15_seconds_to_follow_a_report(age, verdict):
+    report = dataclasses.replace(REPORT, written=ago(age))
+    found = judge_offer(NODE, OfferSeen("nvidia.com/gpu", 12), report, NOON)
+
+    assert found is not None
+    assert verdict == found.verdict.value
 
 
 @pytest.mark.parametrize(
