@@ -11,6 +11,7 @@ from agent.app.adapters import open_driver
 from agent.codec.node_report import register_differences, report_of
 from agent.core.cluster.annotations import REGISTER
 from agent.core.cluster.pods import NodeView
+from agent.core.containers.edits import HookFacts
 from agent.core.errors import (
     AgentError,
     ApiError,
@@ -23,7 +24,8 @@ from agent.core.errors import (
 from agent.core.inventory.gpu import Scan, Trouble
 from agent.core.inventory.inventory import Inventory
 from agent.core.node import api_rights, preflight
-from agent.core.node.preflight import ClusterAnswer, Finding
+from agent.core.node.findings import Finding
+from agent.core.node.preflight import ClusterAnswer
 from agent.core.state.holdings import Holding
 from agent.host.clock import SystemClock
 from agent.host.hook.directories import HostHookDirs
@@ -54,23 +56,26 @@ async def examine(
     """
     plain = settings.plain is not None
     cluster = None if plain else await _cluster(settings, environ, reader=reader)
-    scan, driver = await _driver(settings)
-    findings = [*_paths(settings), await _library(settings), *driver]
+    scan, driver = await driver_findings(settings)
+    library, _ = await library_finding(settings)
+    findings = [*path_findings(settings), library, *driver]
     plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
     place = look_at(plugins)
     findings.append(preflight.judge_kubelet(place, look_at(socket)))
-    findings.append(await _witness(settings))
+    findings.append(await witness_finding(settings))
     if cluster is not None:
         findings += preflight.judge_cluster(settings.node, cluster)
     sockets = plugin_sockets(plugins, socket.name)
     findings += preflight.judge_plugins(place, sockets, cluster, takeover=settings.takeover)
     if cluster is not None and REGISTER in cluster.annotations and scan is not None:
-        differences = _differences(settings, scan, cluster.annotations)
+        differences = report_differences(settings, scan, cluster.annotations)
         findings.append(preflight.judge_report(settings.node, differences))
     return tuple(findings)
 
 
-def _differences(settings: Settings, scan: Scan, annotations: Mapping[str, str]) -> tuple[str, ...]:
+def report_differences(
+    settings: Settings, scan: Scan, annotations: Mapping[str, str]
+) -> tuple[str, ...]:
     """Where the Node's register annotation differs from what the agent would write."""
     inventory = Cell(Inventory())
     InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
@@ -78,7 +83,8 @@ def _differences(settings: Settings, scan: Scan, annotations: Mapping[str, str])
     return () if report is None else register_differences(report, annotations[REGISTER])
 
 
-def _paths(settings: Settings) -> list[Finding]:
+def path_findings(settings: Settings) -> list[Finding]:
+    """Judge the directories that the agent writes to."""
     paths = settings.paths
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
     hook, home = look_at(paths.hook), look_at(paths.hook / "vgpu")
@@ -87,20 +93,25 @@ def _paths(settings: Settings) -> list[Finding]:
     return [*made, preflight.judge_path(hook, made=False)]
 
 
-async def _library(settings: Settings) -> Finding:
+async def library_finding(settings: Settings) -> tuple[Finding, HookFacts | None]:
+    """Judge whether HAMi-core's files exist; also return what was seen of them."""
     plain = settings.plain
     home = str(settings.paths.hook / "vgpu")
+    facts: HookFacts | None = None
     async with Worker("disk", 1) as worker:
         version = settings.library_version
         hooks = HostHookDirs(settings.paths.hook, Path("/dev"), version, worker, worker)
         try:
-            missing = (await hooks.facts()).missing
+            facts = await hooks.facts()
+            missing = facts.missing
         except (StateError, OSError) as error:
             missing = (str(error),)
-    return preflight.judge_library(home, missing, needed=plain is None or plain.memory_limits)
+    needed = plain is None or plain.memory_limits
+    return preflight.judge_library(home, missing, needed=needed), facts
 
 
-async def _driver(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]:
+async def driver_findings(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]:
+    """Scan within 15 s; return the last scan, None if there is none, and judge it."""
     library = settings.driver.nvml_library or "NVIDIA's library (NVML)"
     scan, failure, remedy = await last_scan(_scans(settings))
     name = settings.driver.simulate or library
@@ -122,11 +133,11 @@ async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str 
     except TimeoutError:
         failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
     except (AgentError, OSError) as error:
-        failure, remedy = _failure_of(error)
+        failure, remedy = failure_of(error)
     return scan, failure, remedy
 
 
-def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
+def failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
     """The failure and the remedy. Empty remedy: the failure contains it. None: it is not known.
 
     The text form prints both in one line; scripts read them separately.
@@ -154,7 +165,8 @@ async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _witness(settings: Settings) -> Finding:
+async def witness_finding(settings: Settings, *, serving: bool = False) -> Finding:
+    """Ask PodResources, and judge its answers. `serving`: an agent runs here."""
     path = settings.paths.pod_resources_socket
     witness = PodResourcesWitness(path)
     held: int | None = None
@@ -169,7 +181,7 @@ async def _witness(settings: Settings) -> Finding:
         failure = str(error)
     finally:
         witness.close()
-    return preflight.judge_witness(str(path), held, failure, asks=asks)
+    return preflight.judge_witness(str(path), held, failure, asks=asks, serving=serving)
 
 
 def _held(pods: tuple[Holding, ...], resource: str) -> int:
@@ -179,28 +191,43 @@ def _held(pods: tuple[Holding, ...], resource: str) -> int:
 async def _cluster(
     settings: Settings, environ: Mapping[str, str], *, reader: bool
 ) -> ClusterAnswer:
+    connection, server = connection_of(settings, environ)
+    try:
+        async with open_session(connection) as session:
+            return await ask_cluster(session, settings, server, reader=reader)
+    except (ApiError, SettingsError) as error:
+        failure, remedy = failure_of(error)
+        return ClusterAnswer(server, failure=failure, remedy=remedy)
+
+
+def connection_of(settings: Settings, environ: Mapping[str, str]) -> tuple[Connection, str]:
+    """The connection to the API server, and its name in messages."""
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=environ)
-    server = f"API server by {connection.source}"
-    try:
-        async with _session(connection) as session:
-            review = KubeReview(session, settings.node)
-            wanted = api_rights.rights(settings.node, node_condition=settings.node_condition)
-            unasked = tuple(right for right in wanted if reader and not right.reads)
-            asked = [right for right in wanted if right not in unasked]
-            denied = tuple([right for right in asked if not await review.granted(right)])
-            if denied:  # the next requests would fail for the same reason
-                return ClusterAnswer(server, denied=denied)
-            neighbours = await review.neighbours()
-            looks = [api_rights.right_to_get(pod) for pod in neighbours.pods[:1]]
-            denied = tuple([right for right in looks if not await review.granted(right)])
-            if denied:
-                return ClusterAnswer(server, denied=denied)
-            node = await _node(KubeNode(session, settings.node))
-            plugins = neighbours.plugins
-    except (ApiError, SettingsError) as error:
-        failure, remedy = _failure_of(error)
-        return ClusterAnswer(server, failure=failure, remedy=remedy)
+    return connection, f"API server by {connection.source}"
+
+
+async def ask_cluster(
+    session: KubeSession, settings: Settings, server: str, *, reader: bool
+) -> ClusterAnswer:
+    """Ask for the rights of this account, the plugins on this node and the Node.
+
+    Raises ApiError, SettingsError. `reader`: as for examine().
+    """
+    review = KubeReview(session, settings.node)
+    wanted = api_rights.rights(settings.node, node_condition=settings.node_condition)
+    unasked = tuple(right for right in wanted if reader and not right.reads)
+    asked = [right for right in wanted if right not in unasked]
+    denied = tuple([right for right in asked if not await review.granted(right)])
+    if denied:  # the next requests would fail for the same reason
+        return ClusterAnswer(server, denied=denied)
+    neighbours = await review.neighbours()
+    looks = [api_rights.right_to_get(pod) for pod in neighbours.pods[:1]]
+    denied = tuple([right for right in looks if not await review.granted(right)])
+    if denied:
+        return ClusterAnswer(server, denied=denied)
+    node = await _node(KubeNode(session, settings.node))
+    plugins = neighbours.plugins
     if node is None:
         return ClusterAnswer(server, found=False, unasked=unasked, plugins=plugins)
     return ClusterAnswer(
@@ -209,7 +236,8 @@ async def _cluster(
 
 
 @contextlib.asynccontextmanager
-async def _session(connection: Connection) -> AsyncIterator[KubeSession]:
+async def open_session(connection: Connection) -> AsyncIterator[KubeSession]:
+    """Open a session, and close it at the end. Raises SettingsError."""
     session = KubeSession(connection, random.SystemRandom())
     try:
         await session.open()

@@ -8,6 +8,8 @@ UNREACHABLE = 3
 NOT_FOUND = 4
 INCOMPLETE = 5
 """The answer was given, but a part of the data could not be read."""
+WARNED = 6
+"""There are only warnings, and `--strict` was given."""
 UNWRITTEN = 74
 """The answer could not be written."""
 INTERRUPTED = 130

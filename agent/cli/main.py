@@ -26,11 +26,14 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
     "release": ("agent.cli.release", "release a GPU for work on it"),
     "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
+    "cordon": ("agent.cli.cordon", "place no new pods on a GPU"),
+    "uncordon": ("agent.cli.uncordon", "let new pods be placed on a cordoned GPU again"),
     "config": ("agent.cli.config", "show or check settings"),
-    "doctor": ("agent.cli.doctor", "check this node before the agent starts on it"),
+    "doctor": ("agent.cli.doctor", "check this node, beside the agent or before it starts"),
     "bundle": ("agent.cli.bundle", "write a support archive of this node"),
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
+    "completion": ("agent.cli.completion", "print a script that completes command lines"),
     "version": ("agent.cli.version", "print the version"),
 }
 
@@ -102,6 +105,15 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         parser.print_help()
         return USAGE
     return module.main(args, environ)
+
+
+def whole_parser(program: str = "hami-agent") -> argparse.ArgumentParser:
+    """The parser with the options of every verb; it imports all of them."""
+    parser, subparsers = _parser(program)
+    for path, _ in VERBS.values():
+        module: Verb = importlib.import_module(path)
+        module.add_parser(subparsers)
+    return parser
 
 
 def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:

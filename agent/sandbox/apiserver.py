@@ -21,12 +21,15 @@ requests. The model differs in these points:
 """
 
 import asyncio
+import datetime as dt
+import email.utils
 import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import web
 
+from agent.host.clock import SystemClock
 from agent.sandbox import apiserver_reviews, apiserver_writes
 from agent.sandbox.api_errors import (
     BadRequestError,
@@ -80,6 +83,8 @@ class ApiServerModel:
         self.journal = Journal()
         self.port = 0
         self._tokens = dict(tokens)
+        self.ahead = 0.0
+        """Seconds by which the times in its answers are ahead of this machine's clock."""
         self._throttled = 0
         self._retry_after = 1
         self._watches: set[WatchStream] = set()
@@ -162,7 +167,7 @@ class ApiServerModel:
         except StatusError as refusal:
             return self._finish(user, target, refusal.code, refusal.status(), refusal.headers)
         self._note(user, target, code)
-        return packed(code, answer, packing if target.verb in ("get", "list") else "")
+        return self._dated(packed(code, answer, packing if target.verb in ("get", "list") else ""))
 
     async def _aside(self, request: web.BaseRequest, user: str) -> tuple[Target, int, Json] | None:
         """Answer the requests that every user may send and that are not for an object."""
@@ -231,7 +236,13 @@ class ApiServerModel:
         headers: Mapping[str, str] | None = None,
     ) -> web.Response:
         self._note(user, target, code)
-        return packed(code, answer, "", headers or {})
+        return self._dated(packed(code, answer, "", headers or {}))
+
+    def _dated(self, response: web.Response) -> web.Response:
+        if self.ahead:
+            at = SystemClock().now() + dt.timedelta(seconds=self.ahead)
+            response.headers["Date"] = email.utils.format_datetime(at, usegmt=True)
+        return response
 
     def _note(self, user: str, target: Target, code: int) -> None:
         self.journal.note(

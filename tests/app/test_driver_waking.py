@@ -11,7 +11,8 @@ import structlog
 from agent.app import preflight
 from agent.app.running import AgentParts
 from agent.app.watching import WebSubjects
-from agent.core.node.preflight import PreflightVerdict, judge_driver
+from agent.core.node.findings import PreflightVerdict
+from agent.core.node.preflight import judge_driver
 from agent.kit.heartbeat import Heartbeat
 from tests.app.front_node import joined, running
 from tests.fakes.nvml import until

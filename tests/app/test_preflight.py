@@ -14,7 +14,7 @@ from aiohttp import web
 from agent.app.preflight import examine
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.cluster.annotations import REGISTER
-from agent.core.node.preflight import Finding, PreflightCheck, PreflightVerdict
+from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster

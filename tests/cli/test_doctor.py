@@ -1,10 +1,11 @@
-"""`doctor --pre`: one line for each thing, an exit code, and the same as JSON."""
+"""`doctor`: one line for each thing, an exit code, and the same as JSON."""
 
 import errno
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.cli.main import dispatch
 
@@ -122,6 +123,58 @@ def test_a_script_gets_the_remedy_and_a_person_reads_it_once(flags, capsys):
     assert 1 == capsys.readouterr().out.count("correct --nvml-library")
 
 
-def test_without_its_one_option_nothing_is_done(capsys):
-    assert 2 == dispatch(["doctor"], {})
-    assert "--pre" in capsys.readouterr().err
+def test_without_an_agent_it_is_the_agent_that_is_wrong(flags, capsys):
+    assert 1 == dispatch(["doctor", *flags, "--only", "agent"], {})
+
+    first, means, advice, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("agent      WRONG    P-AGENT      ")
+    assert "api.sock: no agent answers: No such file or directory" in first
+    assert means.strip() == "means: no new pod gets a GPU of this node; pods that run go on"
+    assert advice.strip().startswith("to do: start it")
+    assert advice.endswith("[RUNBOOK P-AGENT]")
+
+
+def test_the_groups_can_be_chosen_before_the_first_start_too(flags, capsys):
+    assert 0 == dispatch(["doctor", "--pre", *flags, "--only", "driver,config"], {})
+    lines = capsys.readouterr().out.splitlines()[:-1]
+
+    assert {"P-SETTINGS", "P-HAMI", "P-DRIVER"} == {line.split()[1] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--only", "kubelt"], "there is no group 'kubelt'; did you mean kubelet?"),
+        (["--skip", "api,x"], "there is no group 'x'; the groups are config, driver, kubelet,"),
+        (["--only", "api", "--skip", "paths"], "not allowed with argument"),
+    ],
+)
+def test_a_group_that_is_not_there_is_wrong_usage(words, says, capsys):
+    assert 2 == dispatch(["doctor", *words], {})
+    assert says in capsys.readouterr().err
+
+
+def test_notes_alone_are_6_with_strict(flags, capsys):
+    only = ("--only", "config,driver")
+    assert 0 == dispatch(["doctor", "--pre", *flags, *only], {})
+    assert 6 == dispatch(["doctor", "--pre", *flags, *only, "--strict"], {})
+    capsys.readouterr()
+
+
+def test_the_same_as_yaml(flags, capsys):
+    dispatch(["doctor", *flags, "-o", "json"], {})
+    as_json = json.loads(capsys.readouterr().out)
+    dispatch(["doctor", *flags, "-o", "yaml"], {})
+
+    assert as_json == yaml.safe_load(capsys.readouterr().out)
+    assert ("Checkup", False, True) == (as_json["kind"], as_json["ok"], as_json["complete"])
+    assert all(one["means"] for one in as_json["findings"] if one["verdict"] != "ok")
+
+
+def test_no_control_character_of_a_name_reaches_the_terminal(flags, tmp_path: Path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"nodeconfig": [{"name": "N\x1b[31m"}]}))
+    dispatch(["doctor", *flags, "--nodeconfig", str(tmp_path / "config.json")], {})
+
+    told = capsys.readouterr().out
+    assert "P-ENTRIES" in told
+    assert "\x1b" not in told

@@ -86,6 +86,14 @@ tests/image/test_running.py test_it_looks_at_a_node_before_it_serves_one
     hami-agent doctor --pre
     kubectl -n kube-system exec daemonset/hami-agent -c agent -- hami-agent doctor
     kubectl exec
+tests/process/test_agent_doctor.py test_where_nothing_is_wrong_no_line_is
+    hami-agent doctor
+    sudo .venv/bin/hami-agent doctor
+tests/process/test_agent_cordon.py \
+    test_no_new_pod_is_placed_on_a_cordoned_gpu_until_it_is_uncordoned
+    hami-agent cordon GPU
+    hami-agent uncordon GPU
+    .venv/bin/hami-agent cordon 0
 tests/process/test_settings_page.py test_all_files_of_a_node_are_checked_together
     hami-agent config check config.yaml
 tests/systemd/test_readme.py test_all_commands_of_the_document_in_their_order
@@ -194,6 +202,7 @@ a program of somebody else that shows something to people
     skopeo inspect
 NVIDIA's toolkit and a GPU are needed
     nvidia-ctk
+    nvidia-modprobe
 deploy/image/build does it before the build that is tested
     deploy/image/context build/context
 Docker is needed; buildah builds from the same file

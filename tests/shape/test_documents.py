@@ -9,7 +9,7 @@ from agent import __version__
 from agent.app import codes
 from agent.cli.main import VERBS
 from agent.core.errors import RefusalReason
-from agent.core.node.preflight import PreflightCheck
+from agent.core.node.findings import PreflightCheck
 from agent.sandbox.explain.words import ADVICE
 from tests.shape import tree
 from tests.shape.typed import told

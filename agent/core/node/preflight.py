@@ -1,13 +1,13 @@
-"""Judges what `doctor --pre` finds on a node before the agent starts there."""
+"""Judges what a node must have for the agent, with and without an agent that runs there."""
 
 import dataclasses
-import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import Scan
 from agent.core.node.api_rights import Right
+from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict, counted
 from agent.core.node.troubles import remedy as remedy_of
 
 HAMI_LABEL: Final = ("gpu", "on")
@@ -30,58 +30,6 @@ _REPAIR_DRIVER: Final = (
     "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
     "(dmesg); then reload the driver or reboot"
 )
-
-
-class PreflightCheck(enum.Enum):
-    """A check of `doctor --pre`. The value is the id that the runbook explains."""
-
-    SETTINGS = "P-SETTINGS"
-    HAMI_FILES = "P-HAMI"
-    PATHS = "P-PATHS"
-    LIBRARY = "P-LIBRARY"
-    DRIVER = "P-DRIVER"
-    KUBELET = "P-KUBELET"
-    WITNESS = "P-WITNESS"
-    NODE = "P-NODE"
-    LABEL = "P-LABEL"
-    RIGHTS = "P-RIGHTS"
-    PLUGIN = "P-PLUGIN"
-    REPORT = "P-REPORT"
-    MONITOR = "P-MONITOR"
-
-
-class PreflightVerdict(enum.Enum):
-    """The result of a check. A note does not keep the agent from starting."""
-
-    OK = "ok"
-    NOTE = "note"
-    WRONG = "WRONG"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the result: what was checked, what was found, and what to do about it."""
-
-    point: PreflightCheck
-    verdict: PreflightVerdict
-    subject: str
-    said: str
-    advice: str = ""
-
-    @classmethod
-    def ok(cls, point: PreflightCheck, subject: str, said: str) -> "Finding":
-        """The check passed."""
-        return cls(point, PreflightVerdict.OK, subject, said)
-
-    @classmethod
-    def note(cls, point: PreflightCheck, subject: str, said: str, advice: str = "") -> "Finding":
-        """The agent would start, but the operator should know this."""
-        return cls(point, PreflightVerdict.NOTE, subject, said, advice)
-
-    @classmethod
-    def wrong(cls, point: PreflightCheck, subject: str, said: str, advice: str = "") -> "Finding":
-        """The agent would not start, or would not serve."""
-        return cls(point, PreflightVerdict.WRONG, subject, said, advice)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,6 +93,22 @@ def judge_path(place: PathFacts, *, made: bool) -> Finding:
     return _directory(PreflightCheck.PATHS, place)
 
 
+def judge_owner(place: PathFacts) -> Finding | None:
+    """Judge who may change an existing directory of the agent; None: nobody who must not."""
+    if place.kind != "directory" or (place.ours and not place.mode & 0o002):
+        return None
+    said = f"every user may write there (mode {place.mode:04o})"
+    if not place.ours:
+        said = f"belongs to uid {place.owner}"
+    return Finding.wrong(
+        PreflightCheck.PATHS,
+        place.path,
+        said,
+        f"chown root and chmod 0755 {place.path}",
+        "who may write there can replace the directories and limits of containers",
+    )
+
+
 def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
     """Judge the kubelet's device plugin directory and its socket."""
     finding = _directory(PreflightCheck.KUBELET, directory)
@@ -167,18 +131,23 @@ def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
     return Finding.ok(PreflightCheck.KUBELET, socket.path, "the kubelet's socket is there")
 
 
-def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> Finding:
-    """Judge PodResources. `held`: number of containers with slices; `asks`: it has Get."""
+def judge_witness(
+    path: str, held: int | None, failure: str, *, asks: bool, serving: bool = False
+) -> Finding:
+    """Judge PodResources. `held`: number of containers with slices; `asks`: it has Get.
+
+    `serving`: an agent runs and knows these containers.
+    """
     if held is None:
         return Finding.wrong(
             PreflightCheck.WITNESS,
             path,
             failure,
             "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-        )
+        ).because_of(PreflightCheck.KUBELET)
     hold = "holds" if held == 1 else "hold"
     known = f"the kubelet answers, and {counted(held, 'container')} {hold} slices"
-    if held:
+    if held and not serving:
         known += "; the agent takes them over with the ids that they have"
     if not asks:
         return Finding.note(
@@ -214,11 +183,6 @@ def judge_driver(
     for fault in scan.faults:
         advice = f"it is not shared; {remedy_of(fault.trouble)}"
         yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice)
-
-
-def counted(number: int, thing: str) -> str:
-    """A number with its noun, for example `2 GPUs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _models(library: str, scan: Scan) -> Finding:
@@ -328,9 +292,18 @@ def judge_report(node: str, differences: Sequence[str]) -> Finding:
     )
 
 
-def judge_hami_files(files: Mapping[str, bool], node: str, names: Sequence[str]) -> Finding:
-    """Judge HAMi's two files: whether each path exists, and the nodes (`names`) that they name."""
+def judge_hami_files(
+    files: Mapping[str, bool], node: str, names: Sequence[str], *, needed: bool = True
+) -> Finding:
+    """Judge HAMi's two files: whether each path exists, and the nodes (`names`) that they name.
+
+    `needed`: without them the node may share otherwise than before, which a running agent has done.
+    """
     there = [path for path, exists in files.items() if exists]
+    if not there and not needed:
+        said = "not there: the agent's own settings and defaults apply"
+        subject = ", ".join(files) or "HAMi's ConfigMaps"
+        return Finding.ok(PreflightCheck.HAMI_FILES, subject, said)
     if not there:
         return Finding.note(
             PreflightCheck.HAMI_FILES,

@@ -66,6 +66,14 @@ class KubeNode:
         request = self._patch(body, MERGE_PATCH)
         return _node(request, await self._session.fetch(request))
 
+    async def annotate_as_seen(self, version: str, annotations: Mapping[str, str | None]) -> None:
+        """Do as annotate_node() if the Node still has this resourceVersion.
+
+        Raises ApiConflict: it has another one; ApiError.
+        """
+        body = {"metadata": {"resourceVersion": version, "annotations": dict(annotations)}}
+        await self._session.call(self._patch(body, MERGE_PATCH))
+
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
         pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")

@@ -166,12 +166,19 @@ class KubeSession:
 
         Raises AnswerTooLong for more than `at_most` bytes (None: 16 MiB).
         """
+        body, _ = await self.exchange(request, at_most)
+        return body
+
+    async def exchange(
+        self, request: ApiRequest, at_most: int | None = None
+    ) -> tuple[bytearray, Mapping[str, str]]:
+        """Do as call(); also return the headers of the answer."""
         limit = BODY_LIMIT if at_most is None else at_most
         try:
             async with asyncio.timeout(DEADLINE), self._room(request):
                 answer = await self._authorized(request)
                 try:
-                    return await self._successful(request, answer, limit)
+                    return await self._successful(request, answer, limit), answer.headers
                 finally:
                     answer.close()
         except self._failures() as error:

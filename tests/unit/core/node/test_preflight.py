@@ -7,18 +7,17 @@ import pytest
 from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.api_rights import Right, right_to_get, rights
+from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.core.node.preflight import (
     ClusterAnswer,
-    Finding,
     PathFacts,
     PluginSocket,
-    PreflightCheck,
-    PreflightVerdict,
     judge_cluster,
     judge_driver,
     judge_hami_files,
     judge_kubelet,
     judge_library,
+    judge_owner,
     judge_path,
     judge_plugins,
     judge_report,
@@ -257,3 +256,32 @@ def test_it_is_said_whether_hamis_files_are_used(files, names, verdict, said):
 
     assert verdict == judged(PreflightCheck.HAMI_FILES, finding)
     assert said in finding.said
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (DIRECTORY, None),
+        (PathFacts("/d", ""), None),
+        (PathFacts("/d", "file", ours=False), None),
+        (dataclasses.replace(DIRECTORY, mode=0o777), "every user may write there (mode 0777)"),
+        (dataclasses.replace(DIRECTORY, owner=7, ours=False), "belongs to uid 7"),
+    ],
+)
+def test_a_directory_of_another_user_or_of_all_is_wrong(place, said):
+    finding = judge_owner(place)
+
+    assert said == (finding and finding.said)
+    assert finding is None or "WRONG" == judged(PreflightCheck.PATHS, finding)
+
+
+def test_a_running_agent_needs_no_files_of_hami():
+    finding = judge_hami_files({"/c.json": False}, NODE, [], needed=False)
+
+    assert ("ok", "/c.json") == (judged(PreflightCheck.HAMI_FILES, finding), finding.subject)
+
+
+def test_the_containers_of_a_running_agent_are_its_own():
+    finding = judge_witness("/s", 2, "", asks=True, serving=True)
+
+    assert "the kubelet answers, and 2 containers hold slices" == finding.said

@@ -1,0 +1,243 @@
+"""`doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing."""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.app.cluster_sight import ClusterSight, see_cluster
+from agent.app.preflight import (
+    driver_findings,
+    library_finding,
+    path_findings,
+    report_differences,
+    witness_finding,
+)
+from agent.codec.handshake import decode_handshake
+from agent.codec.node_report import read_register
+from agent.codec.nodelock import decode_node_lock, decode_stamp
+from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.core.cluster.pods import NodeLock
+from agent.core.errors import MalformedText
+from agent.core.inventory.gpu import Scan
+from agent.core.node import preflight, scheduling
+from agent.core.node.api_excess import judge_clock, judge_excess
+from agent.core.node.check_groups import ALL_GROUPS, FROM_API, MEMBERS, CheckGroup, in_groups
+from agent.core.node.config_entries import NamedNode, judge_entries
+from agent.core.node.device_access import judge_access
+from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict, traced
+from agent.core.node.leftovers import NodeTraces
+from agent.core.node.library_files import judge_library_files
+from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
+from agent.core.ports import Clock
+from agent.host.inspection import device_nodes, library_file, waiting_agents
+from agent.host.kube.sight import NodeSight
+from agent.host.lockfile import LockFile
+from agent.host.surroundings import look_at, plugin_sockets
+from agent.settings.sections import Settings
+
+_PRELOAD: Final = "ld.so.preload"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckupRequest:
+    """What to check, and what the caller already knows.
+
+    - `agent`: the answer of the agent's readiness page.
+    - `settings`: the findings about the settings.
+    - `names`: the Nodes that the settings name; `files`: where they do.
+    - `reader`: the account may only read, and is not the agent's.
+    - `device_files`, `processes`: /dev and /proc.
+    """
+
+    agent: AgentAnswer
+    groups: frozenset[CheckGroup] = ALL_GROUPS
+    settings: tuple[Finding, ...] = ()
+    names: tuple[str, ...] = ()
+    files: str = "settings"
+    reader: bool = False
+    device_files: Path = Path("/dev")
+    processes: Path = Path("/proc")
+
+
+async def examine_running(
+    settings: Settings, environ: Mapping[str, str], clock: Clock, request: CheckupRequest
+) -> tuple[Finding, ...]:
+    """All findings of these groups, in their order."""
+    checkup = _Checkup(settings, clock, request)
+    groups = request.groups
+    if settings.plain is None and groups & (FROM_API | {CheckGroup.CONFIG}):
+        others = [name for name in request.names if name != settings.node]
+        reader = request.reader
+        checkup.cluster = await see_cluster(settings, environ, clock, others, reader=reader)
+    findings = [*request.settings, *checkup.agent(), *checkup.paths(), *checkup.config()]
+    if groups & {CheckGroup.DRIVER, CheckGroup.SCHEDULER}:
+        checkup.scan, driver = await driver_findings(settings)
+        findings += [*driver, *checkup.access()]
+    if CheckGroup.LIBRARY in groups:
+        findings += await checkup.library()
+    if CheckGroup.KUBELET in groups:
+        findings.append(await witness_finding(settings, serving=not request.agent.failure))
+    findings += [*checkup.kubelet(), *checkup.api(), *checkup.scheduler()]
+    findings += checkup.unseen(findings)
+    return in_groups(traced(findings), groups)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Checkup:
+    """One run of the checks. `cluster`, `scan`: what was seen; None: nothing."""
+
+    settings: Settings
+    clock: Clock
+    request: CheckupRequest
+    cluster: ClusterSight | None = None
+    scan: Scan | None = None
+
+    @property
+    def node(self) -> NodeSight | None:
+        return self.cluster.node if self.cluster else None
+
+    def agent(self) -> Iterator[Finding]:
+        paths = self.settings.paths
+        lock = paths.run / "lock"
+        holder = LockFile(lock).holder().strip()
+        waiting = waiting_agents(paths.run, holder, self.request.processes)
+        sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+        yield from judge_agent(self.request.agent)
+        yield judge_instances(look_at(lock), holder, waiting, sockets)
+
+    def paths(self) -> Iterator[Finding]:
+        paths = self.settings.paths
+        home = paths.hook / "vgpu"
+        judged = path_findings(self.settings)
+        wrong = {one.subject for one in judged if one.verdict is PreflightVerdict.WRONG}
+        for path in (paths.state, paths.run, paths.hook, home, home / "containers"):
+            finding = preflight.judge_owner(look_at(path))
+            if finding is not None and finding.subject not in wrong:
+                judged = [one for one in judged if one.subject != finding.subject]
+                judged.append(finding)
+        yield from judged
+
+    def config(self) -> Iterator[Finding]:
+        names = dict.fromkeys(self.request.names, NamedNode.UNSEEN)
+        if self.cluster is not None:
+            names |= self.cluster.names
+        if self.settings.node in names:
+            names[self.settings.node] = NamedNode.THERE
+        yield from judge_entries(self.settings.node, names, self.request.files)
+
+    def access(self) -> Iterator[Finding]:
+        if self.settings.driver.simulate is None:
+            gpus = None if self.scan is None else len(self.scan.gpus) + len(self.scan.faults)
+            yield from judge_access(device_nodes(self.request.device_files), gpus)
+
+    async def library(self) -> Sequence[Finding]:
+        finding, facts = await library_finding(self.settings)
+        if facts is None or facts.missing:
+            return (finding,)
+        preload = library_file(self.settings.paths.hook / "vgpu" / _PRELOAD, text=True)
+        return (finding, *judge_library_files(library_file(Path(facts.library)), preload))
+
+    def kubelet(self) -> Iterator[Finding]:
+        paths = self.settings.paths
+        place = look_at(paths.plugins)
+        yield preflight.judge_kubelet(place, look_at(paths.kubelet_socket))
+        sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+        alive = [one for one in sockets if one.alive]
+        # The register annotation is the agent's own here, and no sign of HAMi's plugin.
+        answer = self.cluster.answer if self.cluster else None
+        answer = answer and dataclasses.replace(answer, annotations={})
+        yield from preflight.judge_plugins(place, alive, answer, takeover=self.settings.takeover)
+        if self.node is not None:
+            report = self._report(self.node.traces)
+            finding = scheduling.judge_offer(
+                self.settings.node, self.node.offer, report, self.clock.now()
+            )
+            yield from () if finding is None else (finding,)
+
+    def api(self) -> Iterator[Finding]:
+        if self.cluster is None:
+            return
+        answer = self.cluster.answer
+        if answer.failure:
+            advice = answer.remedy or "repair the connection, and run this check again"
+            yield Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)
+            return
+        yield from preflight.judge_cluster(self.settings.node, answer)
+        if self.cluster.excess is not None:
+            yield judge_excess(answer.server, self.cluster.excess)
+        if self.node is not None:
+            yield judge_clock(answer.server, self.node.skew)
+
+    def scheduler(self) -> Iterator[Finding]:
+        if self.node is None:
+            return
+        traces, name, now = self.node.traces, self.settings.node, self.clock.now()
+        profile, report = self.settings.report.profile, self._report(self.node.traces)
+        yield scheduling.judge_present_report(name, report, profile)
+        seen = _handshake(traces.annotations.get(HANDSHAKE, ""))
+        yield scheduling.judge_handshake(name, seen, report, profile, now)
+        yield scheduling.judge_writer(traces)
+        text = traces.annotations.get(MUTEX_LOCK)
+        yield scheduling.judge_lock(name, text, _lock(text), now)
+        paths = self.settings.paths
+        sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+        stale = [one.path for one in sockets if one.theirs and not one.alive]
+        scores = self.settings.report.topology_score
+        yield from scheduling.judge_leftovers(traces, stale, stamps=profile.stamps, scores=scores)
+
+    def unseen(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """One finding for each group of which checks were not made."""
+        if self.cluster is None:
+            return
+        made = {one.point for one in findings}
+        rest = {PreflightCheck.MONITOR}  # there is nothing to say without HAMi's plugin
+        for group in FROM_API:
+            missing = [check for check in MEMBERS[group] if check not in made | rest]
+            if missing:
+                names = ", ".join(check.value for check in missing)
+                said = f"not checked: {names}"
+                advice = "repair what is said of the API server, and run this check again"
+                server = self.cluster.answer.server
+                yield Finding.unknown(missing[0], server, said, advice)
+
+    def _report(self, traces: NodeTraces) -> scheduling.ReportSeen:
+        text = traces.annotations.get(REGISTER)
+        if text is None:
+            return scheduling.ReportSeen()
+        gpus = read_register(text)
+        differences: tuple[str, ...] = ()
+        if self.scan is not None and gpus:
+            differences = report_differences(self.settings, self.scan, traces.annotations)
+        return scheduling.ReportSeen(
+            is_there=True,
+            gpus=len(gpus),
+            healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
+            is_json=text.lstrip().startswith("["),
+            differences=differences,
+            written=_stamp(traces.last_written) if REGISTER in traces.written else None,
+        )
+
+
+def _handshake(text: str) -> scheduling.HandshakeSeen:
+    try:
+        seen = decode_handshake(text)
+    except MalformedText:
+        return scheduling.HandshakeSeen(text, text.partition(" ")[0][:32])
+    stamp = seen.stamp if seen.stamp is not None and seen.stamp.tzinfo else None
+    return scheduling.HandshakeSeen(text, seen.word.value, stamp)
+
+
+def _lock(text: str | None) -> NodeLock | None:
+    try:
+        return None if text is None else decode_node_lock(text)
+    except MalformedText:
+        return None
+
+
+def _stamp(text: str) -> dt.datetime | None:
+    try:
+        return decode_stamp(text)
+    except MalformedText:
+        return None

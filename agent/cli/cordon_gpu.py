@@ -1,0 +1,156 @@
+"""The shared part of `hami-agent cordon` and `hami-agent uncordon`."""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.app.cordoning import NoSuchGpu, plan_cordon, write_cordon
+from agent.cli.arguments import add_output
+from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.gpu_action import NAME
+from agent.cli.logs import configure
+from agent.cli.settings_args import looked
+from agent.cli.settings_view import API_VERSION
+from agent.core.cluster.annotations import CORDON
+from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError
+from agent.core.node.cordon import CordonEdit
+from agent.host.kube.connection import Connection
+from agent.host.surroundings import host_name
+from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
+
+IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+CODES: Final = (
+    "Exits 0 also if there is nothing to change, 1 if it was refused or you said no, 2 without a "
+    "terminal and without -y, 3 if the API server does not answer, 4 if there is no such GPU."
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CordonPlace:
+    """The Node, and the way to the API server."""
+
+    node: str
+    connection: Connection
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of both verbs."""
+    parser.add_argument("gpu", metavar="GPU", type=_name, help="index or UUID")
+    parser.add_argument(
+        "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="kubeconfig of an operator who may patch nodes (default: KUBECONFIG, the agent's "
+        "settings, the pod's service account, or ~/.kube/config)",
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_output(parser)
+
+
+def change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
+    """Ask, write, print the result, and return the exit code."""
+    configure("error", "auto", environ)
+    if not args.yes and not sys.stdin.isatty():
+        return _fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+    try:
+        place = _place(args, environ)
+        edit = asyncio.run(plan_cordon(place.connection, place.node, args.gpu, cordon=cordon))
+        if edit.changes and not args.yes and not _agreed(edit, place.node, cordon=cordon):
+            return _fail(args.verb, "nothing was changed", PROBLEM)
+        if edit.changes:
+            edit = asyncio.run(write_cordon(place.connection, place.node, args.gpu, cordon=cordon))
+    except AgentError as error:
+        return _fail(args.verb, _sentence(error), _code(error))
+    if args.output == "json":
+        _write_json(edit, place.node, cordon=cordon)
+    else:
+        sys.stdout.write(_told(edit, place.node, cordon=cordon))
+    return OK
+
+
+def _name(text: str) -> str:
+    if NAME.fullmatch(text) is None or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is not an index or a UUID")
+    return text
+
+
+def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> CordonPlace:
+    """Where to write. Settings are read only for what no argument says. Raises SettingsError."""
+    node, kubeconfig = args.node, args.kubeconfig
+    if node is None or kubeconfig is None:
+        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
+        settings = read.taken().settings(NodeFacts())
+        node = node or settings.node
+        if kubeconfig is None and settings.kubeconfig:
+            kubeconfig = Path(settings.kubeconfig)
+    own = Path(environ.get("HOME", "/")) / ".kube" / "config"
+    if kubeconfig is None and IN_CLUSTER not in environ and own.is_file():
+        kubeconfig = own
+    return CordonPlace(node, Connection(kubeconfig, environment=environ))
+
+
+def _agreed(edit: CordonEdit, node: str, *, cordon: bool) -> bool:
+    act = "Cordon" if cordon else "Uncordon"
+    sys.stderr.write(f"{act} GPU {edit.gpu.words} of Node {node}? {_effect(cordon=cordon)} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _effect(*, cordon: bool) -> str:
+    if cordon:
+        return (
+            "HAMi's scheduler (2.10 and later) places no new pods on it; pods that run there go on."
+        )
+    return "HAMi's scheduler may place new pods on it again."
+
+
+def _told(edit: CordonEdit, node: str, *, cordon: bool) -> str:
+    state = "cordoned" if cordon else "not cordoned"
+    subject = f"GPU {edit.gpu.words} of Node {node}"
+    if not edit.changes:
+        return f"{subject} was already {state}; nothing was changed\n"
+    return f"{subject} is {state}. {_effect(cordon=cordon)} This takes up to 15 s.\n"
+
+
+def _write_json(edit: CordonEdit, node: str, *, cordon: bool) -> None:
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "Cordon",
+        "node": node,
+        "gpu": edit.gpu.index,
+        "uuid": edit.gpu.uuid,
+        "cordoned": cordon,
+        "changed": bool(edit.changes),
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _sentence(error: AgentError) -> str:
+    if isinstance(error, ApiForbidden):
+        return (
+            f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's own "
+            f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
+        )
+    return str(error)
+
+
+def _code(error: AgentError) -> int:
+    if isinstance(error, NoSuchGpu):
+        return NOT_FOUND
+    if isinstance(error, ApiError):
+        return PROBLEM if error.status else UNREACHABLE
+    return UNREACHABLE if isinstance(error, SettingsError) else PROBLEM
+
+
+def _fail(verb: str, text: str, code: int) -> int:
+    sys.stderr.write(f"hami-agent {verb}: {text}\n")
+    return code

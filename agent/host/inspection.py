@@ -1,0 +1,135 @@
+"""Inspects device files, HAMi-core's files and the agents on this host; it changes nothing."""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.core.node.device_access import CONTROL, DeviceNode, NodeAccess
+from agent.core.node.library_files import LibraryFile
+
+FILE_LIMIT: Final = 64 * 1024 * 1024
+"""Bytes of a library; HAMi-core's has less than 1 MiB."""
+TEXT_LIMIT: Final = 4096
+_GPU: Final = re.compile(r"nvidia[0-9]+")
+_DENIALS: Final = {
+    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
+    errno.EACCES: NodeAccess.DENIED,
+    errno.EPERM: NodeAccess.FORBIDDEN,
+    errno.ENOENT: NodeAccess.MISSING,
+}
+
+
+def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
+    """The device files of NVIDIA's driver in `directory`.
+
+    Those that every program opens are opened and closed; those of GPUs are not, which would wake
+    them.
+    """
+    control = [_opened(directory / name) for name in CONTROL]
+    return (*control, *_gpu_nodes(directory))
+
+
+def library_file(path: Path, *, text: bool = False) -> LibraryFile:
+    """Read owner, mode and digest of a file; with `text`, also its content."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        return LibraryFile(str(path), failure=f"cannot be read: {error.strerror}")
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return LibraryFile(str(path), failure="is not a regular file")
+    with os.fdopen(handle, "rb") as file:
+        content = file.read(FILE_LIMIT)
+    return LibraryFile(
+        str(path),
+        owner=status.st_uid,
+        mode=stat.S_IMODE(status.st_mode),
+        ours=status.st_uid in {0, os.geteuid()},
+        digest=hashlib.sha256(content).hexdigest(),
+        text=content[:TEXT_LIMIT].decode(errors="replace") if text else "",
+    )
+
+
+def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
+    """The agents with the run directory `run` that do not hold the lock, by process id.
+
+    `holder`: the text of the lock file; `processes`: /proc. Only an agent that names its run
+    directory by a flag, or has the default one, is recognised.
+    """
+    found = dict(_agents(run, processes))
+    pid = holder.removeprefix("pid ").strip()
+    waiting = {number for number, ids in found.items() if pid not in ids}
+    # A holder in another PID namespace is not seen, or by another number.
+    return tuple(sorted(waiting)) if len(waiting) < len(found) else ()
+
+
+def _opened(path: Path) -> DeviceNode:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        access = _DENIALS.get(error.errno or 0, NodeAccess.FAILED)
+        reason = (error.strerror or "") if access is NodeAccess.FAILED else ""
+        return DeviceNode(str(path), access, reason)
+    os.close(handle)
+    return DeviceNode(str(path), NodeAccess.OPEN)
+
+
+def _gpu_nodes(directory: Path) -> Iterator[DeviceNode]:
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        if _GPU.fullmatch(path.name):
+            yield DeviceNode(str(path), NodeAccess.SEEN)
+
+
+def _agents(run: Path, processes: Path) -> Iterator[tuple[int, Sequence[str]]]:
+    """Each agent's process id, with its ids in all PID namespaces."""
+    for entry in processes.iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                status = (entry / "status").read_text(errors="replace")
+            except OSError:  # it ended
+                continue
+            if _is_agent(words) and _run_directory(words) in {str(run), _of_default(run)}:
+                yield int(entry.name), _ids(status, entry.name)
+
+
+def _is_agent(words: Sequence[str]) -> bool:
+    """Whether the words are `hami-agent run` or `python -m agent run`, and not only observe."""
+    for place, word in enumerate(words[:-1]):
+        named = word.rpartition("/")[2] == "hami-agent"
+        module = words[place - 1 : place + 1] == ["-m", "agent"]
+        if (named or module) and words[place + 1] == "run":
+            return "--observe" not in words
+    return False
+
+
+def _run_directory(words: Sequence[str]) -> str:
+    """The value of --run-dir; empty without it."""
+    for place, word in enumerate(words):
+        if word.startswith("--run-dir="):
+            return word.partition("=")[2]
+        if word == "--run-dir" and place + 1 < len(words):
+            return words[place + 1]
+    return ""
+
+
+def _of_default(run: Path) -> str:
+    """What _run_directory() says of an agent without the flag, if `run` is the default."""
+    return "" if str(run) == "/run/hami-agent" else str(run)
+
+
+def _ids(status: str, outer: str) -> Sequence[str]:
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            return line.split()[1:]
+    return [outer]

@@ -1,0 +1,84 @@
+"""Reads the Node with its status, and the API server's time, for `doctor`."""
+
+import dataclasses
+import datetime as dt
+import email.utils
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agent.codec.leftovers import decode_traces
+from agent.codec.narrow import inside
+from agent.codec.quantity import decode_quantity
+from agent.core.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
+from agent.core.node.api_excess import skew_of
+from agent.core.node.config_entries import NamedNode
+from agent.core.node.leftovers import NodeTraces
+from agent.core.node.scheduling import OfferSeen
+from agent.core.ports import Clock
+from agent.host.kube.session import METADATA_ONLY, ApiRequest, KubeSession, decode, path_of
+
+_DATE: Final = "Date"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeSight:
+    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
+
+    traces: NodeTraces
+    offer: OfferSeen
+    labels: Mapping[str, str]
+    skew: float | None = None
+
+
+class KubeSight:
+    """Sends each request once, with the session's deadline of 10 s."""
+
+    def __init__(self, session: KubeSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+
+    async def look(self, node: str, resource: str) -> NodeSight:
+        """Get the Node. Raises ApiNotFound, ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", node))
+        before = self._clock.now()
+        body, headers = await self._session.exchange(request)
+        after = self._clock.now()
+        sent = _time(headers.get(_DATE, ""))
+        skew = None if sent is None else skew_of(sent, before, after)
+        found = decode(request, body)
+        try:
+            traces = decode_traces(found)
+        except MalformedText as error:
+            raise ApiError(f"{request.what}: {error}") from error
+        labels = inside(inside(found, "metadata"), "labels")
+        texts = {key: str(value) for key, value in labels.items()}
+        return NodeSight(traces, _offer(found, resource), texts, skew)
+
+    async def named(self, node: str) -> NamedNode:
+        """Look whether a Node of this name exists. Raises ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
+        try:
+            await self._session.call(request)
+        except ApiNotFound:
+            return NamedNode.MISSING
+        except ApiForbidden:  # a node's own identity may read only its own Node
+            return NamedNode.UNSEEN
+        return NamedNode.THERE
+
+
+def _offer(node: Mapping[str, Any], resource: str) -> OfferSeen:
+    status = inside(node, "status")
+
+    def amount(of: str) -> int:
+        value = inside(status, of).get(resource)
+        return max(0, decode_quantity(str(value)) or 0) if value is not None else 0
+
+    return OfferSeen(resource, amount("allocatable"), amount("capacity"))
+
+
+def _time(text: str) -> dt.datetime | None:
+    """The time in an HTTP header, in UTC; None if there is none."""
+    try:
+        return email.utils.parsedate_to_datetime(text).astimezone(dt.UTC)
+    except ValueError:
+        return None

@@ -1,0 +1,91 @@
+"""`completion`: what a shell offers after the words that are typed, asked of the shell itself."""
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import VERBS, dispatch
+
+BASH = """
+source {script}
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_hami_agent
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+ZSH = """
+compdef() {{ :; }}
+compadd() {{ shift; print -l -- "${{(@M)argv:#${{words[CURRENT]}}*}}"; }}
+_files() {{ :; }}
+source {script}
+words=({words})
+CURRENT=${{#words}}
+_hami_agent
+"""
+SHELLS = {"bash": BASH, "zsh": ZSH}
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if shutil.which(name) is None:
+        pytest.skip(f"this machine has no {name}")
+    return name
+
+
+def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """What it offers for the last word of what is typed."""
+    assert 0 == dispatch(["completion", shell], {})
+    script = folder / "script"
+    script.write_text(capsys.readouterr().out)
+    words = " ".join(shlex.quote(word) for word in typed.split(" "))
+    command = SHELLS[shell].format(script=shlex.quote(str(script)), words=words)
+    ended = subprocess.run(  # noqa: S603 -- the shell of this machine
+        [shutil.which(shell) or shell, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    assert "" == ended.stderr
+    return {line for line in ended.stdout.splitlines() if line}
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("hami-agent doc", {"doctor"}),
+        ("hami-agent config ", {"show", "check", "schema"}),
+        ("hami-agent config s", {"show", "schema"}),
+        ("hami-agent doctor --pre -o ", {"text", "json", "yaml"}),
+        ("hami-agent doctor -o y", {"yaml"}),
+        ("hami-agent config show -o ", {"text", "json"}),
+        ("hami-agent completion z", {"zsh"}),
+        ("hami-agent doctor --str", {"--strict"}),
+        ("hami-agent cordon 3 --no", {"--node"}),
+        ("hami-agent doctor --config ", set()),
+        ("hami-agent cordon ", set()),
+        ("hami-agent config check doctor --lab", {"--label"}),
+    ],
+)
+def test_the_shell_offers_what_may_follow(shell, typed, expected, tmp_path: Path, capsys):
+    assert expected == offered(shell, typed, tmp_path, capsys)
+
+
+def test_all_verbs_are_offered_first(shell, tmp_path: Path, capsys):
+    assert {*VERBS} == offered(shell, "hami-agent ", tmp_path, capsys)
+
+
+def test_an_option_that_is_accepted_and_not_shown_is_not_offered(shell, tmp_path: Path, capsys):
+    found = offered(shell, "hami-agent uninstall --", tmp_path, capsys)
+
+    assert {"--force", "--all-nodes"} <= found
+    assert "--split-count" not in found
+
+
+def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    assert 2 == dispatch(["completion", "fish"], {})
+    assert "bash" in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""`cordon` and `uncordon`: one annotation of the Node, changed once and only as it was seen."""
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import dispatch
+from agent.codec.register import RegisteredGpu, encode_register
+from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER
+from agent.core.errors import ApiConflict
+from agent.host.kube.api import KubeNode
+from tests.builders import G1, G2, NODE
+from tests.fakes.kubeworld import ModelWorld, model_world
+
+pytestmark = pytest.mark.looptime(False)
+
+REPORT = encode_register(
+    RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
+    for index, uuid in enumerate((G1, G2))
+)
+
+
+class Typing(io.StringIO):
+    """A terminal on which somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextlib.asynccontextmanager
+async def a_world(folder: Path, user: str = "admin", **notes: str) -> AsyncIterator[ModelWorld]:
+    async with model_world(folder, user) as world:
+        world.create_node({REGISTER: REPORT, "kept": "1", **notes})
+        yield world
+
+
+async def run(world: ModelWorld, *words: str, yes: bool = True) -> int:
+    flags = ["--node", NODE, "--kubeconfig", str(world.kubeconfig), *(["-y"] if yes else [])]
+    return await asyncio.to_thread(dispatch, [*words, *flags], {})
+
+
+@pytest.mark.parametrize("name", ["1", G2, G2.lower()])
+async def test_a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid(name, tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        assert 0 == await run(world, "cordon", name)
+        cordoned = dict(world.node_annotations())
+        assert 0 == await run(world, "uncordon", name)
+
+        assert {REGISTER: REPORT, "kept": "1", CORDON: G2} == cordoned
+        assert {REGISTER: REPORT, "kept": "1"} == world.node_annotations()
+    first, second = capsys.readouterr().out.splitlines()
+    assert f"GPU 1 ({G2}) of Node {NODE} is cordoned. HAMi's scheduler" in first
+    assert "pods that run there go on" in first
+    assert "may place new pods on it again" in second
+
+
+async def test_others_in_the_list_stay_and_the_scheduler_is_made_to_look(tmp_path: Path):
+    notes = {CORDON: " GPU-old ,,", HANDSHAKE: "Requesting_2026-11-20 10:00:00"}
+    async with a_world(tmp_path, **notes) as world:
+        assert 0 == await run(world, "cordon", "0")
+        assert f"GPU-old,{G1}" == world.node_annotations()[CORDON]
+        assert HANDSHAKE not in world.node_annotations()
+
+        assert 0 == await run(world, "uncordon", "GPU-old")
+        assert G1 == world.node_annotations()[CORDON]
+
+
+@pytest.mark.parametrize(("verb", "notes"), [("cordon", {CORDON: G1}), ("uncordon", {})])
+async def test_what_is_so_already_is_said_and_not_written(verb, notes, tmp_path: Path, capsys):
+    async with a_world(tmp_path, **notes) as world:
+        before = world.store.get("nodes", "", NODE)["metadata"]["resourceVersion"]
+        assert 0 == await run(world, verb, "0")
+
+        assert before == world.store.get("nodes", "", NODE)["metadata"]["resourceVersion"]
+        assert {"get"} == {verb for (_, verb, _) in world.model.journal.counts}
+    assert "was already " in capsys.readouterr().out
+
+
+async def test_an_unknown_gpu_names_the_known_ones(tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        assert 4 == await run(world, "cordon", "7")
+        world.edit_node({REGISTER: None})
+        assert 4 == await run(world, "cordon", "7")
+        world.delete_node()
+        assert 4 == await run(world, "cordon", "7")
+
+    known, unreported, no_node = capsys.readouterr().err.splitlines()
+    assert f"Node {NODE} has no GPU 7: it has 0 ({G1}), 1 ({G2})" in known
+    assert f"no readable {REGISTER}" in unreported
+    assert f"knows no Node {NODE}" in no_node
+
+
+async def test_without_the_right_the_verb_is_named(tmp_path: Path, capsys):
+    async with a_world(tmp_path, "nobody") as world:
+        assert 1 == await run(world, "cordon", "0")
+
+    assert "`patch nodes`" in capsys.readouterr().err
+
+
+async def test_without_an_api_server_it_says_so(tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        await world.begin_outage()
+        assert 3 == await run(world, "cordon", "0")
+    assert 3 == await asyncio.to_thread(
+        dispatch, ["cordon", "0", "-y", "--node", "n", "--kubeconfig", "/none"], {}
+    )
+
+    outage, nowhere = capsys.readouterr().err.splitlines()
+    assert "no answer from the API server" in outage
+    assert "/none: cannot be read" in nowhere
+
+
+@pytest.mark.parametrize(("typed", "code", "written"), [("y\n", 0, G1), ("\n", 1, None)])
+async def test_on_a_terminal_it_asks_first(
+    typed, code, written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr("sys.stdin", Typing(typed))
+    async with a_world(tmp_path) as world:
+        assert code == await run(world, "cordon", "0", yes=False)
+        assert written == world.node_annotations().get(CORDON)
+
+    asked = capsys.readouterr().err
+    assert f"Cordon GPU 0 ({G1}) of Node {NODE}? " in asked
+    assert "pods that run there go on" in asked
+
+
+async def test_without_a_terminal_it_wants_to_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    async with a_world(tmp_path) as world:
+        assert 2 == await run(world, "cordon", "0", yes=False)
+        assert {} == dict(world.model.journal.counts)
+
+    assert "hami-agent cordon: there is no terminal to ask on: give -y\n" == capsys.readouterr().err
+
+
+async def test_a_change_between_read_and_write_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plain, rounds = KubeNode.get_node, iter(range(3))
+
+    async def get_node(api: KubeNode):
+        seen = await plain(api)
+        if (number := next(rounds, None)) is not None:
+            world.edit_node({CORDON: f"GPU-{number}"})
+        return seen
+
+    async with a_world(tmp_path) as world:
+        monkeypatch.setattr(KubeNode, "get_node", get_node)
+        assert 0 == await run(world, "cordon", "0")
+
+        assert f"GPU-2,{G1}" == world.node_annotations()[CORDON]
+
+
+async def test_it_gives_up_after_five_conflicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    tries = []
+
+    async def refuse(*_: object) -> None:
+        tries.append(1)
+        raise ApiConflict("patch nodes: the Node changed", status=409)
+
+    monkeypatch.setattr(KubeNode, "annotate_as_seen", refuse)
+    async with a_world(tmp_path) as world:
+        assert 1 == await run(world, "cordon", "0")
+
+    assert 5 == len(tries)
+    assert "the Node changed" in capsys.readouterr().err
+
+
+async def test_json_says_what_was_done(tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        assert 0 == await run(world, "cordon", "0", "-o", "json")
+
+    assert {
+        "apiVersion": "hami-agent/v1",
+        "kind": "Cordon",
+        "node": NODE,
+        "gpu": 0,
+        "uuid": G1,
+        "cordoned": True,
+        "changed": True,
+    } == json.loads(capsys.readouterr().out)
+
+
+async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        environ = {"NODE_NAME": NODE, "KUBECONFIG": str(world.kubeconfig)}
+        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "0", "-y"], environ)
+        (tmp_path / ".kube").mkdir()
+        world.kubeconfig.rename(tmp_path / ".kube/config")
+        environ = {"NODE_NAME": NODE, "HOME": str(tmp_path)}
+        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
+
+        assert f"{G1},{G2}" == world.node_annotations()[CORDON]
+
+
+def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):
+    assert 2 == dispatch(["cordon", "a/b", "-y"], {})
+    assert "'a/b' is not an index or a UUID" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""The Node with its status, other Nodes by name, and the API server's time."""
+
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from agent.core.errors import ApiError, ApiNotFound
+from agent.core.node.config_entries import NamedNode
+from agent.core.node.scheduling import OfferSeen
+from agent.host.clock import SystemClock
+from agent.host.kube.sight import KubeSight
+from tests.builders import NODE, NOON, RESOURCE
+from tests.fakes.clock import ManualClock
+from tests.fakes.http import a_session
+from tests.fakes.kubeworld import model_world
+
+pytestmark = pytest.mark.looptime(False)
+ACCOUNT = "system:serviceaccount:hami:hami-agent"
+STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
+
+
+async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.store.create("nodes", {"metadata": {"name": NODE}, "status": STATUS})
+        seen = await KubeSight(world.session, SystemClock()).look(NODE, RESOURCE)
+        other = await KubeSight(world.session, SystemClock()).look(NODE, "other.com/gpu")
+
+    assert OfferSeen(RESOURCE, 12, 20) == seen.offer
+    assert OfferSeen("other.com/gpu") == other.offer
+    assert NODE == seen.traces.name
+    assert 0.0 == seen.skew
+
+
+async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        with pytest.raises(ApiNotFound):
+            await KubeSight(world.session, SystemClock()).look(NODE, RESOURCE)
+
+
+@pytest.mark.parametrize(
+    ("identity", "other"),
+    [(ACCOUNT, NamedNode.MISSING), (f"system:node:{NODE}", NamedNode.UNSEEN)],
+)
+async def test_another_node_is_looked_for_by_name_if_the_account_may(
+    identity, other, tmp_path: Path
+):
+    async with model_world(tmp_path, identity) as world:
+        world.store.create("nodes", {"metadata": {"name": NODE}})
+        sight = KubeSight(world.session, SystemClock())
+
+        assert [NamedNode.THERE, other] == [await sight.named(NODE), await sight.named("none")]
+
+
+@pytest.mark.parametrize(
+    ("date", "skew"),
+    [
+        ("Tue, 01 Sep 2026 12:00:30 GMT", 30.0),
+        ("Tue, 01 Sep 2026 11:59:30 GMT", -29.0),
+        ("Tue, 01 Sep 2026 14:00:00 +0200", 0.0),
+        ("yesterday", None),
+    ],
+)
+async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
+    node = {"metadata": {"name": NODE, "resourceVersion": "7"}}
+
+    async def handle(_: web.BaseRequest) -> web.Response:
+        return web.json_response(node, headers={"Date": date})
+
+    async with a_session(handle, tmp_path) as session:
+        seen = await KubeSight(session, ManualClock(NOON)).look(NODE, RESOURCE)
+
+    assert skew == seen.skew
+
+
+async def test_what_is_no_node_is_an_error(tmp_path: Path):
+    async def handle(_: web.BaseRequest) -> web.Response:
+        return web.json_response({"metadata": {}})
+
+    async with a_session(handle, tmp_path) as session:
+        with pytest.raises(ApiError, match="no name"):
+            await KubeSight(session, ManualClock(NOON)).look(NODE, RESOURCE)

@@ -1,0 +1,170 @@
+"""`doctor` beside a running agent: each fault of the host is one line, and no other is."""
+
+import shutil
+import socket
+
+import pytest
+
+from agent.sandbox.lab.child import start_child
+from agent.sandbox.lab.cluster import SandboxCluster
+from tests.process.agent_process import comes, offers
+from tests.process.doctored_node import SLICES, a_node, doctored, faults, line
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+
+
+async def test_where_nothing_is_wrong_no_line_is():
+    async with a_node() as cluster:
+        code, findings = await doctored(cluster)
+
+    assert [] == faults(findings)
+    assert 0 == code
+    assert {"P-OFFER", "P-AGENT", "P-SECOND", "P-EXCESS", "P-CLOCK", "P-LOCK", "P-PRELOAD"} <= {
+        one["id"] for one in findings
+    }
+
+
+async def test_a_driver_that_is_gone():
+    async with a_node() as cluster:
+        flags = ("--simulate", f"unix:{cluster.places.root}/none.sock")
+        code, findings = await doctored(cluster, *flags)
+
+    assert [("P-DRIVER", "wrong")] == faults(findings)
+    assert "no simulated hardware answers" in line(findings, "P-DRIVER")["said"]
+    assert 1 == code
+
+
+async def test_a_kubelet_without_a_socket():
+    async with a_node() as cluster:
+        (cluster.places.plugins / "kubelet.sock").unlink()
+        code, findings = await doctored(cluster)
+
+    assert [("P-KUBELET", "wrong")] == faults(findings)
+    assert "no socket of a kubelet is there" == line(findings, "P-KUBELET")["said"]
+    assert 1 == code
+
+
+async def test_a_socket_that_hamis_plugin_left():
+    async with a_node() as cluster:
+        path = cluster.places.plugins / "nvidia-gpu.sock"
+        with socket.socket(socket.AF_UNIX) as theirs:
+            theirs.bind(str(path))
+        code, findings = await doctored(cluster)
+
+    assert [("P-LEFTOVERS", "note")] == faults(findings)
+    assert str(path) == line(findings, "P-LEFTOVERS")["subject"]
+    assert 0 == code
+
+
+async def test_a_second_agent_that_serves_the_same_kubelet():
+    async with a_node() as cluster:
+        shutil.copytree(cluster.places.state, cluster.places.root / "state2")
+        root = cluster.places.root
+        more = ("--run-dir", f"{root}/run2", "--state-dir", f"{root}/state2")
+        child = await start_child((*cluster.command(), *more), cluster.environment(), cluster.log)
+        cluster.children.insert(0, child)
+        cluster.tasks.create_task(child.read())
+        assert await comes(lambda: len(cluster.kubelet.history.of("registered")) > 1)
+        assert await offers(cluster, SLICES)
+        code, findings = await doctored(cluster)
+
+    assert [("P-SECOND", "wrong")] == faults(findings)
+    assert "2 agents serve the kubelet of this node" == line(findings, "P-SECOND")["said"]
+    assert 1 == code
+
+
+async def test_an_agent_that_waits_for_the_lock_is_a_note():
+    async with a_node() as cluster:
+        second = await cluster.start_agent()
+        assert await comes(lambda: bool(cluster.log.of("lock.standby", second.pid)))
+        code, findings = await doctored(cluster)
+
+    assert [("P-SECOND", "note")] == faults(findings)
+    assert f"pid {second.pid}" in line(findings, "P-SECOND")["said"]
+    assert 0 == code
+
+
+async def test_a_hook_directory_that_everybody_may_write():
+    async with a_node() as cluster:
+        cluster.places.hook.chmod(0o777)
+        code, findings = await doctored(cluster)
+
+    assert [("P-PATHS", "wrong")] == faults(findings)
+    found = line(findings, "P-PATHS")
+    assert str(cluster.places.hook) == found["subject"]
+    assert "every user may write there (mode 0777)" == found["said"]
+    assert 1 == code
+
+
+async def test_a_library_that_others_may_write():
+    async with a_node() as cluster:
+        (cluster.places.hook / "vgpu/libvgpu.so").chmod(0o666)
+        (cluster.places.hook / "vgpu/ld.so.preload").write_text("/opt/other.so\n")
+        code, findings = await doctored(cluster)
+
+    assert [("P-PRELOAD", "wrong"), ("P-PRELOAD", "wrong")] == faults(findings)
+    open_one, other = [one for one in findings if one["id"] == "P-PRELOAD"]
+    assert "mode 0666" in open_one["said"]
+    assert "names /opt/other.so" in other["said"]
+    assert 1 == code
+
+
+async def test_refused_settings_leave_the_rest_to_the_last_good_ones():
+    async with a_node("sharing: {splitCount: 10}\n") as cluster:
+        good = cluster.places.state / "settings.json"
+        assert await comes(good.exists)
+        cluster.places.config.write_text("sharing: {splitCount: many}\n")
+        code, findings = await doctored(cluster)
+        pre, only = await doctored(cluster, "--pre")
+
+    assert [("P-SETTINGS", "wrong")] == faults(findings)
+    assert "config.yaml:1:" in line(findings, "P-SETTINGS")["said"]
+    assert {"P-OFFER", "P-LOCK", "P-AGENT"} <= {one["id"] for one in findings}
+    assert ["P-SETTINGS"] == [one["id"] for one in only]
+    assert (1, 1) == (code, pre)
+
+
+async def test_an_agent_that_does_not_run():
+    async with a_node() as cluster:
+        await cluster.stop_agent()
+        assert await offers(cluster, 0)
+        code, findings = await doctored(cluster)
+
+    assert [("P-AGENT", "wrong")] == faults(findings)
+    assert line(findings, "P-AGENT")["said"].startswith("no agent answers")
+    assert "(follows from P-AGENT)" in line(findings, "P-OFFER")["said"]
+    assert 1 == code
+
+
+async def test_the_groups_choose_what_is_looked_at():
+    async with a_node() as cluster:
+        before = sum(cluster.api.journal.counts.values())
+        _, few = await doctored(cluster, "--only", "paths,library")
+        asked = sum(cluster.api.journal.counts.values()) - before
+        _, most = await doctored(cluster, "--skip", "api,scheduler")
+
+    assert {"paths", "library"} == {one["group"] for one in few}
+    assert 0 == asked
+    assert {"config", "driver", "kubelet", "agent", "library", "paths"} == {
+        one["group"] for one in most
+    }
+
+
+def writes_to(cluster: SandboxCluster) -> int:
+    """How many requests for a change there were; a review changes nothing."""
+    return sum(
+        count
+        for (_, verb, resource), count in cluster.api.journal.counts.items()
+        if verb in {"create", "patch", "update", "delete"} and "reviews" not in resource
+    )
+
+
+async def test_nothing_is_changed():
+    async with a_node() as cluster:
+        node, writes = cluster.node(), writes_to(cluster)
+        files = sorted(cluster.places.root.rglob("*"))
+        await doctored(cluster)
+
+        assert node["metadata"]["annotations"] == cluster.node()["metadata"]["annotations"]
+        assert writes == writes_to(cluster)
+        assert files == sorted(cluster.places.root.rglob("*"))

@@ -1,0 +1,218 @@
+"""`doctor` beside a running agent: each fault that the API server shows is one line alone."""
+
+import asyncio
+import datetime as dt
+import json
+
+import pytest
+
+from agent.codec.nodelock import encode_node_lock
+from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS
+from agent.host.clock import SystemClock
+from agent.sandbox import apiserver_access
+from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
+from tests.process.agent_process import PATIENCE
+from tests.process.doctored_node import (
+    ACCOUNT,
+    a_node,
+    doctored,
+    edit,
+    faults,
+    line,
+    token_of,
+)
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+
+
+async def test_fewer_slices_allocatable_than_healthy_ones_registered():
+    async with a_node() as cluster:
+
+        def fewer(node):
+            node["status"]["allocatable"][RESOURCE] = "12"
+            return node
+
+        cluster.store.update("nodes", "", NODE, fewer)
+        code, findings = await doctored(cluster)
+
+    assert [("P-OFFER", "wrong")] == faults(findings)
+    found = line(findings, "P-OFFER")
+    assert "12, and the register annotation has 20 healthy slices" == found["said"]
+    assert "pods stay Pending" in found["means"]
+    assert 1 == code
+
+
+async def test_rights_that_are_missing():
+    async with a_node() as cluster:
+        code, findings = await doctored(cluster, *token_of(cluster, "stranger"))
+
+    assert [("P-RIGHTS", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
+    assert "patch nodes, list pods" in line(findings, "P-RIGHTS")["said"]
+    unseen = [one["said"] for one in findings if one["verdict"] == "unknown"]
+    assert any("P-OFFER" in said for said in unseen)
+    assert any("P-LOCK" in said for said in unseen)
+    assert 1 == code
+
+
+async def test_one_right_that_is_missing_hides_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    async with a_node() as cluster:
+        rights = apiserver_access._ACCOUNT_RIGHTS - {("patch", "pods/status")}
+        monkeypatch.setattr(apiserver_access, "_ACCOUNT_RIGHTS", rights)
+        code, findings = await doctored(cluster, *token_of(cluster, ACCOUNT))
+
+    assert [("P-RIGHTS", "wrong")] == faults(findings)
+    assert "these are denied: patch pods/status" == line(findings, "P-RIGHTS")["said"]
+    assert 1 == code
+
+
+async def test_rights_that_are_wider_than_needed():
+    async with a_node() as cluster:
+        code, findings = await doctored(cluster, *token_of(cluster, "admin"))
+        strict, _ = await doctored(cluster, *token_of(cluster, "admin"), "--strict")
+
+    assert [("P-EXCESS", "note")] == faults(findings)
+    assert "list secrets" in line(findings, "P-EXCESS")["said"]
+    assert (0, 6) == (code, strict)
+
+
+async def test_an_entry_of_nodeconfig_that_matches_nothing():
+    async with a_node() as cluster:
+        file = cluster.places.root / "config.json"
+        entries = [{"name": NODE}, {"name": "your-node-name"}]
+        file.write_text(json.dumps({"nodeconfig": entries}))
+        flags = ("--nodeconfig", str(file))
+        _, own = await doctored(cluster, *flags)
+        code, findings = await doctored(cluster, *flags, *token_of(cluster, ACCOUNT))
+
+    assert [("P-ENTRIES", "note")] == faults(findings)
+    found = line(findings, "P-ENTRIES")
+    assert ("an entry for your-node-name matches no Node", str(file)) == (
+        found["said"],
+        found["subject"],
+    )
+    assert 0 == code
+    assert [] == faults(own), "a node's own identity may not look for other Nodes"
+
+
+async def test_an_entry_that_misspells_this_node_is_found_without_a_look():
+    async with a_node() as cluster:
+        file = cluster.places.root / "config.json"
+        file.write_text(json.dumps({"nodeconfig": [{"name": "sandbx"}]}))
+        _, findings = await doctored(cluster, "--nodeconfig", str(file))
+
+    assert [("P-ENTRIES", "note")] == faults(findings)
+    assert f"did you mean {NODE}?" in line(findings, "P-ENTRIES")["said"]
+
+
+async def test_a_node_of_another_name():
+    async with a_node() as cluster:
+        flags = ("--node-name", "other", *token_of(cluster, ACCOUNT))
+        code, findings = await doctored(cluster, *flags)
+
+    assert [("P-NODE", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
+    assert "the API server knows no such Node" == line(findings, "P-NODE")["said"]
+    assert 1 == code
+
+
+async def no_scheduler(cluster: SandboxCluster) -> None:
+    """End the scheduler: it would take notice of what is seeded."""
+    (task,) = [
+        one for one in cluster.tasks._tasks if "SchedulerModel.run" in one.get_coro().__qualname__
+    ]
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_scheduler_that_dropped_the_node():
+    async with a_node() as cluster:
+        await no_scheduler(cluster)
+        edit(cluster, annotations={HANDSHAKE: "Deleted_2026-11-20 10:00:00"})
+        code, findings = await doctored(cluster)
+
+    assert [("P-HANDSHAKE", "wrong")] == faults(findings)
+    assert "places no pod on this node" in line(findings, "P-HANDSHAKE")["means"]
+    assert 1 == code
+
+
+async def test_a_report_that_no_scheduler_has_read():
+    async with a_node() as cluster:
+        await no_scheduler(cluster)
+        annotations = cluster.node_annotations()
+        rest = {key: text for key, text in annotations.items() if key != HANDSHAKE}
+        managed = {"manager": "hami-agent", "time": "2026-11-20T10:00:00Z", "fieldsV1": {}}
+        managed["fieldsV1"] = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}}}}
+
+        def older(node):
+            node["metadata"] |= {"annotations": rest, "managedFields": [managed]}
+            return node
+
+        cluster.store.update("nodes", "", NODE, older)
+        code, findings = await doctored(cluster)
+
+    assert [("P-HANDSHAKE", "note")] == faults(findings)
+    assert (
+        "no scheduler has read the present report, which is "
+        in (line(findings, "P-HANDSHAKE")["said"])
+    )
+    assert 0 == code
+
+
+async def test_a_lock_that_stays():
+    async with a_node() as cluster:
+        since = SystemClock().now() - dt.timedelta(seconds=400)
+        cluster.store.create("pods", _waiting_pod())
+        edit(cluster, annotations={MUTEX_LOCK: encode_node_lock(since, "demo", "late")})
+        code, findings = await doctored(cluster)
+
+    assert [("P-LOCK", "wrong")] == faults(findings)
+    assert "held by pod demo/late for 40" in line(findings, "P-LOCK")["said"]
+    assert 1 == code
+
+
+def _waiting_pod() -> dict:
+    limits = {"resources": {"limits": {RESOURCE: "1"}}}
+    spec = {"schedulerName": "none", "containers": [{"name": "main", **limits}]}
+    return {"metadata": {"name": "late", "namespace": "demo"}, "spec": spec}
+
+
+def written_by(plugin: str, when: str) -> dict:
+    keys = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}}}}
+    return {"managedFields": [{"manager": plugin, "time": when, "fieldsV1": keys}]}
+
+
+async def test_another_writer_that_wrote_again_after_the_agent_took_over():
+    async with a_node() as cluster:
+        edit(cluster, **written_by("nvidia-device-plugin", "2026-11-20T10:00:00Z"))
+        assert await cluster.until(lambda: REPORTS in cluster.node_annotations(), PATIENCE)
+        _, taken_over = await doctored(cluster)
+        edit(cluster, **written_by("nvidia-device-plugin", "2026-11-20T11:00:00Z"))
+        code, findings = await doctored(cluster)
+
+    assert [] == faults(taken_over)
+    assert [("P-WRITER", "note")] == faults(findings)
+    said = "nvidia-device-plugin changed it at 2026-11-20T11:00:00Z, after the agent"
+    assert said == line(findings, "P-WRITER")["said"]
+    assert 0 == code
+
+
+async def test_a_clock_that_is_ahead():
+    async with a_node() as cluster:
+        cluster.api.ahead = 30.0
+        code, findings = await doctored(cluster)
+
+    assert [("P-CLOCK", "note")] == faults(findings)
+    assert "s ahead of this node's" in line(findings, "P-CLOCK")["said"]
+    assert 0 == code
+
+
+async def test_without_an_api_server_the_rest_is_checked_and_it_is_said_what_was_not():
+    async with a_node() as cluster:
+        nowhere = cluster.places.root / "none"
+        code, findings = await doctored(cluster, "--kubeconfig", str(nowhere))
+        groups = ("--only", "driver,library,paths,agent")
+        rest, _ = await doctored(cluster, "--kubeconfig", str(nowhere), *groups)
+
+    assert {"unknown"} == {verdict for _, verdict in faults(findings)}
+    assert {"P-OFFER", "P-NODE", "P-RIGHTS", "P-LABEL"} == {point for point, _ in faults(findings)}
+    assert ["ok"] == [one["verdict"] for one in findings if one["id"] == "P-KUBELET"]
+    assert (5, 0) == (code, rest)
