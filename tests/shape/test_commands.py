@@ -35,6 +35,9 @@ tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     .venv/bin/hami-agent sandbox -o json
 tests/cli/test_explain_sources.py test_the_example_of_the_help_runs
     hami-agent explain
+    .venv/bin/hami-agent explain team-a/train-0
+tests/process/test_agent_status.py
+    sudo .venv/bin/hami-agent status
 tests/cli/test_decode.py test_each_value_is_known_by_its_form
     hami-agent decode
 tests/bench/test_figures.py
