@@ -67,6 +67,20 @@ class PodEventView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RefusedPod:
+    """A pod that the kubelet failed at its admission. `message`: the kubelet's.
+
+    `at`: when the kubelet saw the pod, else when it was created; None if neither can be read.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    message: str
+    at: dt.datetime | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Unread:
     """A part of the cluster that could not be read: what, and why in one sentence."""
 

@@ -12,6 +12,7 @@ from agent.codec.cluster import (
     decode_name,
     decode_pod_event,
     decode_quota,
+    decode_refused,
     decode_target,
 )
 from agent.core.cluster.snapshot import (
@@ -19,6 +20,7 @@ from agent.core.cluster.snapshot import (
     ClusterSnapshot,
     GpuHolder,
     PodEventView,
+    RefusedPod,
     Taint,
     Unread,
 )
@@ -168,11 +170,36 @@ def test_the_pod_to_explain_always_has_its_three_parts():
     assert expected == decode_target(raw(pod))
 
 
+@pytest.mark.parametrize(
+    ("parts", "at"),
+    [
+        ({"startTime": "2026-01-02T12:00:00Z"}, NOON),
+        ({}, NOON - dt.timedelta(hours=1)),
+        ({"startTime": "noon"}, NOON - dt.timedelta(hours=1)),
+    ],
+)
+def test_a_refused_pod_has_the_message_of_its_kubelet(parts: dict, at: dt.datetime):
+    created = "2026-01-02T11:00:00Z"
+    pod = {
+        "metadata": {"namespace": "d", "name": "p", "creationTimestamp": created},
+        "spec": {"nodeName": "n1"},
+        "status": {"reason": "UnexpectedAdmissionError", "message": "no [HA-4002]"} | parts,
+    }
+
+    assert RefusedPod("d", "p", "n1", "no [HA-4002]", at) == decode_refused(raw(pod))
+
+
+def test_a_pod_that_failed_for_another_reason_is_not_refused():
+    assert decode_refused(raw({"status": {"reason": "Evicted"}})) is None
+
+
 def test_a_name_is_read_from_the_metadata_alone():
     assert ("d", "p") == decode_name(raw({"metadata": {"namespace": "d", "name": "p"}}))
 
 
-@pytest.mark.parametrize("decode", [decode_target, decode_holder, decode_quota, decode_name])
+@pytest.mark.parametrize(
+    "decode", [decode_target, decode_holder, decode_quota, decode_name, decode_refused]
+)
 def test_what_is_no_object_is_refused(decode):
     with pytest.raises(MalformedText):
         decode(b"[]")

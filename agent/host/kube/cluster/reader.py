@@ -13,6 +13,7 @@ from agent.core.cluster.snapshot import (
     ClusterSnapshot,
     GpuHolder,
     JsonObject,
+    RefusedPod,
     Unread,
 )
 from agent.core.errors import ApiError, ApiForbidden, MalformedText
@@ -88,6 +89,20 @@ class ClusterReader:
             (("fieldSelector", selector),),
         )
         return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, tuple(self._unread))
+
+    async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
+        """List the pods that kubelets refused; `namespace` empty: of all namespaces.
+
+        Raises ApiError.
+        """
+        path = path_of("namespaces", namespace, "pods") if namespace else path_of("pods")
+        query = (("fieldSelector", "status.phase=Failed"),)
+        request = ApiRequest("list", "pods", path, query=query)
+        try:
+            found = await self._list(request, codec.decode_refused)
+        except ApiForbidden as error:
+            raise ApiForbidden(_right(request, error), status=error.status) from error
+        return tuple(pod for pod in found if pod is not None)
 
     async def similar(self, namespace: str, name: str) -> NoSuchPod:
         """Find the names that may have been meant."""
