@@ -6,6 +6,7 @@ import json
 import pytest
 
 from agent.codec.cluster import (
+    decode_agent,
     decode_cluster_node,
     decode_holder,
     decode_moment,
@@ -16,6 +17,7 @@ from agent.codec.cluster import (
     decode_target,
 )
 from agent.core.cluster.snapshot import (
+    AgentPod,
     ClusterNode,
     ClusterSnapshot,
     GpuHolder,
@@ -187,6 +189,34 @@ def test_a_refused_pod_has_the_message_of_its_kubelet(parts: dict, at: dt.dateti
     }
 
     assert RefusedPod("d", "p", "n1", "no [HA-4002]", at) == decode_refused(raw(pod))
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}, "Ready"),
+        (
+            {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]},
+            "Running, not ready",
+        ),
+        ({"phase": "Pending"}, "Pending"),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [
+                    {"state": {"running": {}}},
+                    {"state": {"waiting": {"reason": "CrashLoopBackOff"}}},
+                ],
+            },
+            "CrashLoopBackOff",
+        ),
+    ],
+)
+def test_an_agents_pod_is_ready_or_says_what_it_waits_for(status: dict, state: str):
+    metadata = {"namespace": "kube-system", "name": "agent-x"}
+    pod = {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+
+    assert AgentPod("n1", "kube-system/agent-x", state) == decode_agent(raw(pod))
 
 
 def test_a_pod_that_failed_for_another_reason_is_not_refused():
