@@ -1,9 +1,11 @@
 """Reads what `explain` needs from the API server, by a kubeconfig alone."""
 
+import contextlib
 import random
+from collections.abc import AsyncIterator
 from typing import Final
 
-from agent.core.cluster.snapshot import ClusterSnapshot
+from agent.core.cluster.snapshot import ClusterSnapshot, RefusedPod
 from agent.core.errors import ApiNotFound
 from agent.core.ports import Clock
 from agent.host.kube.cluster.reader import ClusterReader, NoSuchPod
@@ -24,12 +26,31 @@ async def read_cluster(
         SettingsError: the files of the connection cannot be used.
         ApiError: the pod cannot be read.
     """
+    async with _reader(connection, clock) as reader:
+        try:
+            return await reader.snapshot(namespace, name)
+        except ApiNotFound:
+            return await reader.similar(namespace, name)
+
+
+async def read_refused(
+    connection: Connection, namespace: str, clock: Clock
+) -> tuple[RefusedPod, ...]:
+    """Read the pods that kubelets refused; `namespace` empty: of all namespaces.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pods cannot be read.
+    """
+    async with _reader(connection, clock) as reader:
+        return await reader.refused(namespace)
+
+
+@contextlib.asynccontextmanager
+async def _reader(connection: Connection, clock: Clock) -> AsyncIterator[ClusterReader]:
     check(connection)
     session = KubeSession(connection, random.SystemRandom(), PROGRAM)
-    reader = ClusterReader(session, clock)
     try:
-        return await reader.snapshot(namespace, name)
-    except ApiNotFound:
-        return await reader.similar(namespace, name)
+        yield ClusterReader(session, clock)
     finally:
         await session.close()

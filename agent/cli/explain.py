@@ -4,17 +4,18 @@ import argparse
 import asyncio
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from agent.app.explaining import read_cluster
+from agent.app.explaining import read_cluster, read_refused
 from agent.cli.arguments import add_output
 from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.explain_recent import recent_document, recent_text
 from agent.cli.explain_view import document, rendered
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_view import terminal_columns
-from agent.core.cluster.snapshot import ClusterSnapshot
+from agent.core.cluster.snapshot import ClusterSnapshot, RefusedPod
 from agent.core.errors import ApiError, SettingsError, cap
 from agent.host.clock import SystemClock
 from agent.host.kube.cluster.reader import NoSuchPod
@@ -37,7 +38,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
-    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("pod", nargs="?", metavar="[NAMESPACE/]POD", help="the pod")
+    what.add_argument(
+        "--recent",
+        action="store_true",
+        help="list the pods that kubelets refused because of their GPUs, the last first, each with "
+        "the id of the refusal; of all namespaces, or of the one that -n names",
+    )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
     parser.add_argument(
@@ -52,20 +60,28 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
-    namespace, name, mistake = _named(args)
+    namespace, name, mistake = ("", "", "") if args.recent else _named(args)
     if mistake:
         return _fail(mistake, USAGE)
     connection = connection_of(args, environ)
     if connection is None:
         return _fail(NO_KUBECONFIG, UNREACHABLE)
-    clock = SystemClock()
     try:
-        namespace = namespace or default_namespace(connection)
-        found = asyncio.run(read_cluster(connection, namespace, name, clock))
+        return _answer(args, connection, namespace, name)
     except (SettingsError, ApiError) as error:
         advice = ": give --kubeconfig, or set KUBECONFIG"
         is_ours = isinstance(error, SettingsError)
         return _fail(f"{error.said}{advice}" if is_ours else str(error), UNREACHABLE)
+
+
+def _answer(args: argparse.Namespace, connection: Connection, namespace: str, name: str) -> int:
+    """Print the answer and return the exit code. Raises SettingsError, ApiError."""
+    clock = SystemClock()
+    if args.recent:
+        refused = asyncio.run(read_refused(connection, args.namespace or "", clock))
+        return _write_recent(args, connection, refused, clock)
+    namespace = namespace or default_namespace(connection)
+    found = asyncio.run(read_cluster(connection, namespace, name, clock))
     if isinstance(found, NoSuchPod):
         return _fail(_missing(found, namespace, name), NOT_FOUND)
     return _write(args, connection, found, clock)
@@ -85,6 +101,20 @@ def _write(
     if explanation.missing:
         return INCOMPLETE
     return PROBLEM if explanation.is_blocked else OK
+
+
+def _write_recent(
+    args: argparse.Namespace,
+    connection: Connection,
+    refused: Sequence[RefusedPod],
+    clock: SystemClock,
+) -> int:
+    source, now = f"API server by {connection.source}", clock.now()
+    if args.output == "text":
+        sys.stdout.write(recent_text(refused, source, now, terminal_columns()))
+    else:
+        sys.stdout.write(recent_document(refused, source, now, args.output))
+    return OK
 
 
 def _named(args: argparse.Namespace) -> tuple[str, str, str]:

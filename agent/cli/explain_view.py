@@ -4,7 +4,7 @@ import dataclasses
 import datetime as dt
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import yaml
@@ -23,9 +23,14 @@ _NARROWEST: Final = 20
 
 def rendered(explanation: Explanation, source: str, now: dt.datetime, columns: int | None) -> str:
     """The explanation for people, folded at `columns` (None: not at all)."""
+    return folded(_lines(explanation, source, now), columns)
+
+
+def folded(lines_of: Iterable[tuple[int, int, str]], columns: int | None) -> str:
+    """Lines of indent, indent of what is folded, and text, folded at `columns` (None: not)."""
     width = max(columns, _NARROWEST) if columns is not None else _WIDEST
     lines: list[str] = []
-    for indent, hanging, text in _lines(explanation, source, now):
+    for indent, hanging, text in lines_of:
         lines += textwrap.wrap(
             text,
             width,
@@ -50,11 +55,19 @@ def document(explanation: Explanation, source: str, now: dt.datetime, form: str)
         "changes": [_plain(change) for change in explanation.changes],
         "missing": list(explanation.missing),
     }
+    origin = {"name": source, "readAt": encode_stamp(explanation.taken)}
+    return enveloped("Explanation", data, origin, now, form)
+
+
+def enveloped(
+    kind: str, data: object, source: Mapping[str, str], now: dt.datetime, form: str
+) -> str:
+    """A document of this kind; `form` is json or yaml."""
     whole = {
         "apiVersion": API_VERSION,
-        "kind": "Explanation",
+        "kind": kind,
         "generatedAt": encode_stamp(now),
-        "source": {"name": source, "readAt": encode_stamp(explanation.taken)},
+        "source": dict(source),
         "data": data,
     }
     if form == "yaml":

@@ -30,7 +30,7 @@ from agent.settings.kinds import seconds_of
 FORMS: Final = ("text", "wide", "json", "yaml", "name")
 
 
-class NoSuchGpu(AgentError):  # noqa: N818 -- names what happened
+class GpuNotFound(AgentError):  # noqa: N818 -- names what happened
     """The node has no GPU of that name."""
 
 
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except SourceUnreachable as error:
         return _fail(str(error), UNREACHABLE)
-    except (NoSuchGpu, NoSuchNode) as error:
+    except (GpuNotFound, NoSuchNode) as error:
         return _fail(str(error), NOT_FOUND)
     sys.stdout.writelines(_written(dataclasses.replace(read, found=found), args, environ))
     if read.missing:
@@ -112,13 +112,13 @@ def _read(args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
 
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
-    """The status of one GPU and of the pods that hold it. Raises NoSuchGpu."""
+    """The status of one GPU and of the pods that hold it. Raises GpuNotFound."""
     gpu = next((gpu for gpu in found.gpus if name in {gpu.uuid, str(gpu.index)}), None)
     if gpu is None:
         known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]
         uuids = [gpu.uuid for gpu in found.gpus]
         there = ", ".join(known) or "none"
-        raise NoSuchGpu(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
+        raise GpuNotFound(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
     holds = [
         one
         for one in found.allocations or ()

@@ -12,9 +12,19 @@ from agent.codec.narrow import Raw, inside, objects_in, read_object
 from agent.codec.nodelock import decode_stamp
 from agent.codec.quantity import decode_quantity
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEventView, Taint
+from agent.core.cluster.snapshot import (
+    AgentPod,
+    ClusterNode,
+    GpuHolder,
+    JsonObject,
+    PodEventView,
+    RefusedPod,
+    Taint,
+)
 from agent.core.errors import MalformedText
 
+REFUSED: Final = "UnexpectedAdmissionError"
+"""The reason of a pod that the kubelet failed because of its devices."""
 SLICES: Final = "nvidia.com/gpu"
 _NOTED: Final = (
     annotations.REGISTER,
@@ -125,6 +135,48 @@ def decode_pod_event(body: Raw) -> PodEventView:
         writer=_text(inside(event, "source"), "component") or _text(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
         count=count if isinstance(count, int) else 1,
+    )
+
+
+def decode_agent(body: Raw) -> AgentPod:
+    """Decode a pod of the agent. Raises MalformedText: it is not an object."""
+    pod = read_object(body)
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    waits = (
+        _text(inside(inside(one, "state"), "waiting"), "reason")
+        for key in ("initContainerStatuses", "containerStatuses")
+        for one in objects_in(status, key)
+    )
+    is_ready = any(
+        entry.get("type") == "Ready" and entry.get("status") == "True"
+        for entry in objects_in(status, "conditions")
+    )
+    phase = _text(status, "phase")
+    not_ready = "Running, not ready" if phase == "Running" else phase
+    return AgentPod(
+        node=_text(spec, "nodeName"),
+        name=f"{_text(metadata, 'namespace')}/{_text(metadata, 'name')}",
+        state="Ready" if is_ready else next(filter(None, waits), not_ready),
+    )
+
+
+def decode_refused(body: Raw) -> RefusedPod | None:
+    """Decode a pod; None if the kubelet did not refuse it for want of devices.
+
+    Raises:
+        MalformedText: it is not an object.
+    """
+    pod = read_object(body)
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    if _text(status, "reason") != REFUSED:
+        return None
+    started = decode_moment(status.get("startTime"))
+    return RefusedPod(
+        namespace=_text(metadata, "namespace"),
+        name=_text(metadata, "name"),
+        node=_text(spec, "nodeName"),
+        message=_text(status, "message"),
+        at=started or decode_moment(metadata.get("creationTimestamp")),
     )
 
 

@@ -135,6 +135,15 @@ async def test_an_unregistered_node_is_told_with_the_broken_link(
     assert ("placement", "NodeUnregistered") == answer.blocked
     assert why in answer.data["nodes"][0]["said"]
 
+    labels = {"app.kubernetes.io/name": "hami-agent"}
+    rig.submit("agent-x", {}, metadata={"labels": labels}, spec={"nodeName": "n1"}, admitted=False)
+    waiting = {"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    rig.edit_pod("agent-x", {"status": {"phase": "Running", "containerStatuses": [waiting]}})
+
+    said = (await rig.explain("p")).data["nodes"][0]["said"]
+
+    assert said.endswith("; its agent default/agent-x is CrashLoopBackOff")
+
 
 def reported(at: dt.datetime) -> dict[str, object]:
     """The metadata of a Node whose agent wrote its report then."""

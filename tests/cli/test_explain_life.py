@@ -102,3 +102,38 @@ async def test_without_hami_kube_scheduler_alone_decides(rig: ExplainRig):
 
     assert ("placement", "E-NODE") == answer.blocked
     assert "noted" == answer.gate("admission")["verdict"]
+
+
+def fail(rig: ExplainRig, name: str, reason: str, message: str, start: str) -> None:
+    rig.holder(name, "n1", "GPU-a")
+    status = {"phase": "Failed", "reason": reason, "message": message, "startTime": start}
+    rig.edit_pod(name, {"status": status})
+
+
+async def test_the_last_refusals_are_listed_with_their_ids(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    fail(rig, "old", "UnexpectedAdmissionError", "no such plugin\x1b[0m", "2026-01-01T00:00:00Z")
+    fail(rig, "new", "UnexpectedAdmissionError", "the GPU is bad [HA-4002]", "2026-01-02T00:00:00Z")
+    fail(rig, "evicted", "Evicted", "low on memory", "2026-01-03T00:00:00Z")
+
+    text = (await rig.explain("--recent", "-o", "text")).out.splitlines()
+
+    assert ["default/new on n1", "  the GPU is bad [HA-4002]"] == [text[0][:17], text[1]]
+    assert text[0].endswith("[RUNBOOK HA-4002]")
+    assert ["default/old on n1", "  no such plugin\ufffd[0m"] == [text[2][:17], text[3]]
+    assert 5 == len(text)
+
+    answer = await rig.explain("--recent")
+    assert (0, ["HA-4002", ""]) == (answer.code, [pod["id"] for pod in answer.data])
+    assert not (await rig.explain("--recent", "-n", "other")).data
+
+
+async def test_without_refusals_one_sentence_says_so(rig: ExplainRig):
+    answer = await rig.explain("--recent", "-o", "text")
+
+    assert (0, True) == (answer.code, answer.out.startswith("No kubelet has refused a pod"))
+
+
+async def test_a_pod_and_recent_do_not_go_together(rig: ExplainRig):
+    assert 2 == (await rig.explain("p", "--recent")).code
+    assert 2 == (await rig.explain()).code

@@ -1,6 +1,7 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
 import json
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -199,7 +200,7 @@ async def test_5000_nodes_are_read_in_pages_and_answered_with_few_of_them(
     async with explain_rig(tmp_path, capsys) as rig:
         for number in range(5000):
             name = f"n{number:04}"
-            rig.node(name, a_gpu(f"GPU-{name}"), a_gpu(f"GPU-{name}-b", 1))
+            rig.node(name, a_gpu(f"GPU-{name}"))
         for number in range(700):
             name = f"n{number:04}"
             rig.holder(f"h{number:04}", name, f"GPU-{name}", 15_000)
@@ -273,6 +274,8 @@ async def test_yaml_and_json_have_the_same_content(tmp_path: Path, capsys: Capsy
 
         as_json = json.loads((await rig.explain("p", "-o", "json")).out)
         as_yaml = yaml.safe_load((await rig.explain("p", "-o", "yaml")).out)
+        for document in (as_json, as_yaml):
+            assert document["data"].pop("headline").startswith("Pod default/p is Pending, created ")
 
         assert ("hami-agent/v1", "Explanation") == (as_yaml["apiVersion"], as_yaml["kind"])
         assert as_json["data"] == as_yaml["data"]
@@ -286,9 +289,9 @@ async def test_the_text_names_gates_runbook_changes_and_source(tmp_path: Path, c
 
         lines = (await rig.explain("p", "-o", "text")).out.splitlines()
 
-        began, _, wish = lines[0].partition(" s ago. It asks for main: ")
-        assert began.startswith("Pod default/p is Pending, created ")
-        assert wish.startswith("1 GPU slice with 20,000 MiB")
+        assert re.match(
+            r"Pod default/p is Pending, created \d+ s ago\. It asks for main: ", lines[0]
+        )
         assert (
             "NO   placement  the only Node with GPUs does not fit [RUNBOOK CardInsufficientMemory]"
             in lines
@@ -299,7 +302,8 @@ async def test_the_text_names_gates_runbook_changes_and_source(tmp_path: Path, c
         )
         assert "--   binding    not reached" in lines
         assert "  (1) ask for at most 16,000 MiB" in "\n".join(lines)
-        assert lines[-1] == f"data: API server by {rig.kubeconfig}, read 0 s ago"
+        source = re.escape(f"data: API server by {rig.kubeconfig}, read ")
+        assert re.fullmatch(source + r"\d+ s ago", lines[-1])
 
 
 def a_pod(**limits: str) -> Mapping[str, object]:

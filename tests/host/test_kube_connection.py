@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.errors import SettingsError
 from agent.host.kube import shim
-from agent.host.kube.connection import Connection, check, configure, fingerprint
+from agent.host.kube.connection import Connection, check, configure, default_namespace, fingerprint
 from tests.fakes.kubeworld import KUBECONFIG
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -94,6 +94,44 @@ async def test_a_kubeconfig_gives_server_and_token(tmp_path: Path):
     assert "https://api.test:6443" == found.host
     assert "Bearer secret" == await found.get_api_key_with_prefix("BearerToken")
     assert 16 == found.connection_pool_maxsize
+
+
+@pytest.mark.parametrize(
+    ("contexts", "name", "namespace"),
+    [
+        ("[{name: x, context: {namespace: a}}]", "", "a"),
+        ("[{name: x, context: {}}, {name: y, context: {namespace: b}}]", "y", "b"),
+        ("[{name: x, context: {namespace: [a]}}]", "", "default"),
+        ("[{name: [x]}, x, {context: {}}]", "", "default"),
+        ("none", "", "default"),
+    ],
+)
+def test_the_namespace_is_that_of_the_context(
+    tmp_path: Path, contexts: str, name: str, namespace: str
+):
+    path = tmp_path / "kubeconfig"
+    path.write_text(f"clusters: [{{}}]\ncurrent-context: x\ncontexts: {contexts}\n")
+
+    assert namespace == default_namespace(Connection(path, context=name))
+
+
+def test_a_context_that_is_not_there_is_named_with_those_that_are(tmp_path: Path):
+    path = tmp_path / "kubeconfig"
+    path.write_text("clusters: [{}]\ncontexts: [{name: x}, {name: y}]\n")
+
+    with pytest.raises(SettingsError, match=r"has no context z \(it has x, y\)"):
+        check(Connection(path, context="z"))
+
+
+def test_inside_a_pod_the_namespace_is_the_pods(account: Path):
+    connection = Connection(service_account=account, environment=IN_CLUSTER)
+
+    assert "default" == default_namespace(connection)
+    (account / "namespace").write_text("team-a\n")
+    assert "team-a" == default_namespace(connection)
+    (account / "namespace").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="namespace: cannot be read"):
+        default_namespace(connection)
 
 
 async def test_inside_a_pod_the_service_account_is_used(account: Path):

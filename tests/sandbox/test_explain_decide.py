@@ -42,7 +42,7 @@ def pod_of(limits: dict[str, int], annotations: dict[str, str] | None = None) ->
     }
 
 
-class Cluster:
+class RandomCluster:
     """Nodes with GPUs, some of them held."""
 
     def __init__(self, rng: random.Random, nodes: int) -> None:
@@ -89,7 +89,7 @@ class Cluster:
         return bool(filter_pod(pod, names, registered, SchedulerSettings(), Seeded()).nodes)
 
 
-def told(cluster: Cluster, pod: dict[str, Any]) -> Explanation:
+def told(cluster: RandomCluster, pod: dict[str, Any]) -> Explanation:
     return explain_pod(cluster.snapshot(pod), NOW, Seeded())
 
 
@@ -101,7 +101,7 @@ def with_limit(pod: dict[str, Any], key: str, most: int) -> dict[str, Any]:
     )
 
 
-def changed(cluster: Cluster, pod: dict[str, Any], said: str) -> bool:
+def changed(cluster: RandomCluster, pod: dict[str, Any], said: str) -> bool:
     """Whether the pod is placed after one change, read from its sentence."""
     if asked := re.fullmatch(
         r"ask for at most ([\d,]+) \S+.* \((nvidia\.com/\w+)\) instead .*", said
@@ -132,7 +132,7 @@ def changed(cluster: Cluster, pod: dict[str, Any], said: str) -> bool:
 def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
     seed: int, nodes: int, count: int, memory: int, cores: int, kind: str
 ):
-    cluster = Cluster(random.Random(seed), nodes)  # noqa: S311 -- hypothesis chose the seed
+    cluster = RandomCluster(random.Random(seed), nodes)  # noqa: S311 -- hypothesis chose the seed
     pod = pod_of({GPU: count, MEMORY: memory, CORES: cores}, {TYPE: kind} if kind else {})
 
     explanation = told(cluster, pod)
@@ -148,7 +148,7 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
 
 
 def test_a_change_of_two_parts_places_the_pod_and_neither_part_does():
-    cluster = Cluster(Seeded(), 0)
+    cluster = RandomCluster(Seeded(), 0)
     cluster.nodes = [ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)]
     pod = pod_of({GPU: 1, MEMORY: 20_000}, {TYPE: "A100"})
 

@@ -67,6 +67,29 @@ class PodEventView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class AgentPod:
+    """A pod of the agent. `state`: `Ready`, else what it waits for in the kubelet's words."""
+
+    node: str
+    name: str
+    state: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RefusedPod:
+    """A pod that the kubelet failed at its admission. `message`: the kubelet's.
+
+    `at`: when the kubelet saw the pod, else when it was created; None if neither can be read.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    message: str
+    at: dt.datetime | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Unread:
     """A part of the cluster that could not be read: what, and why in one sentence."""
 
@@ -78,7 +101,8 @@ class Unread:
 class ClusterSnapshot:
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
-    A part that is listed in `unread` is empty. `taken`: when the pod was read.
+    A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
+    of agents that were asked for; none for agents that are no pods.
     """
 
     pod: JsonObject
@@ -88,7 +112,8 @@ class ClusterSnapshot:
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
+    agents: tuple[AgentPod, ...] = ()
 
     def has(self, part: str) -> bool:
-        """Whether this part (nodes, pods, resourcequotas, events) was read."""
+        """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
         return all(unread.part != part for unread in self.unread)

@@ -53,12 +53,18 @@ def check(connection: Connection) -> None:
 
 
 def default_namespace(connection: Connection) -> str:
-    """The namespace of the kubeconfig's context, like kubectl; `default` if it has none.
+    """The namespace of the kubeconfig's context or of this pod, like kubectl; else `default`.
 
     Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
     """
     if connection.kubeconfig is None:
-        return "default"
+        own = connection.service_account / "namespace"
+        try:
+            return own.read_text(encoding="utf-8").strip() or "default"
+        except FileNotFoundError:
+            return "default"
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unusable(own, f"cannot be read ({cap(str(error), 128)})") from error
     namespace = _read_context(connection.kubeconfig, connection.context).get("namespace")
     return namespace if isinstance(namespace, str) and namespace else "default"
 
@@ -80,7 +86,7 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
     contexts = {
         entry.get("name"): entry.get("context")
         for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict)
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
     }
     if name and name not in contexts:
         known = ", ".join(cap(str(known), 64) for known in contexts)

@@ -141,13 +141,15 @@ def _pod_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator
 def _holder_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
     holders = [holder for name in names for holder in world.holders(name)]
     holders.sort(key=lambda holder: (held_mib(holder), holder.namespace, holder.name))
-    for rank, holder in enumerate(_some(holders)):
-        said = (
-            f"wait for {cap(holder.namespace, 64)}/{cap(holder.name, 128)} to end, or end it "
-            f"(it holds {mib(held_mib(holder))} on {cap(holder.node, 128)})"
-        )
+    ending = [holder for holder in holders if holder.is_deleted]
+    staying = [holder for holder in holders if not holder.is_deleted]
+    for rank, holder in enumerate((*_some(ending), *_some(staying))):
+        name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
+        ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
+        held = f"it holds {mib(held_mib(holder))} on {cap(holder.node, 128)}"
         edit = Edit(ended=frozenset({holder.uid}))
-        yield _Trial((6, rank), said, pod, edit, (holder.node,))
+        size = (0 if holder.is_deleted else 6, rank)
+        yield _Trial(size, f"wait for {name}{ends} ({held})", pod, edit, (holder.node,))
 
 
 def _some(holders: Sequence[GpuHolder]) -> Sequence[GpuHolder]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from agent.codec.cluster import REFUSED
 from agent.codec.pod import decode_pod_devices
 from agent.core.cluster import annotations
 from agent.core.cluster.snapshot import JsonObject
@@ -17,11 +18,16 @@ from agent.sandbox.scheduler.requests import all_containers
 ALLOCATION: Final = "allocation"
 START: Final = "start"
 RUNNING: Final = "running"
-REFUSED: Final = "UnexpectedAdmissionError"
 _ID: Final = re.compile(r"\[(HA-\d{4})\]")
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _TEXT: Final = 512
 """Characters of a message: the sentence of a refusal with the id at its end fits."""
+
+
+def refusal_id(message: str) -> str:
+    """The id in a refusal of the agent; empty if another program refused."""
+    found = _ID.search(message)
+    return found[1] if found else ""
 
 
 def allocation_gate(world: World, pod: JsonObject) -> Gate:
@@ -92,8 +98,8 @@ def _refusals(world: World, pod: JsonObject) -> Iterator[tuple[str, str]]:
         event = last_event(world, REFUSED, "AllocationRefused")
         texts += [event.message] if event else []
     for text in texts:
-        if found := _ID.search(text):
-            yield found[1], text
+        if identifier := refusal_id(text):
+            yield identifier, text
 
 
 def _after(pod: JsonObject) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from agent.codec.pod import decode_pod_devices
-from agent.core.cluster.snapshot import GpuHolder, JsonObject, PodEventView
+from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEventView
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.eligible import refuse_node
 from agent.sandbox.explain.story import GpuVerdict, NodeVerdict
@@ -175,13 +175,25 @@ def _said(
     if refusal := refuse_node(pod, node):
         return refusal
     if fit.reason == UNREGISTERED:
-        offer = read_offer(node.annotations, version_of(node))
-        if offer is None:
-            return "unregistered: its register annotation is missing or cannot be read"
-        return "unregistered: its kubelet offers 0 slices of nvidia.com/gpu (no agent serves)"
+        return f"unregistered: {_unregistered(node)}{_agent(world, name)}"
     if fit.reason == "NodeInsufficientDevice" and request is not None:
         return f"it has {len(fit.gpus)} GPUs, and one container asks for {request.count}"
     return fit.reason
+
+
+def _unregistered(node: ClusterNode) -> str:
+    if read_offer(node.annotations, version_of(node)) is None:
+        return "its register annotation is missing or cannot be read"
+    return "its kubelet offers 0 slices of nvidia.com/gpu"
+
+
+def _agent(world: World, node: str) -> str:
+    """How the agent's pod on the Node is; empty where agents are no pods."""
+    if not world.agents:
+        return ""
+    if agent := world.agents.get(node):
+        return f"; its agent {cap(agent.name, 128)} is {cap(agent.state, 64)}"
+    return "; no pod of the agent is on it"
 
 
 def _biggest(holders: Iterable[GpuHolder]) -> tuple[str, ...]:

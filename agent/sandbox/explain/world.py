@@ -61,6 +61,7 @@ class World:
         self.quotas = Quotas(neighbours, settings.memory_factor)
         for quota in snapshot.quotas:
             self.quotas.see("ADDED", dict(quota))
+        self.agents = {agent.node: agent for agent in snapshot.agents}
         self._registered: dict[str, RegisteredNode | None] = {}
         self._fits: dict[str, NodeFit] = {}
         """The fits of the pod itself in the cluster as it is."""

@@ -6,19 +6,23 @@ import json
 import pytest
 
 from agent.codec.cluster import (
+    decode_agent,
     decode_cluster_node,
     decode_holder,
     decode_moment,
     decode_name,
     decode_pod_event,
     decode_quota,
+    decode_refused,
     decode_target,
 )
 from agent.core.cluster.snapshot import (
+    AgentPod,
     ClusterNode,
     ClusterSnapshot,
     GpuHolder,
     PodEventView,
+    RefusedPod,
     Taint,
     Unread,
 )
@@ -168,11 +172,64 @@ def test_the_pod_to_explain_always_has_its_three_parts():
     assert expected == decode_target(raw(pod))
 
 
+@pytest.mark.parametrize(
+    ("parts", "at"),
+    [
+        ({"startTime": "2026-01-02T12:00:00Z"}, NOON),
+        ({}, NOON - dt.timedelta(hours=1)),
+        ({"startTime": "noon"}, NOON - dt.timedelta(hours=1)),
+    ],
+)
+def test_a_refused_pod_has_the_message_of_its_kubelet(parts: dict, at: dt.datetime):
+    created = "2026-01-02T11:00:00Z"
+    pod = {
+        "metadata": {"namespace": "d", "name": "p", "creationTimestamp": created},
+        "spec": {"nodeName": "n1"},
+        "status": {"reason": "UnexpectedAdmissionError", "message": "no [HA-4002]"} | parts,
+    }
+
+    assert RefusedPod("d", "p", "n1", "no [HA-4002]", at) == decode_refused(raw(pod))
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}, "Ready"),
+        (
+            {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]},
+            "Running, not ready",
+        ),
+        ({"phase": "Pending"}, "Pending"),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [
+                    {"state": {"running": {}}},
+                    {"state": {"waiting": {"reason": "CrashLoopBackOff"}}},
+                ],
+            },
+            "CrashLoopBackOff",
+        ),
+    ],
+)
+def test_an_agents_pod_is_ready_or_says_what_it_waits_for(status: dict, state: str):
+    metadata = {"namespace": "kube-system", "name": "agent-x"}
+    pod = {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+
+    assert AgentPod("n1", "kube-system/agent-x", state) == decode_agent(raw(pod))
+
+
+def test_a_pod_that_failed_for_another_reason_is_not_refused():
+    assert decode_refused(raw({"status": {"reason": "Evicted"}})) is None
+
+
 def test_a_name_is_read_from_the_metadata_alone():
     assert ("d", "p") == decode_name(raw({"metadata": {"namespace": "d", "name": "p"}}))
 
 
-@pytest.mark.parametrize("decode", [decode_target, decode_holder, decode_quota, decode_name])
+@pytest.mark.parametrize(
+    "decode", [decode_target, decode_holder, decode_quota, decode_name, decode_refused]
+)
 def test_what_is_no_object_is_refused(decode):
     with pytest.raises(MalformedText):
         decode(b"[]")

@@ -9,10 +9,12 @@ from agent.codec import cluster as codec
 from agent.codec.narrow import Raw
 from agent.core.cluster import annotations
 from agent.core.cluster.snapshot import (
+    AgentPod,
     ClusterNode,
     ClusterSnapshot,
     GpuHolder,
     JsonObject,
+    RefusedPod,
     Unread,
 )
 from agent.core.errors import ApiError, ApiForbidden, MalformedText
@@ -26,6 +28,8 @@ METADATA_LIST: Final = (
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 )
 NEAREST: Final = 3
+AGENTS: Final = "app.kubernetes.io/name=hami-agent"
+"""The label of the agents' pods in chart and manifests."""
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 JSON_FORM: Final = "["
 """The first character of a register annotation for schedulers from 2.8 on."""
@@ -87,7 +91,26 @@ class ClusterReader:
             codec.decode_pod_event,
             (("fieldSelector", selector),),
         )
-        return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, tuple(self._unread))
+        agents: tuple[AgentPod, ...] = ()
+        if any(_is_unregistered(node) for node in nodes):
+            query = (("labelSelector", AGENTS),)
+            agents = await self._part("pods", path_of("pods"), codec.decode_agent, query, "agents")
+        unread = tuple(self._unread)
+        return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
+
+    async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
+        """List the pods that kubelets refused; `namespace` empty: of all namespaces.
+
+        Raises ApiError.
+        """
+        path = path_of("namespaces", namespace, "pods") if namespace else path_of("pods")
+        query = (("fieldSelector", "status.phase=Failed"),)
+        request = ApiRequest("list", "pods", path, query=query)
+        try:
+            found = await self._list(request, codec.decode_refused)
+        except ApiForbidden as error:
+            raise ApiForbidden(_right(request, error), status=error.status) from error
+        return tuple(pod for pod in found if pod is not None)
 
     async def similar(self, namespace: str, name: str) -> NoSuchPod:
         """Find the names that may have been meant."""
@@ -149,23 +172,34 @@ class ClusterReader:
         path: str,
         read: Callable[[Raw], T],
         query: tuple[tuple[str, str], ...] = (),
+        part: str = "",
     ) -> tuple[T, ...]:
+        """List a part, which is named by its resource unless `part` does."""
         request = ApiRequest("list", resource, path, query=query)
         if self._is_silent:
-            self._unread.append(Unread(resource, "not asked, because the API server fell silent"))
+            self._unread.append(
+                Unread(part or resource, "not asked, because the API server fell silent")
+            )
             return ()
         try:
             return await self._list(request, read)
         except ApiForbidden as error:
-            self._unread.append(Unread(resource, _right(request, error)))
+            self._unread.append(Unread(part or resource, _right(request, error)))
         except ApiError as error:
-            self._unread.append(Unread(resource, str(error)))
+            self._unread.append(Unread(part or resource, str(error)))
             self._is_silent = not error.status
         return ()
 
     async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
         lists = Lists(self._session, whole=False, limits=PAGE_LIMITS)
         return (await lists.fetch(request, read)).items
+
+
+def _is_unregistered(node: ClusterNode) -> bool:
+    """Whether a Node that has, or had, GPUs reports none or offers none."""
+    has_report = bool(node.annotations.get(annotations.REGISTER))
+    has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
+    return has_gpus and not (has_report and node.slices > 0)
 
 
 def _right(request: ApiRequest, error: ApiError) -> str:

@@ -1,0 +1,228 @@
+"""What the gates after the search say: lock, answer of the device plugin, start, holdings."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from agent.codec.nodelock import encode_node_lock
+from agent.core.cluster.snapshot import (
+    ClusterNode,
+    ClusterSnapshot,
+    GpuHolder,
+    PodEventView,
+    Unread,
+)
+from agent.sandbox.explain.decide import explain_pod
+from agent.sandbox.explain.story import Explanation, Gate
+from tests.fakes.chance import Seeded
+from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
+
+NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
+Json = dict[str, Any]
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+
+
+def a_pod(node: str = "", status: Json | None = None, **marks: str) -> Json:
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
+    noted = {f"hami.io/{key.replace('_', '-')}": text for key, text in marks.items()}
+    return {
+        "metadata": {
+            "name": "p",
+            "namespace": "d",
+            "uid": "own",
+            "labels": {},
+            "annotations": noted,
+            "creationTimestamp": "2026-01-02T11:00:00Z",
+        },
+        "spec": {
+            "schedulerName": "hami-scheduler",
+            "nodeName": node,
+            "containers": [{"name": "main", "resources": {"limits": limits}}],
+        },
+        "status": {"phase": "Pending"} | (status or {}),
+    }
+
+
+def told(pod: Json, lock: str | None = None, **parts: Any) -> Explanation:
+    marks = {REGISTER: report_of(a_gpu("GPU-a"))} | ({} if lock is None else {LOCK: lock})
+    nodes = (ClusterNode("n1", marks, slices=10),)
+    return explain_pod(ClusterSnapshot(pod, NOW, nodes, **parts), NOW, Seeded())
+
+
+def seen(gate: Gate) -> tuple[str, str]:
+    return gate.verdict.name, gate.reason
+
+
+def locked(owner: str, age: float) -> str:
+    return encode_node_lock(NOW - dt.timedelta(seconds=age), "d", owner)
+
+
+def holder(phase: str) -> GpuHolder:
+    return GpuHolder("other", "d", "other", "n1", "GPU-a,NVIDIA,1,0:;", phase)
+
+
+@pytest.mark.parametrize(
+    ("lock", "holders", "expected", "words"),
+    [
+        (locked("p", 3), (), ("WAITING", "E-LOCK"), "the pod itself holds the lock of n1"),
+        (locked("other", 3), (holder("Pending"),), ("WAITING", "E-LOCK"), "normal for seconds"),
+        (locked("other", 90), (holder("Pending"),), ("BLOCKED", "E-LOCK"), "too long"),
+        (locked("other", 3), (holder("Failed"),), ("BLOCKED", "E-LOCK"), "has ended (Failed)"),
+        (locked("other", 3), (), ("BLOCKED", "E-LOCK"), "that pod does not exist"),
+        ("2026-01-02T11:59:50Z", (), ("WAITING", "E-LOCK"), "no pod (it names none) for 10 s"),
+        ("2026-01-02T11:50:00Z", (), ("BLOCKED", "E-LOCK"), "for 10 min, too long"),
+        ("soon,d,other", (), ("BLOCKED", "E-LOCK"), "cannot be read"),
+        (None, (), ("PASSED", ""), "no lock on n1"),
+    ],
+)
+def test_a_lock_is_judged_by_its_owner_and_its_age(
+    lock: str | None, holders: tuple, expected: tuple[str, str], words: str
+):
+    gate = told(a_pod(), lock, holders=holders).gate("binding")
+
+    assert expected == seen(gate)
+    assert words in gate.said
+
+
+def test_without_the_pods_no_owner_of_a_lock_is_called_dead():
+    unread = (Unread("pods", "no right"),)
+    pod = a_pod(vgpu_node="n1")
+
+    gate = told(pod, locked("other", 3), unread=unread).gate("binding")
+
+    assert ("WAITING", "E-LOCK") == seen(gate)
+
+
+def event(reason: str, message: str) -> PodEventView:
+    return PodEventView("Warning", reason, message, "x", NOW - dt.timedelta(seconds=9))
+
+
+def test_a_lock_that_failed_a_binding_and_is_gone_blocks_nothing():
+    events = (event("BindingFailed", "node n1 has been locked within 5m0s: contention"),)
+
+    assert ("PASSED", "") == seen(told(a_pod(), events=events).gate("binding"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "status", "expected"),
+    [
+        ("allocating", {}, ("WAITING", "E-ALLOCATE")),
+        ("failed", {}, ("BLOCKED", "E-ALLOCATE")),
+        ("success", {}, ("PASSED", "")),
+        (
+            "allocating",
+            {"containerStatuses": [{"name": "main", "state": {"running": {}}}]},
+            ("PASSED", ""),
+        ),
+    ],
+)
+def test_the_phase_of_the_binding_tells_whether_the_plugin_answered(
+    phase: str, status: Json, expected: tuple[str, str]
+):
+    pod = a_pod("n1", status, bind_phase=phase, bind_time="1767355140")
+
+    explanation = told(pod)
+
+    assert expected == seen(explanation.gate("allocation"))
+    assert "bound to n1, 60 s ago" == explanation.gate("binding").said
+
+
+def test_a_mismatch_that_keeps_a_container_from_its_start_has_its_id():
+    waiting = {"reason": "CreateContainerConfigError", "message": "other GPU booked [HA-4006]"}
+    status = {"containerStatuses": [{"name": "main", "state": {"waiting": waiting}}]}
+
+    gate = told(a_pod("n1", status, bind_phase="success")).gate("allocation")
+
+    assert ("BLOCKED", "HA-4006") == seen(gate)
+
+
+def test_an_event_alone_tells_the_refusal_of_a_pod_whose_status_is_late():
+    events = (event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected"),)
+
+    assert ("BLOCKED", "HA-4003") == seen(told(a_pod("n1"), events=events).gate("allocation"))
+
+
+@pytest.mark.parametrize(
+    ("status", "gate", "expected", "words"),
+    [
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+            "start",
+            ("WAITING", "E-START"),
+            "pulls images",
+        ),
+        ({"phase": "Succeeded"}, "running", ("PASSED", ""), "it has ended (Succeeded)"),
+        (
+            {"phase": "Failed", "message": "out of memory"},
+            "running",
+            ("BLOCKED", "E-START"),
+            "it has ended (Failed)",
+        ),
+        ({"phase": "Running"}, "running", ("PASSED", ""), "it runs"),
+    ],
+)
+def test_the_phase_of_the_pod_tells_what_became_of_it(
+    status: Json, gate: str, expected: tuple[str, str], words: str
+):
+    found = told(a_pod("n1", status, bind_phase="success")).gate(gate)
+
+    assert (expected, True) == (seen(found), words in found.said)
+
+
+def test_an_annotation_that_cannot_be_read_is_told_and_not_guessed():
+    pod = a_pod("n1", {"phase": "Running"}, bind_phase="success")
+    pod["metadata"]["annotations"][ALLOCATED] = "GPU-a,NVIDIA"
+
+    (fact,) = told(pod).gate("running").facts
+
+    assert "the pod's devices annotation cannot be read" in fact
+
+
+@pytest.mark.parametrize(
+    ("marks", "words"),
+    [
+        ({"nvidia.com/nouse-gputype": "T4"}, "NVIDIA-Tesla T4 found, T4 excluded"),
+        ({"nvidia.com/vgpu-mode": "mig"}, "NVIDIA-Tesla T4 found, mode mig wanted"),
+        ({"nvidia.com/use-gpuuuid": "GPU-x,GPU-y"}, "GPU-a found, GPU-x or GPU-y wanted"),
+        ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, "GPU-a found, GPU-a excluded"),
+    ],
+)
+def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str, str], words: str):
+    pod = a_pod()
+    pod["metadata"]["annotations"] = marks
+
+    explanation = told(pod)
+
+    assert [words] == [gpu.said for gpu in explanation.nodes[0].gpus]
+    assert [f"drop the annotation {key}" for key in marks] == [
+        change.said for change in explanation.changes
+    ]
+
+
+def test_to_wait_for_a_pod_that_is_being_deleted_is_the_smallest_change():
+    full = GpuHolder("h", "d", "full", "n1", "GPU-a,NVIDIA,15500,0:;", "Running", is_deleted=True)
+
+    first, *_ = told(a_pod(), holders=(full,)).changes
+
+    assert "wait for d/full, which is being deleted (it holds 15,500 MiB on n1)" == first.said
+
+
+def test_a_cluster_without_gpus_is_told_as_such():
+    pod = a_pod()
+    nodes = (ClusterNode("cpu-1"), ClusterNode("cpu-2"))
+    snapshot = ClusterSnapshot(pod, NOW, nodes)
+
+    gate = explain_pod(snapshot, NOW, Seeded()).gate("placement")
+
+    assert ("BLOCKED", "NodeUnregistered") == seen(gate)
+    assert ("2 Nodes without GPUs are not counted",) == gate.facts
+
+
+def test_init_containers_that_passed_free_what_only_they_held():
+    shares = "GPU-a,NVIDIA,16000,0:;GPU-a,NVIDIA,1000,0:;"
+    passed = GpuHolder("h", "d", "h", "n1", shares, "Running", inits=1, has_passed_init=True)
+    waiting = GpuHolder("h", "d", "h", "n1", shares, "Running", inits=1)
+
+    assert "PASSED" == told(a_pod(), holders=(passed,)).gate("placement").verdict.name
+    assert "CardInsufficientMemory" == told(a_pod(), holders=(waiting,)).gate("placement").reason
