@@ -12,7 +12,14 @@ import yaml
 from agent.cli.settings_view import API_VERSION
 from agent.codec.nodelock import encode_stamp
 from agent.core.errors import cap
-from agent.sandbox.explain.story import Explanation, Gate, GpuVerdict, NodeVerdict, PlacingChange
+from agent.sandbox.explain.story import (
+    Explanation,
+    Gate,
+    GateVerdict,
+    GpuVerdict,
+    NodeVerdict,
+    PlacingChange,
+)
 from agent.sandbox.explain.words import span
 
 NODES_SHOWN: Final = 5
@@ -85,7 +92,7 @@ def _lines(
         yield 0, 5, f"{gate.verdict.value:<4} {gate.name:<10} {gate.said}{reason}"
         for fact in gate.facts:
             yield 7, 9, fact
-        if gate.name == "placement":
+        if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
             yield from _node_lines(explanation)
         if gate.advice:
             yield 7, 9, f"do: {gate.advice}"
@@ -103,8 +110,8 @@ def _node_lines(explanation: Explanation) -> Iterator[tuple[int, int, str]]:
     shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
     for node in shown:
         yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
-        for gpu in node.gpus:
-            yield 9, 11, _gpu_line(gpu)
+        for line in _gpu_lines(node):
+            yield 9, 11, line
         if node.biggest and node.gpus:
             yield 9, 11, f"most is held by {', '.join(node.biggest)}"
     reasons = explanation.reasons
@@ -114,10 +121,14 @@ def _node_lines(explanation: Explanation) -> Iterator[tuple[int, int, str]]:
             yield 7, 9, f"Nodes by reason: {told}"
 
 
-def _gpu_line(gpu: GpuVerdict) -> str:
-    if not gpu.reason:
-        return f"GPU {gpu.index} fits"
-    return f"GPU {gpu.index} {gpu.reason}: {gpu.said}"
+def _gpu_lines(node: NodeVerdict) -> Iterator[str]:
+    """One line for all GPUs of which the same is said."""
+    alike: dict[str, list[int]] = {}
+    for gpu in node.gpus:
+        said = f"{gpu.reason}: {gpu.said}" if gpu.reason else "fits"
+        alike.setdefault(said, []).append(gpu.index)
+    for said, indexes in alike.items():
+        yield f"GPU {', '.join(map(str, indexes))} {said}"
 
 
 def _gate(gate: Gate) -> dict[str, object]:

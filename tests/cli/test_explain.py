@@ -77,7 +77,7 @@ async def test_exhausted_cores_are_told_with_the_greatest_share_that_fits(rig: E
     answer = await after_the_scheduler(rig)
 
     assert ("placement", "CardInsufficientCore") == answer.blocked
-    assert "cores free 30 %" in answer.data["nodes"][0]["gpus"][0]["said"]
+    assert "30 % of cores free" in answer.data["nodes"][0]["gpus"][0]["said"]
     assert (
         "ask for at most 30 % of the cores (nvidia.com/gpucores) instead of 50 %"
         == (answer.changes[0])

@@ -297,7 +297,9 @@ async def test_the_text_names_gates_runbook_changes_and_source(tmp_path: Path, c
             in lines
         )
         assert any(
-            line.startswith("         GPU 0 CardInsufficientMemory: memory free 16,000 MiB")
+            line.startswith(
+                "         GPU 0 CardInsufficientMemory: 16,000 MiB free (16,000 registered - 0"
+            )
             for line in lines
         )
         assert "--   binding    not reached" in lines

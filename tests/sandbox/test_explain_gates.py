@@ -216,7 +216,7 @@ def test_a_cluster_without_gpus_is_told_as_such():
     gate = explain_pod(snapshot, NOW, Seeded()).gate("placement")
 
     assert ("BLOCKED", "NodeUnregistered") == seen(gate)
-    assert ("2 Nodes without GPUs are not counted",) == gate.facts
+    assert ("not counted: 2 Nodes without GPUs",) == gate.facts
 
 
 def test_init_containers_that_passed_free_what_only_they_held():

@@ -57,7 +57,7 @@ def place(world: World, pod: JsonObject) -> ModelPlacement:
     refused = [name for name in fits if name not in bare and fits[name].groups is None]
     reasons = Counter(code for name in refused for code in codes_of(fits[name].reason))
     refused.sort(key=lambda name: (_distance(fits[name]), name))
-    told = [*fitting[:HOLDERS_TOLD], *refused][:NODES_TOLD]
+    told = [*fitting[:HOLDERS_TOLD], *_one_of_each_kind_first(refused, fits)][:NODES_TOLD]
     requests = pod_requests(dict(pod), world.settings)
     return ModelPlacement(
         fitting=fitting,
@@ -106,6 +106,19 @@ def told_by_events(events: Iterable[PodEventView]) -> ModelPlacement | None:
     )
     reasons = Counter(code for verdict in verdicts for code in verdict.codes)
     return ModelPlacement((), verdicts[:NODES_TOLD], dict(sorted(reasons.items())), total, 0)
+
+
+def _one_of_each_kind_first(names: Sequence[str], fits: Mapping[str, NodeFit]) -> list[str]:
+    """The Nodes in their order, but one of each kind of refusal before the others."""
+    kinds: set[tuple[str, ...]] = set()
+    firsts: list[str] = []
+    for name in names:
+        kind = codes_of(fits[name].reason)
+        if kind not in kinds:
+            kinds.add(kind)
+            firsts.append(name)
+    chosen = frozenset(firsts)
+    return [*firsts, *(name for name in names if name not in chosen)]
 
 
 def _distance(fit: NodeFit) -> tuple[int, int]:

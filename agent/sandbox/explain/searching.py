@@ -104,7 +104,7 @@ def _last_refusal(world: World) -> PodEventView | None:
 def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.datetime) -> Gate:
     told = (f"last attempt {_when(event, now)}: {cap(event.message)}",) if event else ()
     if placement.without_gpus:
-        told = (*told, f"{counted(placement.without_gpus, 'Node')} without GPUs are not counted")
+        told = (*told, f"not counted: {counted(placement.without_gpus, 'Node')} without GPUs")
     if not placement.refused:
         said = "no Node of the cluster reports GPUs to HAMi's scheduler"
         advice = ADVICE["NodeUnregistered"]

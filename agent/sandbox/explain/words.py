@@ -45,12 +45,12 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
         "CardUuidMismatch": f"{cap(has.uuid, 64)} found, {_wanted_uuid(steering)}",
         "CardTimeSlicingExhausted": f"{used.slots} of {has.split_count} slices are held",
         "CardInsufficientMemory": (
-            f"memory free {mib(free_mib)} ({mib(has.registered_mib)} registered - "
-            f"{mib(used.memory_mib)} promised to others), asked {mib(asked_mib(gpu, request))}"
+            f"{mib(free_mib)} free ({has.registered_mib:,} registered - {used.memory_mib:,} "
+            f"promised to others), {asked_mib(gpu, request):,} asked"
         ),
         "CardInsufficientCore": (
-            f"cores free {free_percent} % ({has.core_percent} registered - "
-            f"{used.core_percent} promised to others), asked {min(request.core_percent, 100)} %"
+            f"{free_percent} % of cores free ({has.core_percent} registered - {used.core_percent} "
+            f"promised to others), {min(request.core_percent, 100)} asked"
         ),
         "CardComputeUnitsExhausted": (
             f"all {has.core_percent} % of its cores are promised to others"
