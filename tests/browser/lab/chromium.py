@@ -1,0 +1,192 @@
+"""Chromium without a window, driven by its DevTools protocol over one websocket."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+ANSWER: Final = 20.0
+"""Seconds for one call."""
+START: Final = 30.0
+LOOK: Final = 0.05
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS: Final = (
+    "--headless=new",
+    "--no-sandbox",  # as root, in a container, and for pages of this test alone
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--remote-debugging-port=0",
+)
+
+
+class DevToolsError(Exception):
+    """Chromium answered a call with an error, or a script of the test failed."""
+
+
+def found() -> str | None:
+    """The path of a browser; None if there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@dataclass(eq=False)
+class Tab:
+    """One tab. `errors`: what its console said of errors, violations of a policy included."""
+
+    socket: aiohttp.ClientWebSocketResponse
+    session: str = ""
+    errors: list[str] = field(default_factory=list)
+    waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    async def read(self) -> None:
+        """Take answers and events until the browser ends."""
+        async for message in self.socket:
+            said = json.loads(message.data)
+            if "id" in said:
+                self.waiting.pop(said["id"]).set_result(said)
+            else:
+                self._hear(said["method"], said.get("params", {}))
+
+    def _hear(self, method: str, params: dict[str, Any]) -> None:
+        match method:
+            case "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(params["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if params["type"] in {"error", "warning", "assert"}:
+                self.errors.append(json.dumps(params["args"]))
+            case "Log.entryAdded" if params["entry"]["level"] in {"error", "warning"}:
+                self.errors.append(json.dumps(params["entry"]))
+
+    async def call(self, method: str, **params: object) -> dict[str, Any]:
+        """One call of the protocol. Raises DevToolsError, TimeoutError."""
+        number = next(self.numbers)
+        answer = self.waiting[number] = asyncio.get_running_loop().create_future()
+        request = {"id": number, "method": method, "params": params}
+        await self.socket.send_json(request | ({"sessionId": self.session} if self.session else {}))
+        async with asyncio.timeout(ANSWER):
+            said = await answer
+        if "error" in said:
+            raise DevToolsError(f"{method}: {said['error']}")
+        result: dict[str, Any] = said["result"]
+        return result
+
+    async def go(self, address: str) -> None:
+        """Open an address and wait until the page is loaded."""
+        await self.call("Page.navigate", url=address)
+        assert await self.until(
+            "document.readyState === 'complete' && location.href !== 'about:blank'"
+        )
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of an expression, of its promise if it is one. Raises DevToolsError."""
+        said = await self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        if "exceptionDetails" in said:
+            raise DevToolsError(json.dumps(said["exceptionDetails"]))
+        return said["result"].get("value")
+
+    async def until(self, script: str, within: float = ANSWER) -> bool:
+        """Whether the expression comes true in time."""
+        end = asyncio.get_running_loop().time() + within
+        while not await self.evaluate(f"Boolean({script})"):
+            if asyncio.get_running_loop().time() > end:
+                return False
+            await asyncio.sleep(LOOK)
+        return True
+
+    async def press(self, key: str, code: int, text: str = "") -> None:
+        """Press and release a key, such as Tab (9)."""
+        one = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        await self.call(
+            "Input.dispatchKeyEvent", type="keyDown", **one, **({"text": text} if text else {})
+        )
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **one)
+
+    async def write(self, text: str) -> None:
+        """Type a text where the focus is."""
+        await self.call("Input.insertText", text=text)
+
+    async def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Give the window a width and the reader a preference."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def screenshot(self) -> bytes:
+        """The whole page as PNG, however long it is."""
+        said = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(said["data"])
+
+
+@contextlib.asynccontextmanager
+async def open_tab(browser: str) -> AsyncIterator[Tab]:
+    """A browser of its own with one empty tab. At the end, end it and remove its profile."""
+    with tempfile.TemporaryDirectory(prefix="page-", ignore_cleanup_errors=True) as profile:
+        process = await asyncio.create_subprocess_exec(
+            browser,
+            *ARGUMENTS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            address = await _address(Path(profile) / "DevToolsActivePort")
+            async with (
+                aiohttp.ClientSession() as client,
+                client.ws_connect(address, max_msg_size=64 * 1024 * 1024) as socket,
+                asyncio.TaskGroup() as group,
+            ):
+                tab = Tab(socket)
+                reading = group.create_task(tab.read())
+                await _attach(tab)
+                yield tab
+                reading.cancel()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
+async def _address(port_file: Path) -> str:
+    """The websocket's address, which the browser writes into its profile."""
+    async with asyncio.timeout(START):
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                written = await asyncio.to_thread(port_file.read_text)
+                port, _, path = written.partition("\n")
+                if path:
+                    return f"ws://127.0.0.1:{port}{path}"
+            await asyncio.sleep(LOOK)
+
+
+async def _attach(tab: Tab) -> None:
+    made = await tab.call("Target.createTarget", url="about:blank")
+    attached = await tab.call("Target.attachToTarget", targetId=made["targetId"], flatten=True)
+    tab.session = attached["sessionId"]
+    for domain in ("Page", "Runtime", "Log"):
+        await tab.call(f"{domain}.enable")
