@@ -29,7 +29,7 @@ from agent.services.inventory.listing import Listing
 from agent.services.inventory.samples import Samples
 from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Withholder
-from agent.services.journal import Journal
+from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
 from agent.services.reconcile.measuring import Measuring
 from agent.services.registration.kubelet import KubeletWatch
@@ -90,7 +90,7 @@ class Front:
     allocator: LateAllocator
     endpoint: Endpoint
     notices: NodeEventQueue
-    journal: Journal
+    journal: NodeJournal
     settings: SettingsService
 
     async def follow_held(self) -> None:
@@ -114,7 +114,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
-    journal = Journal(adapters.clock)
+    journal = NodeJournal(adapters.clock)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     keeper.hold(state.ledger.value.held_ids())

@@ -6,6 +6,8 @@ PROBLEM = 1
 USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
+PARTIAL = 5
+"""The answer is incomplete; it says what is missing."""
 UNWRITTEN = 74
 """The answer could not be written."""
 INTERRUPTED = 130

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from agent.cli import sandbox_scheduler
@@ -168,7 +169,17 @@ async def _addresses(cluster: SandboxCluster) -> view.Addresses:
         pid=cluster.agent.pid,
         quiet=await _quiet_period(cluster),
         gpu=cluster.hardware.states[-1].gpu.index,
+        program=_program(),
     )
+
+
+def _program() -> str:
+    """How to call hami-agent in another terminal."""
+    called = Path(sys.argv[0])
+    if called.name != "hami-agent":
+        return f"{sys.executable} -m agent"
+    is_found = shutil.which(called.name) == str(called)
+    return called.name if is_found else str(called)
 
 
 async def _quiet_period(cluster: SandboxCluster) -> str:

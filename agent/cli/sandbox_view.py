@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.scenario.record import Moment, ScenarioClaim
+from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
 
 API_VERSION: Final = "hami-agent/v1"
 WIDTH: Final = 80
@@ -40,7 +40,8 @@ class Style:
 class Addresses:
     """The paths and addresses of an interactive sandbox.
 
-    `quiet`: the agent's health.quietPeriod. `gpu`: the index of a GPU for the examples.
+    `quiet`: the agent's health.quietPeriod. `gpu`: the index of a GPU for the examples. `program`:
+    how to call hami-agent.
     """
 
     directory: Path
@@ -53,6 +54,7 @@ class Addresses:
     pid: int
     quiet: str
     gpu: int
+    program: str = "hami-agent"
 
 
 def cut(text: str, width: int) -> str:
@@ -89,7 +91,9 @@ def summary_lines(
         for label, seconds in times.items():
             yield f"{cut(label, width):<{width}}  {duration(seconds)}"
         yield ""
-    failed = [claim for claim in claims if not claim.ok]
+    failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
+    true = sum(claim.ok for claim in claims)
+    unchecked = len(claims) - true - len(failed)
     if failed:
         yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
     for claim in failed:
@@ -97,9 +101,8 @@ def summary_lines(
         lines = textwrap.wrap(claim.measured, style.width - ID_WIDTH - 2) or [""]
         yield f"{name:<{ID_WIDTH}}  {lines[0]}".rstrip()
         yield from (f"{'':<{ID_WIDTH}}  {line}" for line in lines[1:])
-    yield f"{len(claims) - len(failed)} of {len(claims)} claims checked and true" + (
-        f", {len(failed)} not" if failed else ""
-    )
+    others = [f"{len(failed)} not"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)
+    yield ", ".join([f"{true} of {len(claims)} claims checked and true", *others])
 
 
 def duration(seconds: float) -> str:
@@ -148,9 +151,10 @@ def invitation(at: Addresses) -> str:
           tail -n +1 -f {at.log}
           curl '{at.web}/readyz?verbose'
           curl {at.web}/metrics
-          hami-agent simulate --socket {at.hardware_socket} list
-          hami-agent simulate --socket {at.hardware_socket} xid 79 --gpu {at.gpu}
-          hami-agent simulate --socket {at.hardware_socket} restore --gpu {at.gpu}
+          {at.program} status --socket {at.directory}/run/api.sock
+          {at.program} simulate --socket {at.hardware_socket} list
+          {at.program} simulate --socket {at.hardware_socket} xid 79 --gpu {at.gpu}
+          {at.program} simulate --socket {at.hardware_socket} restore --gpu {at.gpu}
             (a GPU that was reset is served again after {at.quiet} of quiet: health.quietPeriod)
           kill -9 {at.pid}
           export KUBECONFIG={at.kubeconfig}

@@ -31,7 +31,7 @@ class JournalEntry:
     container: str = ""
 
 
-class Journal:
+class NodeJournal:
     """The changes (Events about the Node or a pod) and the refusals of Allocate.
 
     A restart of the agent empties it: the log and the Events are the record.

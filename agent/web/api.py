@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -59,8 +59,12 @@ class _Answer:
     until: float
 
 
-class WrongQuery(Exception):  # noqa: N818 -- what the caller did
-    """The query cannot be answered; the text says why."""
+class NoDocument(Exception):  # noqa: N818 -- an answer
+    """There is no document to send. `status`: of HTTP. The text says what to do."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class ReadApi:
@@ -83,43 +87,44 @@ class ReadApi:
         refused = self._readers.refused(request)
         if refused is not None:
             return refused
-        name, _, rest = request.path.removeprefix(PREFIX).partition("/")
-        if name not in _PARTS or (rest and name != "gpus"):
-            paths = " ".join(PREFIX + part for part in _PARTS)
-            return _text(404, f"No such document. There is: {paths} {PREFIX}gpus/GPU")
         try:
-            answer = self._made(name, rest, request.query)
-        except WrongQuery as error:
-            return _text(400, str(error))
-        if answer is None and rest:
-            return _text(404, f"No GPU of this node is named {cap(rest, 64)}.")
-        if answer is None:
-            return _text(503, "This agent stands by or is still loading; ask again.")
-        kind = "Gpu" if rest else _PARTS[name][0]
-        if "watch" in request.query:
-            return await self._stream(request, name, kind, rest, headers)
+            return await self._sent(request, headers)
+        except NoDocument as error:
+            return web.Response(status=error.status, text=f"{error}\n")
+
+    async def _sent(
+        self, request: web.BaseRequest, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """Send the document, what is new of it, or its stream. Raises NoDocument."""
+        name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
+        if name not in _PARTS or (gpu and name != "gpus"):
+            there = " ".join(PREFIX + part for part in _PARTS)
+            raise NoDocument(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
+        answer = self._made(name, gpu, request.query)
+        if "watch" in request.query and request.method == "GET":
+            return await self._stream(request, name, gpu, headers)
         if answer.etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers={"ETag": answer.etag})
-        body = envelope(kind, answer.data, answer.at, answer.following)
+        body = envelope(_kind(name, gpu), answer.data, answer.at, answer.following)
         return web.Response(body=body, content_type=JSON, headers={"ETag": answer.etag})
 
-    def _made(self, name: str, rest: str, query: Mapping[str, str]) -> _Answer | None:
-        """The document, made anew or of the last KEPT seconds; None: there is none."""
+    def _made(self, name: str, gpu: str, query: Mapping[str, str]) -> _Answer:
+        """The document, made anew or of the last KEPT seconds. Raises NoDocument."""
         first, limit = _number(query, "continue", 0), _number(query, "limit", LARGEST)
-        key = (name, f"{rest}?{first}+{limit}")
+        key = (name, f"{gpu}?{first}+{limit}")
         now = asyncio.get_running_loop().time()
         kept = self._kept.get(key)
         if kept is not None and kept.until > now:
             return kept
         facts = self._facts()
         if facts is None:
-            return None
+            raise NoDocument(503, "This agent stands by or is still loading; ask again.")
         data = _PARTS[name][1](facts)
         following = ""
-        if rest:
-            found = [gpu for gpu in gpus_of(facts) if rest in {gpu.uuid, str(gpu.index)}]
+        if gpu:
+            found = [one for one in gpus_of(facts) if gpu in {one.uuid, str(one.index)}]
             if not found:
-                return None
+                raise NoDocument(404, f"No GPU of this node is named {cap(gpu, 64)}.")
             data = found[0]
         elif isinstance(data, tuple):
             end = first + max(1, min(limit, LARGEST))
@@ -133,16 +138,12 @@ class ReadApi:
         return answer
 
     async def _stream(
-        self,
-        request: web.BaseRequest,
-        name: str,
-        kind: str,
-        rest: str,
-        headers: Mapping[str, str],
+        self, request: web.BaseRequest, name: str, gpu: str, headers: Mapping[str, str]
     ) -> web.StreamResponse:
         """Send the document when it changes, for STREAM_SECONDS; the id of an event is its ETag."""
         if self._streams >= STREAMS:
-            return _text(503, f"There are {STREAMS} streams already; ask again without watch=1.")
+            text = f"There are {STREAMS} streams already; ask again without watch=1."
+            raise NoDocument(503, text)
         self._streams += 1
         try:
             response = web.StreamResponse(headers={**headers, "Content-Type": EVENTS})
@@ -152,12 +153,13 @@ class ReadApi:
             seen = request.headers.get("Last-Event-ID", "")
             end = asyncio.get_running_loop().time() + STREAM_SECONDS
             while asyncio.get_running_loop().time() < end:
-                answer = self._made(name, rest, request.query)
-                if answer is None:
+                try:
+                    answer = self._made(name, gpu, request.query)
+                except NoDocument:  # the GPU has left the node; the next request is told so
                     break
                 if answer.etag != seen:
                     seen = answer.etag
-                    body = envelope(kind, answer.data, answer.at, answer.following)
+                    body = envelope(_kind(name, gpu), answer.data, answer.at, answer.following)
                     await response.write(b"id: %s\ndata: %s\n\n" % (seen.encode(), body))
                 await asyncio.sleep(LOOK)
             await response.write_eof()
@@ -171,14 +173,9 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise WrongQuery(f"{name}={cap(text, 64)} is not a whole number.")
+        raise NoDocument(400, f"{name}={cap(text, 64)} is not a whole number.")
     return int(text)
 
 
-def _text(status: int, text: str) -> web.Response:
-    return web.Response(status=status, text=text + "\n")
-
-
-def paths() -> Sequence[str]:
-    """The paths of all documents."""
-    return [PREFIX + name for name in _PARTS]
+def _kind(name: str, gpu: str) -> str:
+    return "Gpu" if gpu else _PARTS[name][0]

@@ -8,13 +8,12 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.nodelock import decode_node_lock
+from agent.codec.observed_status import cordoned, lock_status
 from agent.codec.status_document import (
     AllocationStatus,
     CheckStatus,
     Entry,
     GpuStatus,
-    LockStatus,
     NodeStatus,
     SettingStatus,
     ShareStatus,
@@ -22,9 +21,7 @@ from agent.codec.status_document import (
     UseHistory,
 )
 from agent.core.allocation.room import claim_of, gpu_use
-from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
 from agent.core.cluster.pods import NodeView
-from agent.core.errors import MalformedText, cap
 from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import SliceList
@@ -89,7 +86,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
         facts.about,
         ready=is_ready(facts.checks),
         driver=facts.inventory.driver_version,
-        lock=_lock(annotations),
+        lock=lock_status(annotations),
         checks=checks,
     )
 
@@ -97,7 +94,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     annotations = facts.node.annotations if facts.node else {}
-    cordoned = frozenset(part.strip() for part in annotations.get(CORDON, "").split(","))
+    closed = cordoned(annotations)
     held = facts.ledger.held_ids()
     claims = list(map(claim_of, facts.ledger.rows))
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
@@ -114,7 +111,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             mode=shared.mode,
             condition=health.condition.value,
             serving=facts.inventory.offers(shared),
-            cordoned=gpu.uuid in cordoned,
+            cordoned=gpu.uuid in closed,
             since=health.since,
             cause=health.cause,
             action=health.action,
@@ -206,14 +203,3 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str]) -> AllocationStatus:
         mismatched=row.mismatched,
         decided_by=row.decided_by.value,
     )
-
-
-def _lock(annotations: Mapping[str, str]) -> LockStatus | None:
-    text = annotations.get(MUTEX_LOCK)
-    if text is None:
-        return None
-    try:
-        lock = decode_node_lock(text)
-    except MalformedText:
-        return LockStatus(since=None, holder=cap(text))
-    return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")

@@ -13,7 +13,7 @@ from agent.cli.sandbox_view import (
     summary_lines,
     waiting_line,
 )
-from agent.sandbox.scenario.record import Moment, ScenarioClaim
+from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
 
 LONG = "word " * 60
 
@@ -75,6 +75,17 @@ def test_the_summary_counts_claims_and_names_those_that_are_not_true():
     assert "XID 79 → list at the kubelet  4 ms" in lines
 
 
+def test_a_claim_that_the_scenario_never_reached_is_not_counted_as_untrue():
+    claims = [
+        ScenarioClaim("a", "a holds", ok=False, measured="2"),
+        ScenarioClaim("b", "b holds", ok=False, measured=NOT_REACHED),
+    ]
+    lines = list(summary_lines(claims, {}, Style()))
+
+    assert "0 of 2 claims checked and true, 1 not, 1 not checked" == lines[-1]
+    assert not any(line.startswith("b ") for line in lines)
+
+
 def test_a_summary_without_failures_names_none():
     lines = list(summary_lines([ScenarioClaim("a", "a holds", ok=True, measured="1")], {}, Style()))
 
@@ -115,6 +126,7 @@ def test_the_invitation_has_whole_commands():
 
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
+    assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
     assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
     assert "kill -9 42" in lines
     assert "export KUBECONFIG=/t/hami-x/kubectl.config" in lines

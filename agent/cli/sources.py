@@ -1,0 +1,63 @@
+"""Where a command reads the status of a node from. Each answer names its source and its time."""
+
+import dataclasses
+import datetime as dt
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Final
+
+from agent.cli.api_socket import Unreachable, call
+from agent.codec.status_document import StatusDocument, open_envelope
+from agent.core.errors import AgentError, MalformedText, cap
+
+DEADLINE: Final = 5.0
+MEMBER: Final = "hami-agent/status.json"
+LARGEST: Final = 8 * 1024 * 1024
+"""Bytes of the status in a bundle."""
+FOUND: Final = 200
+
+
+class SourceUnreachable(AgentError):  # noqa: N818 -- names what happened
+    """No source answers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StatusRead:
+    """The status of a node. `at`: when the source made it."""
+
+    found: StatusDocument
+    at: dt.datetime
+    source: str
+
+
+def status_at(socket: Path) -> StatusRead:
+    """The status by the agent's socket. Raises SourceUnreachable."""
+    try:
+        status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
+        if status != FOUND:
+            raise SourceUnreachable(f"{socket}: {cap(text)}")
+        found, at = open_envelope(text.encode(), "Status", StatusDocument)
+    except Unreachable as error:
+        raise SourceUnreachable(str(error)) from error
+    except MalformedText as error:
+        raise SourceUnreachable(f"{socket} did not answer as an agent: {error}") from error
+    return StatusRead(found, at, str(socket))
+
+
+def status_in(bundle: Path) -> StatusRead:
+    """The status in an archive of `hami-agent bundle`. Raises SourceUnreachable."""
+    try:
+        with tarfile.open(bundle, mode="r:gz") as archive:
+            member = archive.getmember(MEMBER)
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is None or member.size > LARGEST:
+                raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+            found, at = open_envelope(file.read(LARGEST), "Status", StatusDocument)
+    except OSError as error:
+        raise SourceUnreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
+    except (tarfile.TarError, EOFError, zlib.error, KeyError) as error:
+        raise SourceUnreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
+    except MalformedText as error:
+        raise SourceUnreachable(f"{bundle}: {error}") from error
+    return StatusRead(found, at, str(bundle))

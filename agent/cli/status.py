@@ -1,0 +1,170 @@
+"""`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
+
+import argparse
+import dataclasses
+import datetime as dt
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agent.cli.api_socket import DEFAULT_SOCKET
+from agent.cli.arguments import nearest
+from agent.cli.codes import NOT_FOUND, OK, UNREACHABLE
+from agent.cli.main import Subparsers
+from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in
+from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, stamp, status_lines
+from agent.cli.terminal import terminal_width, writes_utf8
+from agent.codec.status_document import API_VERSION, StatusDocument
+from agent.core.errors import AgentError, cap
+from agent.host.clock import SystemClock
+from agent.settings.kinds import seconds_of
+
+FORMS: Final = ("text", "wide", "json", "yaml", "name")
+
+
+class NoSuchGpu(AgentError):  # noqa: N818 -- names what happened
+    """The node has no GPU of that name."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb `status`."""
+    parser = subparsers.add_parser(
+        "status",
+        help="show this node: GPUs, who holds them, what happened",
+        description="Shows the node as the running agent sees it: readiness, the health of each "
+        "GPU and what to do, what was promised to pods and what is used, refusals and changes of "
+        "the last 24 hours. Exits 3 if no agent answers, and 4 if there is no such GPU.",
+        epilog="example: hami-agent status --by pod",
+    )
+    parser.add_argument("gpu", nargs="?", metavar="GPU", help="only this GPU: index or UUID")
+    parser.add_argument(
+        "--by", choices=("gpu", "pod"), default="gpu", help="what a line of the table is"
+    )
+    parser.add_argument(
+        "--since",
+        type=_age,
+        metavar="DURATION",
+        help="also show refusals and changes of that time, at most 24h",
+    )
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        default=DEFAULT_SOCKET,
+        metavar="PATH",
+        help=f"the agent's socket (default {DEFAULT_SOCKET})",
+    )
+    parser.add_argument(
+        "--from",
+        dest="bundle",
+        type=Path,
+        metavar="FILE",
+        help="read an archive of `hami-agent bundle` instead",
+    )
+    parser.add_argument("--ascii", action="store_true", help="write ASCII only")
+    parser.add_argument("-o", "--output", choices=FORMS, default="text")
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the status; return the exit code."""
+    try:
+        read = status_at(args.socket) if args.bundle is None else status_in(args.bundle)
+        found = read.found if args.gpu is None else only(read.found, args.gpu)
+    except SourceUnreachable as error:
+        return _fail(str(error), UNREACHABLE)
+    except NoSuchGpu as error:
+        return _fail(str(error), NOT_FOUND)
+    sys.stdout.writelines(_written(dataclasses.replace(read, found=found), args, environ))
+    return OK
+
+
+def only(found: StatusDocument, name: str) -> StatusDocument:
+    """The status of one GPU and of the pods that hold it. Raises NoSuchGpu."""
+    gpu = next((gpu for gpu in found.gpus if name in {gpu.uuid, str(gpu.index)}), None)
+    if gpu is None:
+        known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]
+        uuids = [gpu.uuid for gpu in found.gpus]
+        there = ", ".join(known) or "none"
+        raise NoSuchGpu(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
+    holds = [
+        one
+        for one in found.allocations or ()
+        if any(share.uuid == gpu.uuid for share in one.shares)
+    ]
+    return msgspec.structs.replace(found, gpus=(gpu,), allocations=tuple(holds))
+
+
+def names(found: StatusDocument, *, by: str) -> Iterator[str]:
+    """The names of the GPUs, or of the pods that hold slices, for scripts."""
+    if by == "gpu":
+        yield from (f"gpu/{gpu.uuid}" for gpu in found.gpus)
+    else:
+        pods = ((one.namespace, one.pod) for one in found.allocations or () if one.pod)
+        yield from (f"pod/{namespace}/{pod}" for namespace, pod in dict.fromkeys(pods))
+
+
+def _written(
+    read: StatusRead, args: argparse.Namespace, environ: Mapping[str, str]
+) -> Iterator[str]:
+    """The output in the form that was asked for."""
+    form = args.output
+    if form == "json":
+        yield json.dumps(_plain(read), indent=2) + "\n"
+    elif form == "yaml":
+        import yaml  # noqa: PLC0415 -- only this form needs it
+
+        yield yaml.safe_dump(_plain(read), sort_keys=False)
+    elif form == "name":
+        yield from (f"{name}\n" for name in names(read.found, by=args.by))
+    else:
+        style = StatusStyle(
+            terminal_width(environ), args.ascii or not writes_utf8(), form == "wide"
+        )
+        yield from (f"{line}\n" for line in _lines(read.found, args, read.at, style))
+        now = SystemClock().now()
+        yield f"source: {read.source}, {max(0, round((now - read.at).total_seconds()))} s old\n"
+
+
+def _lines(
+    found: StatusDocument, args: argparse.Namespace, at: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    if args.by == "pod":
+        yield from pod_lines(found.allocations or (), at, style)
+    else:
+        yield from status_lines(found, at, style)
+    if args.gpu is not None and args.by == "gpu":
+        yield ""
+        yield from pod_lines(found.allocations or (), at, style)
+    if args.since is not None:
+        oldest = at - args.since
+        for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
+            recent = [entry for entry in entries or () if entry.at >= oldest]
+            yield ""
+            yield from entry_lines(title, recent, at, style)
+        if found.journal_since is not None and found.journal_since > oldest:
+            yield f"(the agent started {stamp(found.journal_since)}; earlier ones are in its log)"
+
+
+def _plain(read: StatusRead) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Status",
+        "generatedAt": stamp(read.at),
+        "source": read.source,
+        "data": msgspec.to_builtins(read.found),
+    }
+
+
+def _age(text: str) -> dt.timedelta:
+    seconds = seconds_of(text)
+    if seconds is None:
+        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not a duration such as 30m or 24h")
+    return dt.timedelta(seconds=seconds)
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"hami-agent status: {text}\n")
+    return code

@@ -1,0 +1,273 @@
+"""Renders the status of a node as text. Pure."""
+
+import dataclasses
+import datetime as dt
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from agent.cli.tables import Column, table
+from agent.codec.status_document import (
+    AllocationStatus,
+    Entry,
+    GpuStatus,
+    NodeStatus,
+    ShareStatus,
+    StatusDocument,
+)
+from agent.core.errors import cap
+from agent.core.inventory.condition import Condition
+
+GIB: Final = 1024
+GPU_HEALTH: Final = "gpu_health"
+"""The check that repeats what the lines about the GPUs say."""
+BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+ASCII_BLOCKS: Final = " .:-=+*%#"
+
+_GPU_COLUMNS: Final = (
+    Column("GPU"),
+    Column("MODEL", rank=4, flexible=True),
+    Column("HEALTH"),
+    Column("SLICES", right=True),
+    Column("PROMISED", right=True),
+    Column("SELLABLE", rank=2, right=True),
+    Column("CORES", rank=1, right=True),
+    Column("USED", rank=3, right=True),
+    Column("UTIL", rank=3, right=True),
+    Column("15 MIN", rank=5),
+)
+_WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
+_CORES: Final = {None: "-", 0: "any"}
+"""Cores without a number: not known, and not limited."""
+_POD_COLUMNS: Final = (
+    Column("NAMESPACE", flexible=True),
+    Column("POD", flexible=True),
+    Column("CONTAINER", rank=1, flexible=True),
+    Column("GPU"),
+    Column("MEMORY", right=True),
+    Column("CORES", rank=2, right=True),
+    Column("SINCE", rank=3, right=True),
+    Column("KUBELET", rank=4),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StatusStyle:
+    """How to write. `width`: columns; `wide`: all columns, however wide."""
+
+    width: int = 80
+    ascii: bool = False
+    wide: bool = False
+
+
+def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """The node, its GPUs, and what needs attention."""
+    yield from head_lines(found.node, now, style)
+    yield from gpu_lines(found.gpus, style)
+    yield from attention_lines(found, now, style)
+    yield from _wrapped(_sum(found), style)
+
+
+def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
+    for gpu in found.gpus:
+        yield from _note(gpu, now, style)
+    for check in found.node.checks:
+        if not check.ok and check.name != GPU_HEALTH:
+            word = "not ready" if check.required else "degraded"
+            yield from _wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
+    yield from _refused(found.refusals or (), now, style)
+
+
+def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
+    """A table with a line for each GPU."""
+    if not gpus:
+        yield "no GPU is shared on this node"
+        return
+    columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
+    rows = [_gpu_row(gpu, style)[: len(columns)] for gpu in gpus]
+    yield from table(columns, rows, 10_000 if style.wide else style.width)
+
+
+def pod_lines(
+    allocations: Iterable[AllocationStatus], now: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    """A table with a line for each container and GPU."""
+    rows = [pod_row(one, share, now) for one in allocations for share in one.shares]
+    if not rows:
+        yield "no container holds a slice"
+        return
+    yield from table(_POD_COLUMNS, rows, 10_000 if style.wide else style.width)
+
+
+def entry_lines(
+    title: str, entries: Sequence[Entry], now: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    """Changes or refusals, the newest first, each with its age, its object and its reason."""
+    yield f"{title}:" if entries else f"{title}: none"
+    for entry in entries:
+        of = f" {cap(entry.namespace)}/{cap(entry.pod)}" if entry.pod else ""
+        text = f"{age(entry.at, now)} ago  {cap(entry.reason)}{of}: {cap(entry.text, 1024)}"
+        yield from _wrapped(text, style)
+
+
+def age(since: dt.datetime, now: dt.datetime) -> str:
+    """The time since then, such as 12s, 5m, 3h20m or 4d02h."""
+    seconds = max(0, int((now - since).total_seconds()))
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{minutes}m" if minutes else f"{seconds}s"
+
+
+def stamp(at: dt.datetime) -> str:
+    """The time in UTC, in whole seconds."""
+    return at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gib(mib: int | None) -> str:
+    """MiB as GiB with one decimal; a dash if it is not known."""
+    return "-" if mib is None else f"{mib / GIB:.1f}G"
+
+
+def spark(values: Sequence[int | None], *, plain: bool) -> str:
+    """Percents as blocks; a space where there is none. Two values share a block."""
+    blocks = ASCII_BLOCKS if plain else BLOCKS
+    pairs = [values[place : place + 2] for place in range(0, len(values), 2)]
+
+    def block(pair: Sequence[int | None]) -> str:
+        known = [value for value in pair if value is not None]
+        if not known:
+            return " "
+        share = min(100, max(0, *known)) / 100
+        return blocks[max(1, round(share * (len(blocks) - 1)))]
+
+    return "".join(map(block, pairs))
+
+
+def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """The node and its agent, the settings in force, and the lock if it is held."""
+    ready = {True: "READY", False: "NOT READY", None: "no agent answers"}[node.ready]
+    parts = [f"{cap(node.name)}  {ready}"]
+    if node.version:
+        up = f" up {age(node.started_at, now)}" if node.started_at else ""
+        parts.append(f"agent {cap(node.version)}{up}")
+    if node.driver:
+        parts.append(f"driver {cap(node.driver)}")
+    if node.kubelet:
+        parts.append(f"kubelet: {cap(node.kubelet)}")
+    if node.observe:
+        parts.append("observes only")
+    yield from _joined(parts, style)
+    if node.split_count is not None:
+        config = [
+            f"settings  {node.split_count} slices for each GPU",
+            f"memory x{node.memory_scaling:g}",
+            f"cores x{node.core_scaling:g}",
+            f"scheduler {cap(node.scheduler)}",
+            cap(node.resource),
+        ]
+        if node.profiles:
+            config.append(f"profiles {cap(', '.join(node.profiles))}")
+        yield from _joined(config, style)
+    if node.lock is not None:
+        held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
+        yield from _wrapped(f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}", style)
+
+
+def _gpu_row(gpu: GpuStatus, style: StatusStyle) -> list[str]:
+    history = gpu.history.gpu_percent if gpu.history else ()
+    return [
+        "-" if gpu.index is None else str(gpu.index),
+        cap(gpu.model.removeprefix("NVIDIA "), 64) or "-",
+        _health(gpu),
+        f"{gpu.slices_held}/{gpu.slices}",
+        gib(gpu.promised_mib),
+        gib(gpu.sellable_mib),
+        f"{gpu.promised_cores}/{gpu.sellable_cores}%",
+        gib(gpu.used_mib),
+        "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
+        spark(history, plain=style.ascii),
+        gib(gpu.memory_mib),
+        cap(gpu.pci, 32) or "-",
+        "-" if gpu.numa is None else str(gpu.numa),
+        cap(gpu.uuid, 64),
+    ]
+
+
+def _health(gpu: GpuStatus) -> str:
+    condition = cap(gpu.condition, 16)
+    shown = condition.upper() if condition in {Condition.BAD, Condition.LOST} else condition
+    return f"{shown},cordoned" if gpu.cordoned else shown or "-"
+
+
+def _note(gpu: GpuStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What a person must know about the GPU; nothing if it is well."""
+    name = f"GPU {cap(gpu.uuid) if gpu.index is None else gpu.index}"
+    if gpu.condition and gpu.condition != Condition.OK:
+        since = f" for {age(gpu.since, now)}" if gpu.since else ""
+        act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
+        text = cap(gpu.text or gpu.cause, 1024)
+        yield from _wrapped(f"{name} {cap(gpu.condition)}{since}: {text}{act}", style)
+    for obstacle in gpu.obstacles:
+        yield from _wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style)
+    if gpu.cordoned:
+        text = "is cordoned: the scheduler places no new pod; `hami-agent uncordon` ends it"
+        yield from _wrapped(f"{name} {text}", style)
+
+
+def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
+    """The cells of one container and GPU."""
+    said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
+    memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
+    return [
+        cap(one.namespace, 64) or "-",
+        cap(one.pod, 64) or "-",
+        cap(one.container, 64) or "-",
+        cap(share.gpu, 64),
+        memory,
+        _CORES.get(share.cores, f"{share.cores}%"),
+        age(one.since, now) if one.since else "-",
+        "other GPUs" if one.mismatched else said,
+    ]
+
+
+def _refused(entries: Sequence[Entry], now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    if entries:
+        last = entries[0]
+        text = (
+            f"refused: {len(entries)} in 24 h, the last {age(last.at, now)} ago: "
+            f"{cap(last.text, 1024)} [{cap(last.reason)}]"
+        )
+        yield from _wrapped(text, style)
+
+
+def _sum(found: StatusDocument) -> str:
+    held, slices = sum(g.slices_held for g in found.gpus), sum(g.slices for g in found.gpus)
+    parts = [f"{held} of {slices} slices in use"]
+    unserved = sum(not gpu.serving for gpu in found.gpus)
+    if unserved:
+        parts.append(f"{unserved} of {len(found.gpus)} GPUs not offered")
+    late = sum(one.confirmed is False for one in found.allocations or ())
+    if late:
+        parts.append(f"{late} not recorded by the kubelet yet")
+    return ", ".join(parts)
+
+
+def _joined(parts: Sequence[str], style: StatusStyle) -> Iterator[str]:
+    """The parts on one line, or on several if it would be too long."""
+    between = " | " if style.ascii else " · "
+    line = ""
+    for part in parts:
+        longer = f"{line}{between}{part}" if line.strip() else f"{line}{part}"
+        if line.strip() and len(longer) > style.width:
+            yield from _wrapped(line, style)
+            longer = f"  {part}"
+        line = longer
+    yield from _wrapped(line, style)
+
+
+def _wrapped(text: str, style: StatusStyle) -> Iterator[str]:
+    yield from textwrap.wrap(text, style.width, subsequent_indent="  ") or [""]

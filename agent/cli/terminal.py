@@ -1,0 +1,23 @@
+"""What the output can show."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+NARROWEST: Final = 20
+WITHOUT: Final = 120
+"""Columns where there is no terminal and COLUMNS is not set."""
+
+
+def terminal_width(environ: Mapping[str, str]) -> int:
+    """The width of the terminal in columns; without one COLUMNS, else 120."""
+    if sys.stdout.isatty():
+        return max(NARROWEST, shutil.get_terminal_size().columns)
+    given = environ.get("COLUMNS", "")
+    return max(NARROWEST, int(given)) if given.isascii() and given.isdigit() else WITHOUT
+
+
+def writes_utf8() -> bool:
+    """Whether standard output takes characters beyond ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

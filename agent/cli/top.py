@@ -1,0 +1,78 @@
+"""`hami-agent top`: a live screen of the node."""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.cli.api_socket import DEFAULT_SOCKET
+from agent.cli.codes import OK, UNREACHABLE, USAGE
+from agent.cli.main import Subparsers
+from agent.cli.sources import SourceUnreachable, status_at
+
+FASTEST: Final = 1.0
+SLOWEST: Final = 3600.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb `top`."""
+    parser = subparsers.add_parser(
+        "top",
+        help="show this node live: GPUs and who holds them",
+        description="A live screen of the running agent: each GPU with its health, what was "
+        "promised and what is used, and the containers that hold slices. Keys: g and p choose the "
+        "table, / filters the containers, s sorts them by the next column, q quits. It needs the "
+        "extra `cli` of the package; in the agent's image use `status`. Exits 3 if no agent "
+        "answers.",
+        epilog="example: hami-agent top --interval 5",
+    )
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds between two looks, 1 to 3600 (default 2)",
+    )
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        default=DEFAULT_SOCKET,
+        metavar="PATH",
+        help=f"the agent's socket (default {DEFAULT_SOCKET})",
+    )
+    parser.add_argument("--ascii", action="store_true", help="write ASCII only")
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Show the screen until it is left; return the exit code."""
+    del environ
+    if importlib.util.find_spec("textual") is None:
+        text = "the package is installed without its extra: pip install 'hami-agent[cli]', or"
+        return _fail(f"{text} use `hami-agent status`", USAGE)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _fail("there is no terminal: use `hami-agent status`", USAGE)
+    try:
+        first = status_at(args.socket)
+    except SourceUnreachable as error:
+        return _fail(str(error), UNREACHABLE)
+    from agent.cli.top_screen import TopScreen  # noqa: PLC0415 -- only with the extra
+
+    TopScreen(lambda: status_at(args.socket), first, interval=args.interval, plain=args.ascii).run()
+    return OK
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not FASTEST <= seconds <= SLOWEST:
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is not a number from 1 to 3600")
+    return seconds
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"hami-agent top: {text}\n")
+    return code

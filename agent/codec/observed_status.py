@@ -1,0 +1,140 @@
+"""The status of a node as its objects at the API server show it, where no agent answers."""
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from agent.codec.nodelock import decode_node_lock
+from agent.codec.register import RegisteredGpu, decode_register
+from agent.codec.register_colon import decode_register_colon
+from agent.codec.status_document import (
+    AllocationStatus,
+    GpuStatus,
+    LockStatus,
+    NodeStatus,
+    ShareStatus,
+    StatusDocument,
+)
+from agent.core.allocation.container_order import pair_groups
+from agent.core.allocation.room import RoomClaim, gpu_use, is_past_init
+from agent.core.cluster.annotations import CORDON, MUTEX_LOCK, REGISTER
+from agent.core.cluster.pods import NodeView, PodView, Role
+from agent.core.errors import MalformedText, Refusal, cap
+from agent.core.inventory.condition import Condition, Health
+from agent.core.inventory.gpu import Gpu
+from agent.core.inventory.inventory import SharedGpu
+from agent.core.inventory.share import Share
+
+REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
+
+
+def observed_status(
+    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime
+) -> StatusDocument:
+    """The node by its annotations, and its pods by theirs. What is used is not known.
+
+    Raises:
+        MalformedText: the register annotation cannot be read.
+    """
+    held = [pod for pod in pods if pod.groups and not pod.terminal]
+    claims = [claim for pod in held for claim in _claims(pod)]
+    text = node.annotations.get(REGISTER)
+    registered = () if not text else _registered(text)
+    labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
+    gpus = tuple(_gpu(gpu, claims, cordoned(node.annotations), now) for gpu in registered)
+    rows = [row for pod in held for row in _allocations(pod, labels)]
+    rows.sort(key=lambda row: (row.namespace, row.pod, row.container))
+    about = NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations))
+    return StatusDocument(node=about, gpus=gpus, allocations=tuple(rows))
+
+
+def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
+    """HAMi's lock on the Node; None if it is free."""
+    text = annotations.get(MUTEX_LOCK)
+    if text is None:
+        return None
+    try:
+        lock = decode_node_lock(text)
+    except MalformedText:
+        return LockStatus(since=None, holder=cap(text))
+    return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
+
+
+def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
+    """The UUIDs that the Node's cordon annotation names."""
+    return frozenset(part.strip() for part in annotations.get(CORDON, "").split(","))
+
+
+def _registered(text: str) -> tuple[RegisteredGpu, ...]:
+    is_json = text.lstrip().startswith("[")
+    return decode_register(text) if is_json else decode_register_colon(text)
+
+
+def _gpu(
+    gpu: RegisteredGpu, claims: list[RoomClaim], closed: frozenset[str], now: dt.datetime
+) -> GpuStatus:
+    shared = SharedGpu(
+        Gpu(gpu.uuid, gpu.index, gpu.type_name, None, ""),
+        Health(Condition.OK, now),
+        gpu.split_count,
+        gpu.registered_mib,
+        gpu.core_percent,
+        gpu.type_name,
+        gpu.mode,
+    )
+    use = gpu_use(claims, shared)
+    shares = [share for claim in claims for share in claim.shares if share.uuid == gpu.uuid]
+    return GpuStatus(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.type_name.removeprefix("NVIDIA-"),
+        numa=gpu.numa,
+        mode=gpu.mode,
+        condition=Condition.OK if gpu.healthy else Condition.BAD,
+        serving=gpu.healthy,
+        cordoned=gpu.uuid in closed,
+        text="" if gpu.healthy else REPORTED,
+        slices=gpu.split_count,
+        slices_held=len(shares),
+        sellable_mib=gpu.registered_mib,
+        promised_mib=use.memory_mib,
+        sellable_cores=gpu.core_percent,
+        promised_cores=use.core_percent,
+    )
+
+
+def _claims(pod: PodView) -> Iterator[RoomClaim]:
+    """What the scheduler counts for the pod."""
+    roles = {container.name: container.role for container in pod.containers}
+    past = is_past_init(pod)
+    for name, shares in _groups(pod):
+        role = roles.get(name, Role.APP)
+        if role is Role.APP or not past:
+            yield RoomClaim(pod.uid, role, shares)
+
+
+def _allocations(pod: PodView, labels: Mapping[str, str]) -> Iterator[AllocationStatus]:
+    for name, shares in _groups(pod):
+        yield AllocationStatus(
+            namespace=pod.namespace,
+            pod=pod.name,
+            container=name,
+            shares=tuple(
+                ShareStatus(
+                    gpu=labels.get(share.uuid, share.uuid),
+                    uuid=share.uuid,
+                    memory_mib=share.memory_mib,
+                    cores=share.core_percent,
+                )
+                for share in shares
+            ),
+        )
+
+
+def _groups(pod: PodView) -> Iterator[tuple[str, tuple[Share, ...]]]:
+    """The containers with their shares; without names where the two do not fit together."""
+    groups = pod.groups or ()
+    try:
+        yield from ((one.container, one.shares) for one in pair_groups(groups, pod.containers))
+    except Refusal:
+        yield from (("", group) for group in groups if group)

@@ -1,0 +1,335 @@
+"""The read API: what each document says, who may read it, and how a reader hears of changes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+from typing import cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from agent.codec.status_document import (
+    NodeStatus,
+    SettingStatus,
+    StatusDocument,
+    open_envelope,
+)
+from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
+from agent.core.cluster.pods import NodeView
+from agent.core.inventory.condition import Cause, Condition
+from agent.core.inventory.gpu import GpuSample, Sampled
+from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
+from agent.core.node.readiness import Check
+from agent.core.state.ledger import Ledger
+from agent.services.journal import JournalEntry
+from agent.web import api
+from agent.web.api import ReadApi
+from agent.web.policy import ReaderPolicy
+from agent.web.readers import Readers
+from agent.web.server import Listeners, WebServer
+from agent.web.status import StatusFacts
+from tests.builders import G1, NOON, a_gpu, a_health, a_row, a_share, a_shared_gpu, an_inventory
+
+pytestmark = pytest.mark.looptime(False)
+
+ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")
+
+
+def facts(**parts) -> StatusFacts:
+    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
+    basis = StatusFacts(
+        now=NOON,
+        about=NodeStatus(name="node-1", version="1.2.3", started_at=NOON, split_count=10),
+        checks=(Check("state", ok=True), Check("api", ok=False, text="down", required=False)),
+        node=NodeView("node-1", "u", "1"),
+        inventory=an_inventory(gpus=[shared]),
+        slices=SliceList(1, (SliceGroup(G1, (slice_id(G1, 0), slice_id(G1, 1)), True, 0),)),
+        ledger=Ledger((a_row(shares=(a_share(),)),)),
+        newest=lambda _: None,
+        history=lambda _: (),
+        changes=(),
+        refusals=(ENTRY,),
+        journal_since=NOON,
+        settings=lambda: (SettingStatus(key="web.port", value=9394, origin="default"),),
+    )
+    return dataclasses.replace(basis, **parts)
+
+
+@contextlib.asynccontextmanager
+async def reading(made, policy=ReaderPolicy.LOCAL):
+    """A server whose facts are `made()`, and a client of its port."""
+    server = WebServer(Listeners("127.0.0.1", 0), {}, api=ReadApi(made, Readers(policy)))
+    async with (
+        server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+    ):
+        yield client
+
+
+async def data(path, **parts):
+    """The data of one document."""
+    async with reading(lambda: facts(**parts)) as client, client.get(f"/api/v1/{path}") as answer:
+        assert 200 == answer.status, await answer.text()
+        return (await answer.json())["data"]
+
+
+async def test_the_whole_status_can_be_read_back():
+    async with reading(facts) as client, client.get("/api/v1/status") as answer:
+        found, at = open_envelope(await answer.read(), "Status", StatusDocument)
+
+    assert NOON == at
+    assert ("node-1", "1.2.3", True) == (found.node.name, found.node.version, found.node.ready)
+    assert [("state", True, ""), ("api", False, "down")] == [
+        (check.name, check.ok, check.text) for check in found.node.checks
+    ]
+    (gpu,) = found.gpus
+    assert (3, G1, "ok", True, 2, 1, 3000, 30) == (
+        gpu.index,
+        gpu.uuid,
+        gpu.condition,
+        gpu.serving,
+        gpu.slices,
+        gpu.slices_held,
+        gpu.promised_mib,
+        gpu.promised_cores,
+    )
+    (held,) = found.allocations or ()
+    assert [("3", 3000, 30)] == [(one.gpu, one.memory_mib, one.cores) for one in held.shares]
+    assert ["HA-2005"] == [entry.reason for entry in found.refusals or ()]
+
+
+async def test_a_gpu_says_what_is_wrong_with_it_and_what_to_do():
+    health = dataclasses.replace(
+        a_health(condition=Condition.BAD, serving=False),
+        cause=Cause.XID,
+        text="off the bus [H-079]",
+        action="reset",
+        runbook="H-079",
+    )
+    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3), health=health)
+    gpu = await data("gpus/3", inventory=an_inventory(gpus=[shared]))
+
+    assert ("bad", False, "xid", "reset", "H-079", "off the bus [H-079]") == tuple(
+        gpu[key] for key in ("condition", "serving", "cause", "action", "runbook", "text")
+    )
+    assert gpu == await data(f"gpus/{G1}", inventory=an_inventory(gpus=[shared]))
+
+
+async def test_lock_and_cordon_come_from_the_node():
+    lock = "2026-09-01T11:59:00Z,ns,pod"
+    node = NodeView("node-1", "u", "1", {MUTEX_LOCK: lock, CORDON: f"GPU-x, {G1}"})
+
+    assert {"since": "2026-09-01T11:59:00Z", "holder": "ns/pod"} == (await data("node", node=node))[
+        "lock"
+    ]
+    assert [True] == [gpu["cordoned"] for gpu in await data("gpus", node=node)]
+    strange = dataclasses.replace(node, annotations={MUTEX_LOCK: "x,y"})
+    assert {"since": None, "holder": "x,y"} == (await data("node", node=strange))["lock"]
+
+
+async def test_the_history_is_thirty_means_of_thirty_seconds():
+    ages = {1: 40, 10: 60, 35: 80, 10_000: 99}
+    samples = [
+        Sampled(NOON - dt_seconds(age), GpuSample(G1, percent, None, 1024))
+        for age, percent in ages.items()
+    ]
+    (gpu,) = await data("gpus", history=lambda _: samples)
+
+    history = gpu["history"]
+    assert (30, 30, "2026-09-01T12:00:30Z") == (
+        history["periodSeconds"],
+        len(history["gpuPercent"]),
+        history["until"],
+    )
+    assert [None, 80, 50, None] == history["gpuPercent"][-4:]
+    assert [None, 1024, 1024, None] == history["usedMib"][-4:]
+
+
+def dt_seconds(seconds):
+    return dt.timedelta(seconds=seconds)
+
+
+async def test_settings_have_their_origin():
+    assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
+        await data("settings")
+    )
+
+
+async def test_a_list_comes_in_parts():
+    entries = tuple(dataclasses.replace(ENTRY, pod=f"p{number}") for number in range(5))
+    async with reading(lambda: facts(refusals=entries)) as client:
+        found, following = [], "0"
+        while following:
+            path = f"/api/v1/refusals?limit=2&continue={following}"
+            async with client.get(path) as answer:
+                page = await answer.json()
+            found += [entry["pod"] for entry in page["data"]]
+            following = page["next"]
+
+    assert ["p0", "p1", "p2", "p3", "p4"] == found
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("nothing", 404, "/api/v1/status"),
+        ("node/x", 404, "/api/v1/status"),
+        ("gpus/9", 404, "No GPU of this node is named 9"),
+        ("gpus/%1b%5b2J", 404, "\N{REPLACEMENT CHARACTER}[2J"),
+        ("changes?limit=-1", 400, "limit=-1 is not a whole number"),
+        ("changes?continue=1e9", 400, "continue=1e9 is not a whole number"),
+    ],
+)
+async def test_what_is_not_there_is_said_in_a_sentence(path, status, said):
+    async with reading(facts) as client, client.get(f"/api/v1/{path}") as answer:
+        assert status == answer.status
+        assert said in await answer.text()
+
+
+async def test_an_agent_that_still_loads_says_so():
+    async with reading(lambda: None) as client, client.get("/api/v1/status") as answer:
+        assert (503, True) == (answer.status, "still loading" in await answer.text())
+
+
+async def test_what_did_not_change_is_not_sent_again():
+    async with reading(facts) as client:
+        async with client.get("/api/v1/status") as answer:
+            etag = answer.headers["ETag"]
+        async with client.get("/api/v1/status", headers={"If-None-Match": etag}) as answer:
+            assert (304, b"") == (answer.status, await answer.read())
+        async with client.get("/api/v1/status", headers={"If-None-Match": '"x"'}) as answer:
+            assert 200 == answer.status
+
+
+async def test_many_readers_cost_one_look(monkeypatch):
+    looks = []
+
+    def made():
+        looks.append(1)
+        return facts()
+
+    monkeypatch.setattr(api, "KEPT", 60.0)
+    async with reading(made) as client:
+        for _ in range(20):
+            async with client.get("/api/v1/status") as answer:
+                assert 200 == answer.status
+
+    assert 1 == len(looks)
+
+
+async def events(answer):
+    """The ids and data of a stream as they come."""
+    found = {}
+    async for line in answer.content:
+        name, _, value = line.decode().strip().partition(": ")
+        if name:
+            found[name] = value
+        elif "data" in found:
+            yield found["id"], json.loads(found["data"])["data"]
+            found = {}
+
+
+async def test_a_stream_sends_each_change_once_and_ends_by_itself(monkeypatch):
+    monkeypatch.setattr(api, "LOOK", 0.01)
+    monkeypatch.setattr(api, "KEPT", 0.0)
+    monkeypatch.setattr(api, "STREAM_SECONDS", 0.5)
+    now = facts()
+    async with (
+        reading(lambda: now) as client,
+        client.get("/api/v1/node?watch=1") as answer,
+    ):
+        assert "text/event-stream" == answer.content_type
+        stream = events(answer)
+        first, node = await anext(stream)
+        assert node["ready"]
+        now = facts(checks=(Check("state", ok=False, text="full"),))
+        second, node = await anext(stream)
+        assert not node["ready"]
+        assert [] == [event async for event in stream]
+
+        again = {"Last-Event-ID": second}
+        async with client.get("/api/v1/node?watch=1", headers=again) as resumed:
+            assert [] == [event async for event in events(resumed)]
+    assert first != second
+
+
+async def test_there_are_never_more_streams_than_allowed(monkeypatch):
+    monkeypatch.setattr(api, "STREAMS", 2)
+    async with reading(facts) as client, contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            answer = await stack.enter_async_context(client.get("/api/v1/node?watch=1"))
+            assert 200 == answer.status
+        async with client.get("/api/v1/node?watch=1") as answer:
+            assert (503, True) == (answer.status, "2 streams" in await answer.text())
+        async with client.get("/api/v1/node") as answer:
+            assert 200 == answer.status
+
+
+async def test_a_stream_whose_reader_left_is_given_up(monkeypatch):
+    monkeypatch.setattr(api, "STREAMS", 1)
+    monkeypatch.setattr(api, "LOOK", 0.01)
+    monkeypatch.setattr(api, "KEPT", 0.0)
+    ages = iter(range(10_000))
+    changing = lambda: facts(refusals=(dataclasses.replace(ENTRY, pod=f"p{next(ages)}"),))  # noqa: E731
+    async with reading(changing) as client:
+        async with client.get("/api/v1/refusals?watch=1") as answer:
+            await anext(events(answer))
+        async with asyncio.timeout(4):
+            while True:
+                async with client.get("/api/v1/refusals?watch=1") as answer:
+                    if answer.status == 200:
+                        break
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_over_tcp_nothing_is_changed(method):
+    async with reading(facts) as client, client.request(method, "/api/v1/gpus/3") as answer:
+        assert 405 == answer.status
+
+
+async def test_a_browser_that_was_led_here_by_another_name_reads_nothing():
+    async with reading(facts) as client:
+        for host, status in {
+            "evil.example": 403,
+            "evil.example:9394": 403,
+            "localhost:9394": 200,
+            "127.0.0.1": 200,
+            "[::1]:9394": 200,
+        }.items():
+            async with client.get("/api/v1/node", headers={"Host": host}) as answer:
+                assert status == answer.status, host
+
+
+class FakePeer:
+    """A request from an address."""
+
+    path = "/api/v1/node"
+
+    def __init__(self, peer):
+        self.headers = {"Host": "10.0.0.7:9394"}
+        self.transport = self
+        self._peer = peer
+
+    def get_extra_info(self, name):
+        return self._peer if name == "peername" else None
+
+
+@pytest.mark.parametrize(
+    ("peer", "policy", "refused"),
+    [
+        (("10.0.0.9", 1), ReaderPolicy.LOCAL, True),
+        (("::ffff:10.0.0.9", 1, 0, 0), ReaderPolicy.LOCAL, True),
+        (("fe80::1%eth0", 1, 0, 0), ReaderPolicy.LOCAL, True),
+        (("10.0.0.9", 1), ReaderPolicy.ALL, False),
+        ("", ReaderPolicy.LOCAL, False),
+    ],
+)
+def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refused):
+    answer = Readers(policy).refused(cast("web.BaseRequest", FakePeer(peer)))
+
+    assert refused == (answer is not None)
+    if answer is not None:
+        assert (403, True) == (answer.status, "web.readers: all" in (answer.text or ""))

@@ -1,0 +1,113 @@
+"""The status of a node from its objects alone."""
+
+import dataclasses
+
+import pytest
+
+from agent.codec.observed_status import observed_status
+from agent.codec.register import encode_register, registered
+from agent.core.cluster.annotations import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER
+from agent.core.cluster.pods import NodeView, Phase, Role
+from agent.core.errors import MalformedText
+from tests.builders import G1, NOON, RESOURCE, a_container, a_gpu, a_pod, a_shared_gpu, an_inventory
+
+GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
+NODE = NodeView(
+    "node-1", "u", "1", {REGISTER: encode_register(registered(an_inventory(gpus=[GPU])))}
+)
+
+
+def holding(*parts, **more):
+    """A pod whose containers were given these shares of G1: `MiB,percent`."""
+    text = "".join(f"{G1},NVIDIA,{part}:;" for part in parts)
+    return a_pod(annotations={ALLOCATED: text}, **more)
+
+
+def seen(pods=(), node=NODE):
+    return observed_status(node, pods, RESOURCE, NOON)
+
+
+def test_the_annotation_says_what_the_scheduler_believes():
+    (gpu,) = seen().gpus
+
+    assert (G1, 3, "ok", True, GPU.split_count, GPU.registered_mib, GPU.core_percent) == (
+        gpu.uuid,
+        gpu.index,
+        gpu.condition,
+        gpu.serving,
+        gpu.slices,
+        gpu.sellable_mib,
+        gpu.sellable_cores,
+    )
+    assert gpu.used_mib is None
+
+
+def test_pods_hold_what_their_annotation_says_until_they_end():
+    pods = [holding("3000,30"), holding("9000,90", uid="ended", phase=Phase.SUCCEEDED)]
+    found = seen(pods)
+
+    assert (1, 3000, 30) == (
+        found.gpus[0].slices_held,
+        found.gpus[0].promised_mib,
+        found.gpus[0].promised_cores,
+    )
+    (row,) = found.allocations or ()
+    assert ("team-a", "train-0", "3", 3000, None) == (
+        row.namespace,
+        row.pod,
+        row.shares[0].gpu,
+        row.shares[0].memory_mib,
+        row.confirmed,
+    )
+    assert pods[0].containers[0].name == row.container
+
+
+def test_init_containers_count_as_the_scheduler_counts_them():
+    containers = (
+        a_container(name="prepare", role=Role.INIT),
+        a_container(name="main"),
+    )
+    pod = holding("8000,10", "3000,30", containers=containers)
+    assert (8000, 30) == (seen([pod]).gpus[0].promised_mib, seen([pod]).gpus[0].promised_cores)
+
+    done = tuple(
+        dataclasses.replace(one, succeeded=one.role is Role.INIT, has_run=True)
+        for one in containers
+    )
+    pod = dataclasses.replace(pod, containers=done)
+    assert (3000, 30) == (seen([pod]).gpus[0].promised_mib, seen([pod]).gpus[0].promised_cores)
+
+
+def test_shares_that_fit_no_container_are_shown_without_its_name():
+    found = seen([holding("1,1", "2,2", "3,3")])
+
+    assert ["", "", ""] == [row.container for row in found.allocations or ()]
+
+
+def test_what_is_wrong_at_the_node_is_shown():
+    sick = dataclasses.replace(registered(an_inventory(gpus=[GPU]))[0], healthy=False)
+    annotations = {
+        REGISTER: encode_register([sick]),
+        CORDON: G1,
+        MUTEX_LOCK: "2026-09-01T11:59:00Z,llm,train-7",
+    }
+    found = seen(node=dataclasses.replace(NODE, annotations=annotations))
+
+    (gpu,) = found.gpus
+    assert ("bad", False, True) == (gpu.condition, gpu.serving, gpu.cordoned)
+    assert "register annotation says" in gpu.text
+    assert found.node.lock is not None
+    assert "llm/train-7" == found.node.lock.holder
+
+
+def test_a_node_without_a_report_has_no_gpus_and_a_wrong_one_is_an_error():
+    assert () == seen(node=dataclasses.replace(NODE, annotations={})).gpus
+    with pytest.raises(MalformedText):
+        seen(node=dataclasses.replace(NODE, annotations={REGISTER: "[1]"}))
+
+
+def test_a_report_for_schedulers_before_2_8_is_read():
+    text = f"{G1},10,16384,100,NVIDIA-Tesla T4,0,true,3,hami-core:"
+    (gpu,) = seen(node=dataclasses.replace(NODE, annotations={REGISTER: text})).gpus
+
+    assert (G1, 10, 16384, "Tesla T4") == (gpu.uuid, gpu.slices, gpu.sellable_mib, gpu.model)
