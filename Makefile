@@ -28,6 +28,7 @@ LONG       ?=
 SYSTEMD    ?=
 HOSTILE    ?=
 CHART      ?=
+BROWSER    ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -87,6 +88,14 @@ test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 with
 .PHONY: test-hostile
 test-hostile: $(STAMP)  ## attack a running agent while it serves pods, as root (HOSTILE='-k word')
 	tests/hostile/run $(HOSTILE)
+
+.PHONY: test-browser
+test-browser: $(STAMP)  ## test the page in Debian's chromium and by axe-core (BROWSER='-k word')
+	tests/browser/run $(BROWSER)
+
+.PHONY: screenshots
+screenshots: $(STAMP)  ## take pictures of the page at two widths, light and dark, into build/screenshots
+	tests/browser/run screenshots
 
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
-OPTIONS = {folder: f"--{folder}" for folder in ("chart", "hostile", "image", "peers", "systemd")}
+OPTIONS = {
+    folder: f"--{folder}" for folder in ("browser", "chart", "hostile", "image", "peers", "systemd")
+}
 """Folders whose tests run only for those who ask, with the option that asks for them."""
 MODELS = ("test_apiserver_*.py", "test_kubelet_*.py", "test_witness.py")
 """Modules of tests/peers whose tests are tried on a model, too: that always runs."""

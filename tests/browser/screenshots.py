@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.sandbox.lab.cluster import SandboxCluster
-from tests.browser.lab.chromium import Tab, found, open_tab
+from tests.browser.lab.chromium import Tab, found, open_chromium
 from tests.browser.lab.node import open_node, shows
 from tests.browser.lab.serving import serving_page
 from tests.doors.page_facts import busy
@@ -22,7 +22,7 @@ async def main() -> int:
         sys.stderr.write("screenshots: there is no chromium\n")
         return 1
     PLACE.mkdir(parents=True, exist_ok=True)
-    async with open_tab(browser) as tab:
+    async with open_chromium(browser) as chromium, chromium.tab() as tab:
         async with open_node() as cluster:
             await _spoil(cluster)
             await _pictures(tab, "sandbox", cluster.web_address or "")

@@ -164,7 +164,7 @@ class _PageRenderer:
         holder = lock.holder or "a pod that it does not name"
         return join((f"held by {holder} for ", lasting(lock.since, self.now)))
 
-    def _links(self) -> Iterator[Html]:
+    def _links(self) -> Iterator[str]:
         status = self.status
         parts = (
             ("GPUs", len(status.gpus)),
@@ -176,6 +176,7 @@ class _PageRenderer:
         )
         for name, count in parts:
             yield element("a", f"{name} ", element("b", str(count)), href=f"#{name.lower()}")
+            yield " "
 
     def _gpus(self) -> Html:
         status = self.status
@@ -200,7 +201,9 @@ class _PageRenderer:
         field = element(
             "p",
             element("label", "Filter by pod, container or GPU", for_="filter"),
+            " ",
             element("input", id="filter", type="search", autocomplete="off", data_own=True),
+            " ",
             element("span", id="shown", role="status", data_own=True),
             id="filtering",
             hidden=True,

@@ -54,7 +54,7 @@ def gpu_block(gpu: GpuStatus, pods: PodShares, now: dt.datetime) -> Html:
     name = gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
     return element(
         "article",
-        element("h3", element("span", name), *_tags(gpu), element("small", gpu.model)),
+        element("h3", element("span", name), " ", *_tags(gpu), element("small", gpu.model)),
         _bar(gpu, pods),
         element("dl", *_figures(gpu, pods)),
         _history(gpu.history),
@@ -64,12 +64,13 @@ def gpu_block(gpu: GpuStatus, pods: PodShares, now: dt.datetime) -> Html:
     )
 
 
-def _tags(gpu: GpuStatus) -> Iterator[Html]:
-    yield element("b", gpu.condition, class_=f"tag {gpu.condition}")
-    if gpu.cordoned:
-        yield element("b", "cordoned", class_="tag watch")
-    if not gpu.serving:
-        yield element("b", "not offered", class_="tag bad")
+def _tags(gpu: GpuStatus) -> Iterator[str]:
+    tags = [(gpu.condition, gpu.condition)]
+    tags += [("cordoned", "watch")] if gpu.cordoned else []
+    tags += [] if gpu.serving else [("not offered", "bad")]
+    for words, kind in tags:
+        yield element("b", words, class_=f"tag {kind}")
+        yield " "
 
 
 def _health(gpu: GpuStatus, now: dt.datetime) -> Html:
@@ -171,7 +172,7 @@ def _history(history: UseHistory | None) -> Html:
         preserveAspectRatio="none",
         aria_hidden="true",
     )
-    return element("p", line, element("span", f"{minutes} min: {span} busy"), class_="past")
+    return element("p", line, " ", element("span", f"{minutes} min: {span} busy"), class_="past")
 
 
 def _line(values: Sequence[int | None]) -> Iterator[str]:

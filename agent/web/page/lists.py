@@ -102,7 +102,9 @@ def entries_list(
         return element(
             "li",
             ago(entry.at, now),
+            " ",
             element("b", entry.reason, class_=kind),
+            " ",
             element(
                 "span",
                 element("b", _cut(about, POD_LIMIT), ": ") if about else "",
@@ -120,11 +122,11 @@ def checks_list(checks: Sequence[CheckStatus], room: int) -> Html:
         state, kind = ("not ready", "bad") if check.required else ("degraded", "watch")
         tag = element("b", state, class_=f"tag {kind}")
         text = _cut(check.text, TEXT_LIMIT)
-        return element("li", tag, element("span", element("b", check.name), ": ", text))
+        return element("li", tag, " ", element("span", element("b", check.name), ": ", text))
 
     failing = sorted((each for each in checks if not each.ok), key=lambda each: not each.required)
     holding = ", ".join(check.name for check in checks if check.ok)
-    ok = element("li", element("b", "ok", class_="tag ok"), element("span", holding))
+    ok = element("li", element("b", "ok", class_="tag ok"), " ", element("span", holding))
     end = ok if holding else Html()
     return listed(
         failing,

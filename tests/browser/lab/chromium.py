@@ -50,7 +50,6 @@ class Tab:
     """One tab. `errors`: what its console said of errors, violations of a policy included."""
 
     socket: aiohttp.ClientWebSocketResponse
-    session: str = ""
     errors: list[str] = field(default_factory=list)
     waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     numbers: Any = field(default_factory=lambda: itertools.count(1))
@@ -77,8 +76,7 @@ class Tab:
         """One call of the protocol. Raises DevToolsError, TimeoutError."""
         number = next(self.numbers)
         answer = self.waiting[number] = asyncio.get_running_loop().create_future()
-        request = {"id": number, "method": method, "params": params}
-        await self.socket.send_json(request | ({"sessionId": self.session} if self.session else {}))
+        await self.socket.send_json({"id": number, "method": method, "params": params})
         async with asyncio.timeout(ANSWER):
             said = await answer
         if "error" in said:
@@ -141,31 +139,57 @@ class Tab:
         return base64.b64decode(said["data"])
 
 
+@dataclass(eq=False, slots=True)
+class Chromium:
+    """A running browser. `address`: of its websocket."""
+
+    client: aiohttp.ClientSession
+    address: str
+
+    @contextlib.asynccontextmanager
+    async def tab(self) -> AsyncIterator[Tab]:
+        """An empty tab, closed at the end."""
+        async with self._joined(self.address) as whole:
+            made = await whole.call("Target.createTarget", url="about:blank")
+            target = made["targetId"]
+            base = self.address.partition("/devtools/")[0]
+            async with self._joined(f"{base}/devtools/page/{target}") as tab:
+                for domain in ("Page", "Runtime", "Log"):
+                    await tab.call(f"{domain}.enable")
+                await tab.look()
+                yield tab
+            await whole.call("Target.closeTarget", targetId=target)
+
+    @contextlib.asynccontextmanager
+    async def _joined(self, address: str) -> AsyncIterator[Tab]:
+        async with (
+            self.client.ws_connect(address, max_msg_size=64 * 1024 * 1024) as socket,
+            asyncio.TaskGroup() as group,
+        ):
+            tab = Tab(socket)
+            reading = group.create_task(tab.read())
+            try:
+                yield tab
+            finally:
+                reading.cancel()
+
+
 @contextlib.asynccontextmanager
-async def open_tab(browser: str) -> AsyncIterator[Tab]:
-    """A browser of its own with one empty tab. At the end, end it and remove its profile."""
+async def open_chromium(program: str) -> AsyncIterator[Chromium]:
+    """A browser with a profile of its own. At the end, end it and remove the profile."""
     with tempfile.TemporaryDirectory(prefix="page-", ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
-            browser,
+            program,
             *ARGUMENTS,
             f"--user-data-dir={profile}",
-            "about:blank",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
             address = await _address(Path(profile) / "DevToolsActivePort")
-            async with (
-                aiohttp.ClientSession() as client,
-                client.ws_connect(address, max_msg_size=64 * 1024 * 1024) as socket,
-                asyncio.TaskGroup() as group,
-            ):
-                tab = Tab(socket)
-                reading = group.create_task(tab.read())
-                await _attach(tab)
-                yield tab
-                reading.cancel()
+            async with aiohttp.ClientSession() as client:
+                yield Chromium(client, address)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
@@ -182,11 +206,3 @@ async def _address(port_file: Path) -> str:
                 if path:
                     return f"ws://127.0.0.1:{port}{path}"
             await asyncio.sleep(LOOK)
-
-
-async def _attach(tab: Tab) -> None:
-    made = await tab.call("Target.createTarget", url="about:blank")
-    attached = await tab.call("Target.attachToTarget", targetId=made["targetId"], flatten=True)
-    tab.session = attached["sessionId"]
-    for domain in ("Page", "Runtime", "Log"):
-        await tab.call(f"{domain}.enable")
