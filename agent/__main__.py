@@ -16,7 +16,8 @@ def main() -> int:
     """Run the verb that the command line names."""
     own_streams()
     own_signals()
-    return dispatch(sys.argv[1:], os.environ)
+    is_plugin = sys.argv[0].endswith("kubectl-hami")
+    return dispatch(sys.argv[1:], os.environ, "kubectl hami" if is_plugin else "hami-agent")
 
 
 if __name__ == "__main__":

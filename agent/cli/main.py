@@ -48,11 +48,14 @@ class Verb(Protocol):
         ...
 
 
-def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Parse `argv`, run its verb and return the exit code (2 for a usage error)."""
+def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "hami-agent") -> int:
+    """Parse `argv`, run its verb and return the exit code (2 for a usage error).
+
+    `program`: how help names the command.
+    """
     code = OK
     try:
-        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ)
+        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ, program)
         sys.stdout.flush()
     except* KeyboardInterrupt:
         code = INTERRUPTED
@@ -72,8 +75,8 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     return UNWRITTEN
 
 
-def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    parser, subparsers = _parser()
+def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
+    parser, subparsers = _parser(program)
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
         known = "`hami-agent --help` lists all"
@@ -100,9 +103,9 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return module.main(args, environ)
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Subparsers]:
+def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
     parser: argparse.ArgumentParser = Parser(
-        prog="hami-agent",
+        prog=program,
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
         "scheduler.",
         epilog="example: hami-agent sandbox --gpus 8 --profile h100",

@@ -205,3 +205,9 @@ def test_what_a_verb_loads_is_left_out_of_every_collection() -> None:
     )
 
     assert "0 True True" == answer.stdout.splitlines()[-1]
+
+
+def test_as_a_plugin_of_kubectl_the_help_names_kubectl(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == dispatch(["status", "--help"], {}, "kubectl hami")
+
+    assert capsys.readouterr().out.startswith("usage: kubectl hami status ")

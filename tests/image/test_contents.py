@@ -55,7 +55,7 @@ def test_a_change_of_the_agent_changes_the_last_layer_alone(image: ImageArchive)
     assert not any(name.startswith((SITE + "agent/", SITE + "hami_agent")) for name in needed)
     assert {
         name for name in own if not name.startswith((SITE + "agent/", SITE + "hami_agent"))
-    } == {"opt/hami-agent/bin/hami-agent"}
+    } == {"opt/hami-agent/bin/hami-agent", "opt/hami-agent/bin/kubectl-hami"}
 
 
 def test_it_says_who_runs_what(image: ImageArchive):

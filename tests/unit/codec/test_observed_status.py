@@ -51,7 +51,8 @@ def test_pods_hold_what_their_annotation_says_until_they_end():
         found.gpus[0].promised_mib,
         found.gpus[0].promised_cores,
     )
-    (row,) = found.allocations or ()
+    assert found.allocations
+    (row,) = found.allocations
     assert ("team-a", "train-0", "3", 3000, None) == (
         row.namespace,
         row.pod,
