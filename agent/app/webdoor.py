@@ -30,7 +30,7 @@ from agent.web.metrics import AgentCollector, MetricCells, MetricSources, Metric
 from agent.web.page.door import PageDoor
 from agent.web.probes import Probes
 from agent.web.readers import Readers
-from agent.web.server import Listeners, Page, WebServer
+from agent.web.server import Listeners, Page, WebServer, near
 from agent.web.status import StatusFacts
 from agent.web.version import BuildInfo
 
@@ -94,7 +94,8 @@ async def open_web(
         "/version": build().page,
     }
     if door is WebDoor.PORT:
-        listeners = Listeners(settings.web.address, settings.web.port)
+        address = settings.web.address
+        listeners = Listeners(address, settings.web.port, near=near(address))
     else:
         listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
     api = ReadApi(facts, readers)
