@@ -14,8 +14,9 @@ from tests.browser.lab.node import GPUS, STRAY, shows
 from tests.browser.lab.serving import serving_page
 from tests.doors.page_facts import busy
 
-LIVE = "document.getElementById('link').textContent.startsWith('Live')"
-TEXT = "document.body.innerText"
+# While a document loads it has no body yet.
+LIVE = "document.getElementById('link')?.textContent.startsWith('Live')"
+TEXT = "(document.body?.innerText ?? '')"
 FOCUS = "document.activeElement.id"
 SHOWN = "[...document.querySelectorAll('#rows tr')].filter((row) => !row.hidden)"
 PLACE = "document.getElementById('filter').getBoundingClientRect().top"

@@ -19,6 +19,8 @@ ANSWER: Final = 20.0
 START: Final = 30.0
 LOOK: Final = 0.05
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+BETWEEN: Final = "Inspected target navigated"
+"""Chromium's error where the document was left during the call."""
 ARGUMENTS: Final = (
     "--headless=new",
     "--no-sandbox",  # as root, in a container, and for pages of this test alone
@@ -101,13 +103,17 @@ class Tab:
         return said["result"].get("value")
 
     async def until(self, script: str, within: float = ANSWER) -> bool:
-        """Whether the expression comes true in time."""
+        """Whether the expression comes true in time. Between two documents it is not true."""
         end = asyncio.get_running_loop().time() + within
-        while not await self.evaluate(f"Boolean({script})"):
-            if asyncio.get_running_loop().time() > end:
-                return False
+        while asyncio.get_running_loop().time() < end:
+            try:
+                if await self.evaluate(f"Boolean({script})"):
+                    return True
+            except DevToolsError as error:
+                if BETWEEN not in str(error):
+                    raise
             await asyncio.sleep(LOOK)
-        return True
+        return False
 
     async def press(self, key: str, code: int, text: str = "") -> None:
         """Press and release a key, such as Tab (9)."""
