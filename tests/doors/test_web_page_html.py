@@ -121,7 +121,18 @@ def test_an_ordinary_node_of_16_gpus_and_160_containers_is_shown_whole():
     assert bytes_of(found) <= LARGEST
     assert 16 == tree.tags.count("article")
     assert 160 == tree.text.count(" main ")
-    assert "api/v1/allocations" not in tree.text
+    assert "All of them" not in tree.text
+
+
+def test_of_many_entries_a_small_node_shows_more_than_a_large_one():
+    facts = busy(gpus=1, each=1, text=" and more words" * 10)
+    large = dataclasses.replace(
+        busy(gpus=16, each=14), changes=facts.changes * 9, refusals=facts.refusals * 9
+    )
+    small = dataclasses.replace(facts, changes=large.changes, refusals=large.refusals)
+    shown = [HtmlTree(html_of(one)).tags.count("li") for one in (small, large)]
+
+    assert shown[0] > 1.5 * shown[1] > 20
 
 
 def test_whatever_there_is_the_page_is_not_larger_and_says_what_is_left_out():

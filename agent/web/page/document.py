@@ -7,7 +7,8 @@ its own with rendered parts would save bytes on loopback and need a second door 
 
 Style and script are inside the document, and the policy names their hashes: one request shows the
 page, and nothing else may run in it. Where something is left out for want of room, the page says so
-and links to the JSON. The lists share the room: allocations get what the others leave.
+and links to the JSON. The lists share the room: allocations get what the others leave, and
+refusals and changes what these leave.
 """
 
 import base64
@@ -34,6 +35,8 @@ LARGEST: Final = 60_000
 """Bytes of the document."""
 GPU_ROOM: Final = 23_000
 ENTRIES_ROOM: Final = 3_500
+MOST_ENTRIES_ROOM: Final = 9_000
+"""For refusals and for changes, where the others leave so much."""
 CHECKS_ROOM: Final = 2_000
 SETTINGS_ROOM: Final = 6_000
 FEWEST: Final = 4_000
@@ -84,17 +87,23 @@ class _PageRenderer:
 
     def html(self) -> str:
         """The document."""
-        header, gpus = self._header(), self._gpus()
-        beside = element(
-            "div",
-            self._entries("refusals", "Refusals of the last 24 h"),
-            self._entries("changes", "Changes of the last 24 h"),
+        header, gpus, checks, settings = (
+            self._header(),
+            self._gpus(),
             self._checks(),
             self._settings(),
         )
-        room = LARGEST - size(self._framed(header, element("main", gpus, beside)))
-        allocations = self._allocations(max(FEWEST, room))
-        return self._framed(header, element("main", gpus, allocations, beside))
+
+        def whole(allocations: Html, room: int) -> Html:
+            refusals = self._entries("refusals", "Refusals of the last 24 h", room)
+            changes = self._entries("changes", "Changes of the last 24 h", room)
+            beside = element("div", refusals, changes, checks, settings)
+            return self._framed(header, element("main", gpus, allocations, beside))
+
+        left = LARGEST - size(whole(Html(), ENTRIES_ROOM))
+        allocations = self._allocations(max(FEWEST, left))
+        left = LARGEST - size(whole(allocations, ENTRIES_ROOM))
+        return whole(allocations, min(MOST_ENTRIES_ROOM, ENTRIES_ROOM + max(0, left) // 2))
 
     def _framed(self, header: Html, main: Html) -> Html:
         head = element(
@@ -212,14 +221,14 @@ class _PageRenderer:
         table = allocations_table(allocations, self.now, room - fixed)
         return _section("allocations", heading, field, table)
 
-    def _entries(self, name: str, title: str) -> Html:
+    def _entries(self, name: str, title: str, room: int) -> Html:
         status = self.status
         entries = (status.refusals if name == "refusals" else status.changes) or ()
         since = status.journal_since
         none = f"None since {clock(since)}, when the agent started." if since else "None."
         if since is None or self.now - since > dt.timedelta(hours=24):
             none = "None."
-        found = entries_list(entries, self.now, ENTRIES_ROOM, f"api/v1/{name}", none)
+        found = entries_list(entries, self.now, room, f"api/v1/{name}", none)
         return _section(name, element("h2", title, id=f"h-{name}"), found)
 
     def _checks(self) -> Html:
