@@ -31,6 +31,8 @@ def text(foreign: str, limit: int = LONGEST) -> Html:
 
     A space at an end stays, because it may part this text from an element.
     """
+    if len(foreign) <= limit and foreign.isprintable():  # nearly always, and cap() is slow
+        return Html(html.escape(foreign))
     before, after = foreign[:1].isspace(), foreign[1:][-1:].isspace()
     return Html(f"{' ' * before}{html.escape(cap(foreign, limit))}{' ' * after}")
 
