@@ -127,7 +127,7 @@ def test_an_ordinary_node_of_16_gpus_and_160_containers_is_shown_whole():
 def test_of_many_entries_a_small_node_shows_more_than_a_large_one():
     facts = busy(gpus=1, each=1, text=" and more words" * 10)
     large = dataclasses.replace(
-        busy(gpus=16, each=14), changes=facts.changes * 9, refusals=facts.refusals * 9
+        busy(gpus=16, each=14), changes=(*facts.changes,) * 9, refusals=(*facts.refusals,) * 9
     )
     small = dataclasses.replace(facts, changes=large.changes, refusals=large.refusals)
     shown = [HtmlTree(html_of(one)).tags.count("li") for one in (small, large)]
