@@ -128,7 +128,7 @@ class Tab:
         await self.call("Input.insertText", text=text)
 
     async def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Give the window a width and the reader a preference."""
+        """Give the window a size and the reader a preference; nothing moves smoothly."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -137,7 +137,8 @@ class Tab:
             mobile=False,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme, still])
 
     async def screenshot(self) -> bytes:
         """The whole page as PNG, however long it is."""
