@@ -29,6 +29,7 @@ SYSTEMD    ?=
 HOSTILE    ?=
 CHART      ?=
 PROMETHEUS ?=
+BROWSER    ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -92,6 +93,14 @@ test-hostile: $(STAMP)  ## attack a running agent while it serves pods, as root 
 .PHONY: test-prometheus
 test-prometheus: $(STAMP)  ## let a real Prometheus scrape an agent and judge alerts and dashboard (PROMETHEUS='-k word')
 	tests/prometheus/run $(PROMETHEUS)
+
+.PHONY: test-browser
+test-browser: $(STAMP)  ## test the page in Debian's chromium and by axe-core (BROWSER='-k word')
+	tests/browser/run $(BROWSER)
+
+.PHONY: screenshots
+screenshots: $(STAMP)  ## take pictures of the page at two widths, light and dark, into build/screenshots
+	tests/browser/run screenshots
 
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)

@@ -27,9 +27,11 @@ from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.api import ReadApi
 from agent.web.gpus import labelled
 from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
+from agent.web.page.door import PageDoor
 from agent.web.probes import Probes
 from agent.web.readers import Readers
-from agent.web.server import Listeners, Page, WebServer
+from agent.web.server import Listeners, Page, WebServer, near
+from agent.web.status import StatusFacts
 from agent.web.version import BuildInfo
 
 
@@ -82,7 +84,13 @@ async def open_web(
     Raises PermissionFault: it cannot be bound.
     """
     probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
+
+    def facts() -> StatusFacts | None:
+        return status_facts(settings, watched)
+
+    readers = Readers(settings.web.readers)
     pages: dict[str, Page] = {
+        "/": PageDoor(facts, readers).page,
         "/livez": probes.livez,
         "/healthz": probes.livez,
         "/readyz": probes.readyz,
@@ -90,10 +98,11 @@ async def open_web(
         "/version": build().page,
     }
     if door is WebDoor.PORT:
-        listeners = Listeners(settings.web.address, settings.web.port)
+        address = settings.web.address
+        listeners = Listeners(address, settings.web.port, near=near(address))
     else:
         listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
-    api = ReadApi(lambda: status_facts(settings, watched), Readers(settings.web.readers))
+    api = ReadApi(facts, readers)
     async with WebServer(listeners, pages, _actions(watched), api) as server:
         yield server
 

@@ -13,15 +13,16 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""The headers of every answer."""
+"""The headers of every answer. The page at `/` has a Content-Security-Policy of its own."""
 
 RECEIVE_LIMIT = 64 * 1024
 """Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
 
 
 def ours(response: web.StreamResponse) -> web.StreamResponse:
-    """Add the headers to an answer, which ends the connection."""
-    response.headers.update(HEADERS)
+    """Add the headers that an answer does not set itself, and end its connection."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
     response.force_close()
     return response
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -38,11 +39,28 @@ Page = Callable[[web.BaseRequest], web.Response]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where to listen. `port` 0: any free one; None: no TCP. `socket_path` None: no unix socket."""
+    """Where to listen. `port` 0: any free one; None: no TCP. `socket_path` None: no unix socket.
+
+    `near`: a second address for the same port; empty: none. Without it the server serves, too.
+    """
 
     host: str = "127.0.0.1"
     port: int | None = 9394
     socket_path: Path | None = None
+    near: str = ""
+
+
+def near(host: str) -> str:
+    """The address of loopback if `host` is a single other address, else empty.
+
+    In a pod the port is on the pod's address, for probes and Prometheus. `kubectl port-forward`
+    connects to the pod's loopback, and only from there the page and `/api/v1` are read.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    return "" if address.is_loopback or address.is_unspecified else "127.0.0.1"
 
 
 class WebServer:
@@ -81,6 +99,7 @@ class WebServer:
         async with contextlib.AsyncExitStack() as stack:
             if self._listeners.port is not None:
                 await self._listen_tcp(stack, self._listeners.host, self._listeners.port)
+                await self._listen_near(stack)
             if self._listeners.socket_path is not None:
                 await self._listen_unix(stack, self._listeners.socket_path)
             self._stack = stack.pop_all()
@@ -112,6 +131,14 @@ class WebServer:
                 same.listen(QUEUE)
         self._port = server.sockets[0].getsockname()[1]
         log.info("web.listening", host=host, port=self._port)
+
+    async def _listen_near(self, stack: contextlib.AsyncExitStack) -> None:
+        if not self._listeners.near or self._port is None:
+            return
+        try:
+            await self._listen_tcp(stack, self._listeners.near, self._port)
+        except PermissionFault as error:
+            log.warning("web.not_near", text=str(error))
 
     async def _listen_unix(self, stack: contextlib.AsyncExitStack, path: Path) -> None:
         gate = ConnectionGate(self._answer_local)

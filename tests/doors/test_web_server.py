@@ -12,7 +12,7 @@ import structlog
 from agent.core.errors import PermissionFault
 from agent.host.watch import DirectoryWatch
 from agent.web.caller import HEADERS
-from agent.web.server import HEAD_LIMIT, Listeners, WebServer
+from agent.web.server import HEAD_LIMIT, Listeners, WebServer, near
 from tests.doors.web_client import PAGES, ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)
@@ -109,6 +109,48 @@ async def test_a_port_that_is_taken_is_said():
     async with serving(PAGES) as (server, _):
         with pytest.raises(PermissionFault, match=f"127.0.0.1:{server.port} cannot be bound"):
             await WebServer(Listeners("127.0.0.1", server.port), PAGES).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("host", "second"),
+    [
+        ("10.1.2.3", "127.0.0.1"),
+        ("fd00::7", "127.0.0.1"),
+        ("127.0.0.1", ""),
+        ("::1", ""),
+        ("0.0.0.0", ""),  # noqa: S104 -- nothing is bound
+        ("::", ""),
+        ("localhost", ""),
+    ],
+)
+def test_on_an_address_of_a_pod_the_port_is_on_loopback_too(host, second):
+    assert second == near(host)
+
+
+async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first():
+    listeners = Listeners("127.0.0.2", 0, near="127.0.0.1")
+    async with WebServer(listeners, PAGES) as server:
+        port = server.port
+        for host in ("127.0.0.1", "127.0.0.2"):
+            async with aiohttp.request("GET", f"http://{host}:{port}/hello") as answer:
+                assert "hello" == await answer.text()
+
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_second_address_that_is_taken_is_said_and_keeps_nobody_from_the_first():
+    async with serving(PAGES) as (other, _):
+        taken = other.port
+        with structlog.testing.capture_logs() as logs:
+            listeners = Listeners("127.0.0.2", taken, near="127.0.0.1")
+            async with WebServer(listeners, PAGES) as server:
+                address = f"http://127.0.0.2:{server.port}/hello"
+                async with aiohttp.request("GET", address) as answer:
+                    assert 200 == answer.status
+
+    (said,) = [line["text"] for line in logs if line["event"] == "web.not_near"]
+    assert said.startswith(f"127.0.0.1:{taken} cannot be bound")
 
 
 async def over_unix(path):

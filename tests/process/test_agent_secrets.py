@@ -21,7 +21,15 @@ async def test_no_token_is_in_a_log_line_or_a_page():
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         pages = [
             (await fetch(cluster.web_address or "", path)).text
-            for path in ("/readyz?verbose", "/metrics", "/version", "/nothing")
+            for path in (
+                "/",
+                "/api/v1/status",
+                "/api/v1/settings",
+                "/readyz?verbose",
+                "/metrics",
+                "/version",
+                "/nothing",
+            )
         ]
         # A server that takes the token no more is told of, with the address and without the token.
         user["user"]["token"] = wrong = f"{token}-and-more"

@@ -30,6 +30,7 @@ RUN = read(
     make test-prometheus
     make test
     make test-peers
+    make test-browser
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     make demo
     .venv/bin/hami-agent sandbox -o json
@@ -172,6 +173,8 @@ it is the whole run of which this test is a part
     PEERS=
     PROMETHEUS=
     SYSTEMD=
+pictures are for people to look at; tests/browser makes claims about what they show
+    make screenshots
 a GPU is needed; without one it says so and ends
     make test-gpu
 tests/peers/run builds by the same script

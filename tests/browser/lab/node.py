@@ -1,0 +1,63 @@
+"""A simulated node in trouble: pods of all kinds, a GPU that is cordoned, and a refusal."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+from agent.core.cluster.annotations import CORDON
+from agent.sandbox.api_errors import Json
+from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch
+from agent.sandbox.scenario.facts import is_running
+from agent.sandbox.scenario.workloads import PLACED, plain
+from tests.process.agent_process import PATIENCE, options, started
+
+GPUS: Final = 4
+STRAY: Final = "stray"
+LOOK: Final = 0.2
+
+
+@contextlib.asynccontextmanager
+async def open_node() -> AsyncIterator[SandboxCluster]:
+    """The node, once its agent shows all of this."""
+    async with open_cluster(options(gpus=GPUS)) as cluster:
+        await started(cluster, slices=10 * GPUS)
+        for workload in (*PLACED, plain("notebook"), plain("web")):
+            cluster.submit(workload.pod())
+            running = partial(is_running, cluster, workload.name)
+            assert await cluster.until(running, PATIENCE), workload.name
+        _cordon(cluster, 2)
+        _bind(cluster, STRAY)
+        assert await shows(cluster, f"/{STRAY} ")
+        assert await shows(cluster, "cordoned")
+        yield cluster
+
+
+async def shows(cluster: SandboxCluster, text: str) -> bool:
+    """Whether the page comes to hold the text."""
+    assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+    end = asyncio.get_running_loop().time() + PATIENCE
+    while text not in (await fetch(cluster.web_address or "", "/")).text:
+        if asyncio.get_running_loop().time() > end:
+            return False
+        await asyncio.sleep(LOOK)
+    return True
+
+
+def _cordon(cluster: SandboxCluster, index: int) -> None:
+    uuid = cluster.hardware.states[index].gpu.uuid
+
+    def change(node: Json) -> Json:
+        node["metadata"].setdefault("annotations", {})[CORDON] = uuid
+        return node
+
+    cluster.store.update("nodes", "", NODE, change)
+
+
+def _bind(cluster: SandboxCluster, name: str) -> None:
+    """A pod that its author binds to the node himself: the agent refuses it."""
+    pod = plain(name).pod()
+    pod["spec"]["nodeName"] = NODE
+    cluster.store.create("pods", pod)

@@ -1,0 +1,209 @@
+"""The page in a browser: content, changes while it is open, keyboard, and accessibility."""
+
+import contextlib
+import json
+
+import aiohttp
+import pytest
+
+from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.scenario.workloads import PLACED, plain
+from agent.web.api import STREAMS
+from tests.browser.lab.chromium import Tab
+from tests.browser.lab.node import GPUS, STRAY, shows
+from tests.browser.lab.serving import serving_page
+from tests.doors.page_facts import busy
+
+# While a document loads it has no body yet.
+LIVE = "document.getElementById('link')?.textContent.startsWith('Live')"
+TEXT = "(document.body?.innerText ?? '')"
+FOCUS = "document.activeElement.id"
+SHOWN = "[...document.querySelectorAll('#rows tr')].filter((row) => !row.hidden)"
+PLACE = "document.getElementById('filter').getBoundingClientRect().top"
+TAB = 9
+
+
+async def opened(tab: Tab, cluster: SandboxCluster) -> None:
+    await tab.go(cluster.web_address or "")
+    assert await tab.until(LIVE)
+
+
+async def test_it_shows_what_the_agent_knows(tab, node):
+    await opened(tab, node)
+    text = await tab.evaluate(TEXT)
+
+    assert GPUS == await tab.evaluate("document.querySelectorAll('.gpu').length")
+    for words in ("sandbox", "ready", "cordoned", "HA-2005", f"Pod demo/{STRAY} ", "demo/pair"):
+        assert words in text
+    containers = [wish for one in PLACED for wish in one.wishes if wish.gpus]
+    assert len(containers) + 2 == await tab.evaluate(f"{SHOWN}.length")
+    assert [] == tab.errors
+
+
+async def test_without_script_it_shows_the_same(tab, node):
+    await tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    await tab.call("Page.navigate", url=node.web_address)
+    assert await tab.until("document.readyState === 'complete' && document.querySelector('main')")
+
+    text = await tab.evaluate(TEXT)
+
+    for words in ("Not live: reload for news,", "cordoned", "HA-2005", "demo/pair"):
+        assert words in text
+    assert "Filter" not in text
+
+
+async def test_an_xid_is_shown_while_the_page_is_open_and_disturbs_nobody(tab, node):
+    await tab.look(height=500)
+    await opened(tab, node)
+    await tab.evaluate("document.getElementById('filter').focus()")
+    await tab.write("demo pair")
+    await tab.evaluate("document.querySelector('details').open = true")
+    await tab.evaluate(
+        "document.getElementById('allocations').scrollIntoView({behavior: 'instant'})"
+    )
+    place = await tab.evaluate(PLACE)
+    assert "H-079" not in await tab.evaluate(TEXT)
+
+    node.hardware.xid("1", 79)
+
+    assert await tab.until("document.querySelectorAll('.gpu')[1].innerText.includes('not offered')")
+    assert await tab.until(f"{TEXT}.includes('fallen off the bus')")
+    assert ["filter", "demo pair", True, 1] == await tab.evaluate(
+        f"[{FOCUS}, document.activeElement.value, document.querySelector('details').open,"
+        f" {SHOWN}.length]"
+    )
+    # Without anchoring, what grew above it would have moved it by several lines of 20 px.
+    assert pytest.approx(place, abs=10) == await tab.evaluate(PLACE)
+    assert [] == tab.errors
+
+
+async def test_the_keyboard_reaches_the_filter_and_it_filters(tab, node):
+    await opened(tab, node)
+    reached = []
+    while "filter" not in reached and len(reached) < 20:
+        await tab.press("Tab", TAB)
+        reached.append(
+            await tab.evaluate(f"{FOCUS} || document.activeElement.getAttribute('href')")
+        )
+
+    assert "#gpus" == reached[0]
+    assert "filter" == reached[-1]
+    await tab.write("trio")
+    assert ["demo/trio left", "demo/trio right"] == await tab.evaluate(
+        f"{SHOWN}.map((row) => row.cells[0].innerText)"
+    )
+    assert "2 of 8" == await tab.evaluate("document.getElementById('shown').textContent")
+    await tab.press("Escape", 27)
+    assert 8 == await tab.evaluate(f"{SHOWN}.length")
+    await tab.evaluate("document.activeElement.blur()")
+    await tab.press("/", 191, "/")
+    assert ["filter", ""] == await tab.evaluate(f"[{FOCUS}, document.activeElement.value]")
+
+
+async def test_what_is_selected_stays_until_it_is_selected_no_more(tab, node):
+    await opened(tab, node)
+    await tab.evaluate("getSelection().selectAllChildren(document.getElementById('refusals'))")
+
+    node.submit(plain("late").pod())
+
+    assert await shows(node, "demo/late")
+    assert await tab.until("document.getElementById('link').textContent.startsWith('Paused')")
+    assert [False, True] == await tab.evaluate(
+        f"[{TEXT}.includes('demo/late'), getSelection().toString().includes('HA-2005')]"
+    )
+    await tab.evaluate("getSelection().removeAllRanges()")
+    assert await tab.until(f"{TEXT}.includes('demo/late') && {LIVE}")
+
+
+async def test_a_name_that_is_markup_is_text(tab):
+    name = "<img src=x onerror=document.title='taken'>"
+    async with serving_page(lambda: busy(gpus=1, each=1, name=lambda _: name)) as address:
+        await tab.go(address)
+        assert await tab.until(LIVE)
+
+        assert name in await tab.evaluate("document.getElementById('rows').innerText")
+        assert "gpu-a07: GPUs" == await tab.evaluate("document.title")
+    assert [] == tab.errors
+
+
+async def test_an_agent_that_is_away_is_said_and_comes_back(tab):
+    known = [busy(gpus=1, each=1)]
+    async with serving_page(lambda: known[0] if known else None) as address:
+        await tab.go(address)
+        assert await tab.until(LIVE)
+        kept = known.pop()
+        assert await tab.until(f"{TEXT}.includes('Reconnecting since')")
+        assert "gpu-a07" in await tab.evaluate(TEXT)
+
+        known.append(kept)
+
+        assert await tab.until(LIVE)
+
+
+async def test_without_a_stream_left_it_asks_every_5_s(tab):
+    pods = ["first"]
+    made = lambda: busy(gpus=1, each=1, name=lambda _: pods[-1])  # noqa: E731
+    async with serving_page(made) as address, contextlib.AsyncExitStack() as streams:
+        client = await streams.enter_async_context(aiohttp.ClientSession())
+        for _ in range(STREAMS):
+            stream = client.get(f"{address}/api/v1/node?watch=1")
+            assert 200 == (await streams.enter_async_context(stream)).status
+        await tab.go(address)
+        assert await tab.until("document.getElementById('link').textContent === 'Live every 5 s,'")
+
+        pods.append("second")
+
+        assert await tab.until(f"{TEXT}.includes('llm/second')")
+
+
+async def test_after_an_update_of_the_agent_the_page_is_loaded_anew(tab, node):
+    await opened(tab, node)
+    await tab.evaluate("document.documentElement.dataset.build = 'older'; self.before = true")
+
+    node.submit(plain("after").pod())
+
+    assert await tab.until(f"!self.before && {TEXT}.includes('demo/after') && {LIVE}")
+    assert [] == tab.errors
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_axe_finds_nothing(tab, axe, dark, width):
+    async with serving_page(lambda: busy(gpus=8, each=6)) as address:
+        await tab.look(width=width, dark=dark)
+        await tab.go(address)
+        assert await tab.until(LIVE)
+        await tab.evaluate("document.querySelector('details').open = true")
+
+        await tab.evaluate(axe)
+        found = json.loads(await tab.evaluate("axe.run().then((found) => JSON.stringify(found))"))
+
+        assert [] == [
+            (one["id"], one["help"], [node["html"] for node in one["nodes"]][:3])
+            for one in found["violations"]
+        ]
+        assert [] == [one["id"] for one in found["incomplete"] if one["impact"] == "critical"]
+        assert {"color-contrast", "landmark-one-main"} <= {one["id"] for one in found["passes"]}
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+async def test_nothing_is_wider_than_the_window(tab, width):
+    async with serving_page(lambda: busy(gpus=8, each=6)) as address:
+        await tab.look(width=width)
+        await tab.go(address)
+        assert await tab.until(LIVE)
+        await tab.evaluate("document.querySelector('details').open = true")
+
+        assert width >= await tab.evaluate("document.documentElement.scrollWidth")
+
+
+async def test_reduced_motion_is_respected(tab, node):
+    await opened(tab, node)
+    behaviour = "getComputedStyle(document.documentElement).scrollBehavior"
+    found = []
+    for wish in ("reduce", "no-preference"):
+        features = [{"name": "prefers-reduced-motion", "value": wish}]
+        await tab.call("Emulation.setEmulatedMedia", features=features)
+        found.append(await tab.evaluate(behaviour))
+
+    assert ["auto", "smooth"] == found
