@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import NoReturn
 
+from agent.core.allocation.settings import UnlockedPods
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
@@ -106,6 +107,7 @@ class CalmSite(MachineSite):
     def make_audit(self) -> CalmAudit:
         audit = self.judge = CalmAudit(self.store, self.kubelet, self.scheduler, self.disk)
         audit.lenient = self.pace.is_old
+        audit.serves_unlocked = self.pace.unlocked is UnlockedPods.UNIQUE
         audit.was_shown = lambda text: text in self.faults.shown_locks
         audit.all_listed = self._offers_all
         return audit

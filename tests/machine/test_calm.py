@@ -19,6 +19,7 @@ from tests.machine.telling import ToldVerdict, cut, tell_number
 
 STORIES = range(40)
 PART = 10
+GHOST_STORY = 29960
 ENOUGH = 200
 """Stories within which each planted bug is found."""
 
@@ -49,6 +50,15 @@ def test_a_planted_bug_is_found_where_nothing_fails(mutant: Callable[[], Mutant]
 
     with planted.patch, pytest.raises(AssertionError, match=planted.breach):
         _require_clean(map(tell_number, range(ENOUGH)))
+
+
+def test_two_pods_that_nothing_tells_apart_are_counted_and_no_breach() -> None:
+    verdict = tell_number(GHOST_STORY)
+
+    assert ("refused, for a pod without a lock has the name of one that just ended", 1) in (
+        verdict.tally.items()
+    )
+    assert not verdict.breaches
 
 
 def test_a_story_is_the_same_whenever_it_is_told() -> None:
