@@ -152,12 +152,17 @@ def invitation(at: Addresses) -> str:
           curl '{at.web}/readyz?verbose'
           curl {at.web}/metrics
           {at.program} status --socket {at.directory}/run/api.sock
+          {at.program} bundle --socket {at.directory}/run/api.sock
           {at.program} simulate --socket {at.hardware_socket} list
           {at.program} simulate --socket {at.hardware_socket} xid 79 --gpu {at.gpu}
           {at.program} simulate --socket {at.hardware_socket} restore --gpu {at.gpu}
             (a GPU that was reset is served again after {at.quiet} of quiet: health.quietPeriod)
           kill -9 {at.pid}
           export KUBECONFIG={at.kubeconfig}
+          {at.program} explain demo/too-big
+          {at.program} explain --recent
+          {at.program} status --node sandbox
+          {at.program} cordon 0 --node sandbox
           kubectl get pods --all-namespaces
           kubectl create --validate=false -f {at.pod_file}
           kubectl get node sandbox -o yaml

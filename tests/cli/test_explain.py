@@ -392,3 +392,37 @@ async def test_a_pod_that_the_webhook_would_refuse_is_told(rig: ExplainRig):
         in (answer.gate("admission")["facts"])
     )
     assert [] == answer.changes
+
+
+@pytest.mark.parametrize(("asked", "may_wait"), [(20_000, False), (16_000, True)])
+async def test_to_wait_for_memory_is_advised_only_if_an_empty_gpu_has_so_much(
+    rig: ExplainRig, asked: int, *, may_wait: bool
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("busy", "n1", "GPU-a", 500)
+    rig.submit("p", {GPU: 1, MEMORY: asked})
+
+    answer = await rig.explain("p")
+
+    assert ("placement", "CardInsufficientMemory") == answer.blocked
+    assert may_wait is ("wait for a pod" in answer.gate("placement")["advice"])
+
+
+async def test_gpus_of_which_the_same_is_said_stand_on_one_line(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1))
+    rig.submit("p", {GPU: 3, MEMORY: 1000})
+
+    answer = await rig.explain("p", "-o", "text")
+
+    assert "GPU 0, 1 fit\n" in answer.out
+
+
+async def test_a_gpu_that_is_wanted_alone_is_told_with_what_is_held(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("busy", "n1", "GPU-a", 100)
+    rig.submit("p", {GPU: 1, MEMORY: 1000, CORES: 100})
+
+    answer = await rig.explain("p")
+
+    (gpu,) = answer.data["nodes"][0]["gpus"]
+    assert "the pod wants it alone, and 1 of its slices is held" == gpu["said"]

@@ -127,6 +127,16 @@ def test_the_invitation_has_whole_commands():
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
     assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
+    assert "hami-agent bundle --socket /t/hami-x/run/api.sock" in lines
+    assert lines.index("export KUBECONFIG=/t/hami-x/kubectl.config") < min(
+        lines.index(f"hami-agent {verb}")
+        for verb in (
+            "explain demo/too-big",
+            "explain --recent",
+            "status --node sandbox",
+            "cordon 0 --node sandbox",
+        )
+    )
     assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
     assert "kill -9 42" in lines
     assert "export KUBECONFIG=/t/hami-x/kubectl.config" in lines
