@@ -426,3 +426,12 @@ async def test_a_gpu_that_is_wanted_alone_is_told_with_what_is_held(rig: Explain
 
     (gpu,) = answer.data["nodes"][0]["gpus"]
     assert "the pod wants it alone, and 1 of its slices is held" == gpu["said"]
+
+
+async def test_more_cores_than_a_gpu_has_count_as_all(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.submit("p", {GPU: 1, MEMORY: 1000, CORES: 150})
+
+    answer = await rig.explain("p")
+
+    assert "150 % of the cores (which counts as 100 %)." in answer.data["headline"]

@@ -121,12 +121,14 @@ def test_the_invitation_has_whole_commands():
         pid=42,
         quiet="2s",
         gpu=0,
+        settings=("--node-name", "sandbox", "--state-dir", "/t/a b"),
     )
     lines = [line.strip() for line in invitation(at).splitlines()]
 
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
     assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
+    assert "hami-agent doctor --node-name sandbox --state-dir '/t/a b'" in lines
     assert "hami-agent bundle --socket /t/hami-x/run/api.sock" in lines
     assert lines.index("export KUBECONFIG=/t/hami-x/kubectl.config") < min(
         lines.index(f"hami-agent {verb}")

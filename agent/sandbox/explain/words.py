@@ -84,7 +84,8 @@ def request_words(request: ContainerRequest) -> str:
         memory = mib(request.memory_mib)
     else:
         memory = f"{min(request.memory_percent, 100)} % of the memory"
-    return f"{gpus} with {memory} and {core_words(request.core_percent)}"
+    counted_as = " (which counts as 100 %)" if request.core_percent > 100 else ""
+    return f"{gpus} with {memory} and {core_words(request.core_percent)}{counted_as}"
 
 
 def core_words(percent: int) -> str:
