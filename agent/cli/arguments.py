@@ -10,8 +10,27 @@ from typing_extensions import override
 from agent.core.errors import cap
 
 
+class _WholeWords(argparse.HelpFormatter):
+    """argparse's form of help, without breaks inside a path or an option that has hyphens."""
+
+    @override
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # noqa: PLC0415 -- `run` shows no help and must start fast
+
+        words = " ".join(text.split())
+        return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
+
+    @override
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = self._split_lines(text, width - len(indent))
+        return "\n".join(f"{indent}{line}" for line in lines)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser without the usage before each error: `run` has sixty options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- argparse types them
+        super().__init__(*args, **{"formatter_class": _WholeWords, **kwargs})
 
     @override
     def parse_known_args(  # type: ignore[override]  # it has overloads for its namespace

@@ -12,6 +12,7 @@ from agent import __version__
 from agent.cli.api_socket import DEFAULT_SOCKET, Unreachable, call
 from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN
 from agent.cli.main import Subparsers
+from agent.core.errors import cap
 from agent.host.clock import SystemClock
 
 DEADLINE: Final = 10.0
@@ -99,5 +100,5 @@ def _write(file: io.BufferedIOBase, files: Mapping[str, bytes], seconds: int) ->
 
 
 def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent bundle: {text}\n")
+    sys.stderr.write(f"hami-agent bundle: {cap(text, 4096)}\n")
     return code

@@ -17,7 +17,7 @@ from agent.cli.logs import configure
 from agent.cli.settings_args import looked
 from agent.cli.settings_view import API_VERSION
 from agent.core.cluster.annotations import CORDON
-from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError
+from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError, cap
 from agent.core.node.cordon import CordonEdit
 from agent.host.kube.connection import Connection
 from agent.host.surroundings import host_name
@@ -114,10 +114,11 @@ def _effect(*, cordon: bool) -> str:
 
 
 def _told(edit: CordonEdit, node: str, *, cordon: bool) -> str:
-    state = "cordoned" if cordon else "not cordoned"
     subject = f"GPU {edit.gpu.words} of Node {node}"
     if not edit.changes:
-        return f"{subject} was already {state}; nothing was changed\n"
+        state = "was cordoned already" if cordon else "was not cordoned"
+        return f"{subject} {state}; nothing was changed\n"
+    state = "cordoned" if cordon else "no longer cordoned"
     return f"{subject} is {state}. {_effect(cordon=cordon)} This takes up to 15 s.\n"
 
 
@@ -152,5 +153,5 @@ def _code(error: AgentError) -> int:
 
 
 def _fail(verb: str, text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent {verb}: {text}\n")
+    sys.stderr.write(f"hami-agent {verb}: {cap(text, 4096)}\n")
     return code

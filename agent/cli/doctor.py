@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check this node, beside the agent or before it starts",
+        help="check how this node is set up, and what the scheduler reads of it",
         description="Checks this node with the settings of `run`, and changes nothing. Each line "
         "says what was checked and what was found; if something is wrong, also what it means for "
         "pods, what to do, and the entry of the runbook. With --pre it checks what the agent "

@@ -139,5 +139,5 @@ def _missing(found: NoSuchPod, namespace: str, name: str) -> str:
 
 
 def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent explain: {text}\n")
+    sys.stderr.write(f"hami-agent explain: {cap(text, 4096)}\n")
     return code

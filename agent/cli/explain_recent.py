@@ -8,7 +8,7 @@ from agent.cli.explain_view import enveloped, folded
 from agent.codec.nodelock import encode_stamp
 from agent.core.cluster.snapshot import RefusedPod
 from agent.core.errors import cap
-from agent.sandbox.explain.on_node import refusal_id
+from agent.sandbox.explain.on_node import agent_sentence, refusal_id
 from agent.sandbox.explain.words import ago, counted
 
 SHOWN: Final = 20
@@ -51,7 +51,7 @@ def _lines(
         identifier = refusal_id(pod.message)
         entry = f" [RUNBOOK {identifier}]" if identifier else ""
         yield 0, 2, f"{name} on {cap(pod.node, 128)}, {when}{entry}"
-        yield 2, 4, cap(pod.message, _SENTENCE)
+        yield 2, 4, cap(agent_sentence(pod.message), _SENTENCE)
     if len(refused) > SHOWN:
         yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
     yield 0, 2, f"data: {cap(source, 256)}, read now"

@@ -125,10 +125,11 @@ def _gpu_lines(node: NodeVerdict) -> Iterator[str]:
     """One line for all GPUs of which the same is said."""
     alike: dict[str, list[int]] = {}
     for gpu in node.gpus:
-        said = f"{gpu.reason}: {gpu.said}" if gpu.reason else "fits"
+        said = f"{gpu.reason}: {gpu.said}" if gpu.reason else ""
         alike.setdefault(said, []).append(gpu.index)
     for said, indexes in alike.items():
-        yield f"GPU {', '.join(map(str, indexes))} {said}"
+        fits = "fits" if len(indexes) == 1 else "fit"
+        yield f"GPU {', '.join(map(str, indexes))} {said or fits}"
 
 
 def _gate(gate: Gate) -> dict[str, object]:

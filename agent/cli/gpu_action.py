@@ -12,6 +12,7 @@ from urllib.parse import quote
 from agent.cli.api_socket import DEFAULT_SOCKET, Unreachable, call
 from agent.cli.arguments import add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE
+from agent.core.errors import cap
 
 FOUND: Final = 200
 NONE_SUCH: Final = 404
@@ -69,5 +70,5 @@ def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> i
 
 
 def _fail(verb: str, text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent {verb}: {text}\n")
+    sys.stderr.write(f"hami-agent {verb}: {cap(text, 4096)}\n")
     return code

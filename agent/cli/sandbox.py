@@ -169,6 +169,7 @@ async def _addresses(cluster: SandboxCluster) -> view.Addresses:
         pid=cluster.agent.pid,
         quiet=await _quiet_period(cluster),
         gpu=cluster.hardware.states[-1].gpu.index,
+        settings=cluster.command()[1:],
         program=_program(),
     )
 

@@ -1,6 +1,7 @@
 """Renders the output of `hami-agent sandbox`. Pure."""
 
 import dataclasses
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ class Addresses:
     """The paths and addresses of an interactive sandbox.
 
     `quiet`: the agent's health.quietPeriod. `gpu`: the index of a GPU for the examples. `program`:
-    how to call hami-agent.
+    how to call hami-agent. `settings`: the agent's flags.
     """
 
     directory: Path
@@ -54,6 +55,7 @@ class Addresses:
     pid: int
     quiet: str
     gpu: int
+    settings: Sequence[str]
     program: str = "hami-agent"
 
 
@@ -152,12 +154,18 @@ def invitation(at: Addresses) -> str:
           curl '{at.web}/readyz?verbose'
           curl {at.web}/metrics
           {at.program} status --socket {at.directory}/run/api.sock
+          {at.program} doctor {shlex.join(at.settings)}
+          {at.program} bundle --socket {at.directory}/run/api.sock
           {at.program} simulate --socket {at.hardware_socket} list
           {at.program} simulate --socket {at.hardware_socket} xid 79 --gpu {at.gpu}
           {at.program} simulate --socket {at.hardware_socket} restore --gpu {at.gpu}
             (a GPU that was reset is served again after {at.quiet} of quiet: health.quietPeriod)
           kill -9 {at.pid}
           export KUBECONFIG={at.kubeconfig}
+          {at.program} explain demo/too-big
+          {at.program} explain --recent
+          {at.program} status --node sandbox
+          {at.program} cordon 0 --node sandbox
           kubectl get pods --all-namespaces
           kubectl create --validate=false -f {at.pod_file}
           kubectl get node sandbox -o yaml

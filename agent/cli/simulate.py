@@ -13,7 +13,7 @@ import msgspec
 from agent.cli.arguments import add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.main import Subparsers
-from agent.core.errors import AgentError
+from agent.core.errors import AgentError, cap
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
 from agent.settings.kinds import decimal, seconds_of
@@ -137,7 +137,7 @@ def _text(args: argparse.Namespace, reply: talk.DoneReply) -> str:
 
 
 def _fail(error: AgentError, code: int) -> int:
-    sys.stderr.write(f"hami-agent simulate: {error}\n")
+    sys.stderr.write(f"hami-agent simulate: {cap(str(error), 4096)}\n")
     return code
 
 

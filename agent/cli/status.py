@@ -15,7 +15,7 @@ from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import DEFAULT_SOCKET
 from agent.cli.arguments import nearest
 from agent.cli.cluster_args import add_cluster
-from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE
+from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
@@ -38,13 +38,14 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `status`."""
     parser = subparsers.add_parser(
         "status",
-        help="show this node: GPUs, who holds them, what happened",
+        help="show a node: GPUs, their health, who holds them, what changed",
         description="Shows the node as the running agent sees it: readiness, the health of each "
-        "GPU and what to do, what was promised to pods and what is used, refusals and changes of "
-        "the last 24 hours. With --node it reads a node of the cluster by a kubeconfig, also one "
-        "whose agent does not answer. Exits 3 if the source does not answer, 4 if there is no such "
-        "GPU or node, and 5 if only the objects could be read.",
-        epilog="example: hami-agent status --by pod",
+        "GPU and what to do, what was promised to pods and what is used, and the last refusal. "
+        "With --since it also shows what was refused and what changed. With --node it reads a node "
+        "of the cluster by a kubeconfig, also one whose agent does not answer. Exits 3 if the "
+        "source does not answer, 4 if there is no such GPU or node, and 5 if only the objects "
+        "could be read.",
+        epilog="example: hami-agent status --since 24h",
     )
     parser.add_argument("gpu", nargs="?", metavar="GPU", help="only this GPU: index or UUID")
     parser.add_argument(
@@ -88,6 +89,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
+    if args.bundle is not None and args.node is not None:
+        return _fail("an archive is of one node: give --from or --node", USAGE)
     configure("error", "auto", environ)
     try:
         read = _read(args, environ)
@@ -196,5 +199,5 @@ def _age(text: str) -> dt.timedelta:
 
 
 def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent status: {text}\n")
+    sys.stderr.write(f"hami-agent status: {cap(text, 4096)}\n")
     return code

@@ -71,7 +71,7 @@ def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) ->
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
     for gpu in found.gpus:
-        yield from _note(gpu, now, style)
+        yield from _note(gpu, found.node.name, now, style)
     for check in found.node.checks:
         if not check.ok and check.name != GPU_HEALTH:
             word = "not ready" if check.required else "degraded"
@@ -203,7 +203,7 @@ def _health(gpu: GpuStatus) -> str:
     return f"{shown},cordoned" if gpu.cordoned else shown or "-"
 
 
-def _note(gpu: GpuStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+def _note(gpu: GpuStatus, node: str, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """What a person must know about the GPU; nothing if it is well."""
     name = f"GPU {cap(gpu.uuid) if gpu.index is None else gpu.index}"
     if gpu.condition and gpu.condition != Condition.OK:
@@ -214,8 +214,9 @@ def _note(gpu: GpuStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]
     for obstacle in gpu.obstacles:
         yield from _wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style)
     if gpu.cordoned:
-        text = "is cordoned: the scheduler places no new pod; `hami-agent uncordon` ends it"
-        yield from _wrapped(f"{name} {text}", style)
+        which = gpu.uuid if gpu.index is None else gpu.index
+        act = f"`hami-agent uncordon {which} --node {cap(node)}` ends it"
+        yield from _wrapped(f"{name} is cordoned: the scheduler places no new pod; {act}", style)
 
 
 def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:

@@ -11,6 +11,7 @@ from agent.cli.api_socket import DEFAULT_SOCKET
 from agent.cli.codes import OK, UNREACHABLE, USAGE
 from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, status_at
+from agent.core.errors import cap
 
 FASTEST: Final = 1.0
 SLOWEST: Final = 3600.0
@@ -49,8 +50,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Show the screen until it is left; return the exit code."""
     del environ
     if importlib.util.find_spec("textual") is None:
-        text = "the package is installed without its extra: pip install 'hami-agent[cli]', or"
-        return _fail(f"{text} use `hami-agent status`", USAGE)
+        text = "the package is installed without its extra `cli`: run `uv sync --extra cli` in its"
+        return _fail(f"{text} source directory, or use `hami-agent status`", USAGE)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _fail("there is no terminal: use `hami-agent status`", USAGE)
     try:
@@ -74,5 +75,5 @@ def _interval(text: str) -> float:
 
 
 def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent top: {text}\n")
+    sys.stderr.write(f"hami-agent top: {cap(text, 4096)}\n")
     return code

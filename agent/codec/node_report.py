@@ -5,7 +5,7 @@ meaning: order, spaces and keys that no scheduler reads do not count.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agent.codec.register import (
     RegisteredGpu,
@@ -126,11 +126,13 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
     return ()
 
 
-def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
+def register_differences(
+    report: NodeReport, text: str, faulty: Collection[str] = ()
+) -> tuple[str, ...]:
     """Describe how the present register annotation (`text`) differs, for people.
 
     It names an unreadable text or another form, else the first difference of each GPU. Health is
-    not compared: only a serving agent knows it.
+    not compared: only a serving agent knows it. `faulty`: UUIDs of GPUs that may be named in vain.
     """
     if not report.register_differs:
         return ()
@@ -139,11 +141,15 @@ def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
     is_old, was_old = (not one.lstrip().startswith("[") for one in (report.register, text))
     if is_old != was_old:
         return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
-    held = {gpu.uuid: gpu for gpu in report.held}
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
+    held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
     texts = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
-    twice = ("names a GPU more than once",) if len(held) < len(report.held) else ()
+    twice = ("names a GPU more than once",) if _names_twice(report.held) else ()
     return tuple(text for text in texts if text) or twice
+
+
+def _names_twice(gpus: tuple[RegisteredGpu, ...]) -> bool:
+    return len({gpu.uuid for gpu in gpus}) < len(gpus)
 
 
 _READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}

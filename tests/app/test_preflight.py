@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.app.preflight import examine
+from agent.app.preflight import examine, report_differences
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.cluster.annotations import REGISTER
+from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
@@ -272,3 +273,20 @@ async def test_an_empty_host_lacks_everything(tmp_path: Path):
     (told,) = [one for one in found if one.point.value == "P-DRIVER"]
     assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"
+
+
+def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent():
+    gpus = described("h100:2").gpus
+    text = encode_register(
+        RegisteredGpu(
+            *(gpu.uuid, gpu.index, 10, 81559, 100, gpu.name, gpu.numa or 0, "hami-core"),
+            healthy=gpu.index == 0,
+        )
+        for gpu in gpus
+    )
+    chosen = make_plan(Sources(host="host")).settings(NodeFacts())
+    silent = Scan("570", gpus[:1])
+    lost = dataclasses.replace(silent, faults=(GpuFault(gpus[1].uuid, "GPU is lost"),))
+
+    assert () == report_differences(chosen, lost, {REGISTER: text})
+    assert report_differences(chosen, silent, {REGISTER: text})

@@ -78,7 +78,8 @@ async def test_what_is_so_already_is_said_and_not_written(verb, notes, tmp_path:
 
         assert before == world.store.get("nodes", "", NODE)["metadata"]["resourceVersion"]
         assert {"get"} == {verb for (_, verb, _) in world.model.journal.counts}
-    assert "was already " in capsys.readouterr().out
+    state = "was cordoned already" if notes else "was not cordoned"
+    assert f" {state}; nothing was changed\n" in capsys.readouterr().out
 
 
 async def test_an_unknown_gpu_names_the_known_ones(tmp_path: Path, capsys):

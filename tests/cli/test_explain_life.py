@@ -60,6 +60,8 @@ async def test_a_refusal_of_the_agent_is_told_with_its_id(rig: ExplainRig):
     answer = await rig.explain("p")
 
     assert (1, ("allocation", "HA-4002")) == (answer.code, answer.blocked)
+    said = answer.gate("allocation")["said"]
+    assert "the agent refused the GPUs: GPU GPU-a is bad: choose another" == said
 
 
 async def test_a_refusal_of_another_plugin_is_told_without_an_id_of_the_agent(rig: ExplainRig):
@@ -82,6 +84,34 @@ async def test_a_container_that_does_not_start_is_told(rig: ExplainRig):
 
     assert ("start", "E-START") == answer.blocked
     assert "container main waits: ImagePullBackOff: no such image" == answer.gate("start")["said"]
+
+
+async def test_a_pod_that_the_kubelet_rejects_for_another_reason_has_not_started(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("p", "n1", "GPU-a", 3000)
+    status = {"phase": "Failed", "reason": "OutOfcpu", "message": "Node didn't have enough cpu"}
+    rig.edit_pod("p", {"status": status | {"containerStatuses": None}})
+
+    answer = await rig.explain("p")
+
+    assert (1, ("start", "E-START")) == (answer.code, answer.blocked)
+    assert "no container has started: Node didn't have enough cpu" == answer.gate("start")["said"]
+
+
+async def test_a_pod_whose_containers_failed_has_started(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("p", "n1", "GPU-a", 3000)
+    ended = [{"name": "main", "state": {"terminated": {"exitCode": 1}}}]
+    rig.edit_pod("p", {"status": {"phase": "Failed", "containerStatuses": ended}})
+
+    assert ("running", "E-START") == (await rig.explain("p")).blocked
+
+
+async def test_the_start_of_a_pod_without_a_node_is_not_reached(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.submit("p", {"cpu": 1})
+
+    assert "not-reached" == (await rig.explain("p")).gate("start")["verdict"]
 
 
 async def test_a_pod_without_gpus_is_not_hami_s_matter(rig: ExplainRig):

@@ -121,12 +121,24 @@ def test_the_invitation_has_whole_commands():
         pid=42,
         quiet="2s",
         gpu=0,
+        settings=("--node-name", "sandbox", "--state-dir", "/t/a b"),
     )
     lines = [line.strip() for line in invitation(at).splitlines()]
 
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
     assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
+    assert "hami-agent doctor --node-name sandbox --state-dir '/t/a b'" in lines
+    assert "hami-agent bundle --socket /t/hami-x/run/api.sock" in lines
+    assert lines.index("export KUBECONFIG=/t/hami-x/kubectl.config") < min(
+        lines.index(f"hami-agent {verb}")
+        for verb in (
+            "explain demo/too-big",
+            "explain --recent",
+            "status --node sandbox",
+            "cordon 0 --node sandbox",
+        )
+    )
     assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
     assert "kill -9 42" in lines
     assert "export KUBECONFIG=/t/hami-x/kubectl.config" in lines

@@ -238,3 +238,26 @@ def test_a_stranger_at_the_socket_is_not_taken_for_an_agent(cli, monkeypatch):
     monkeypatch.setattr(sources, "call", lambda *_: (503, "This agent stands by"))
     code, _, err = cli("status", "--socket", "/x")
     assert (3, True) == (code, "This agent stands by" in err)
+
+
+def test_an_archive_and_a_node_of_the_cluster_do_not_go_together(tmp_path, capsys):
+    assert 2 == dispatch(["status", "--from", str(tmp_path / "b.tgz"), "--node", "a"], {})
+    assert "give --from or --node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "bundle", "recheck 0", "release 0", "simulate list"])
+def test_an_escape_in_an_argument_does_not_reach_the_terminal(verb, tmp_path, capsys):
+    first, *rest = verb.split()
+    socket = ["--socket", str(tmp_path / "\x1b[31m")]
+    words = [first, *socket, *rest] if first == "simulate" else [first, *rest, *socket]
+
+    assert 3 == dispatch(words, {})
+    assert "\N{REPLACEMENT CHARACTER}[31m" in (err := capsys.readouterr().err)
+    assert "\x1b" not in err
+
+
+def test_a_cordoned_gpu_is_told_with_the_command_that_ends_it():
+    cordoned = msgspec.structs.replace(WELL, cordoned=True)
+    lines = status_lines(StatusDocument(node=NODE, gpus=(cordoned,)), NOON, StatusStyle(200))
+
+    assert any("`hami-agent uncordon 0 --node gpu-a07` ends it" in line for line in lines)

@@ -16,7 +16,8 @@ def test_without_the_extra_it_names_the_package_and_the_other_verb(monkeypatch, 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     assert 2 == dispatch(["top"], {})
-    assert "pip install 'hami-agent[cli]', or use `hami-agent status`" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "run `uv sync --extra cli` in its source directory, or use `hami-agent status`" in err
 
 
 def test_without_a_terminal_it_names_the_other_verb(with_the_extra, capsys):

@@ -211,3 +211,15 @@ def test_as_a_plugin_of_kubectl_the_help_names_kubectl(capsys: pytest.CaptureFix
     assert 0 == dispatch(["status", "--help"], {}, "kubectl hami")
 
     assert capsys.readouterr().out.startswith("usage: kubectl hami status ")
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_help_breaks_no_word_at_its_hyphen(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for verb in VERBS:
+        dispatch([verb, "--help"], {})
+    lines = capsys.readouterr().out.splitlines()
+
+    assert [] == [line for line in lines if line.endswith("-") and not line.endswith(" -")]

@@ -28,6 +28,7 @@ _CAUSES: Final[Mapping[str, tuple[PreflightCheck, ...]]] = {
     "offer": (PreflightCheck.LIBRARY, PreflightCheck.PATHS, PreflightCheck.KUBELET),
 }
 """The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
+_OF_GPUS: Final = "run `hami-agent status`: it says of each GPU what to do"
 _READ: Final = "see /readyz?verbose in the runbook, Start here, and the agent's log"
 
 
@@ -67,7 +68,8 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
     failed = [match for match in lines if match[1] != "+"]
     for sign, name, text in (match.groups() for match in failed):
         make = Finding.wrong if sign == "-" else Finding.note
-        finding = make(check, name, text or "fails", _READ)
+        advice = _OF_GPUS if name == "gpu_health" else _READ
+        finding = make(check, name, text or "fails", advice)
         yield finding.because_of(*_CAUSES.get(name, ()))
     if not any(match[1] == "-" for match in failed):
         said = f"the agent is ready; {counted(len(lines) - len(failed), 'check')} of it passed"

@@ -19,6 +19,7 @@ ALLOCATION: Final = "allocation"
 START: Final = "start"
 RUNNING: Final = "running"
 _ID: Final = re.compile(r"\[(HA-\d{4})\]")
+_WRAPPED: Final = re.compile(r"rpc error: code = \w+ desc = (.*?) *\[HA-\d{4}\]", re.DOTALL)
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _TEXT: Final = 512
 """Characters of a message: the sentence of a refusal with the id at its end fits."""
@@ -30,12 +31,19 @@ def refusal_id(message: str) -> str:
     return found[1] if found else ""
 
 
+def agent_sentence(message: str) -> str:
+    """The agent's own sentence in a kubelet's message, without the id; else the message."""
+    found = _WRAPPED.search(message)
+    return found[1] if found else message
+
+
 def allocation_gate(world: World, pod: JsonObject) -> Gate:
     """Whether the device plugin answered; a refusal with its id."""
     phase = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_PHASE, "")
     refusal, identifier = "", "E-ALLOCATE"
     if told := next(_refusals(world, pod), None):
-        identifier, refusal = told[0], f"the agent refused the GPUs: {cap(told[1], _TEXT)}"
+        identifier, refusal = told[0], told[1]
+        refusal = f"the agent refused the GPUs: {cap(agent_sentence(refusal), _TEXT)}"
     elif pod["status"].get("reason") == REFUSED:
         message = cap(str(pod["status"].get("message", "")), _TEXT)
         refusal = f"the kubelet refused the pod: {message}"
@@ -62,6 +70,12 @@ def start_gate(pod: JsonObject) -> Gate:
         said = f"container {cap(name, 64)} waits: {cap(reason, 64)}{text}"
         advice = "kubectl describe pod and kubectl logs --previous say more"
         return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice)
+    if phase == "Failed" and not any(_started(pod)):
+        message = str(pod["status"].get("message") or pod["status"].get("reason") or "")
+        said = f"no container has started: {cap(message, _TEXT) or 'no reason is told'}"
+        return Gate(START, GateVerdict.BLOCKED, said, "E-START", _after(pod))
+    if not pod["spec"].get("nodeName"):
+        return Gate(START, GateVerdict.NOT_REACHED, "not reached")
     if phase == "Pending":
         said = "the kubelet pulls images, mounts volumes or runs init containers"
         return Gate(START, GateVerdict.WAITING, said, "E-START")
@@ -75,7 +89,8 @@ def running_gate(world: World, pod: JsonObject) -> Gate:
     if phase == "Running":
         if sick:
             said = "it runs on a GPU that its node reports as unhealthy"
-            advice = "see the Node's Events for what the GPU has"
+            node = cap(str(pod["spec"].get("nodeName", "")), 128)
+            advice = f"`hami-agent status --node {node}` says what the GPU has and what to do"
             return Gate(RUNNING, GateVerdict.NOTED, said, "CardNotHealth", advice, (*held, *sick))
         said = "it runs and holds:" if held else "it runs"
         return Gate(RUNNING, GateVerdict.PASSED, said, facts=held)
@@ -124,8 +139,18 @@ def _waits(pod: JsonObject) -> Iterator[tuple[str, str, str]]:
 
 
 def _has_run(pod: JsonObject) -> bool:
-    states = [status.get("state") or {} for status in pod["status"].get("containerStatuses") or ()]
-    return bool(states) and all("running" in state or "terminated" in state for state in states)
+    statuses = pod["status"].get("containerStatuses") or ()
+    return bool(statuses) and all(map(_is_started, statuses))
+
+
+def _started(pod: JsonObject) -> Iterator[bool]:
+    """For each container, init containers too, whether it has started."""
+    return map(_is_started, _statuses(pod))
+
+
+def _is_started(status: Mapping[str, Any]) -> bool:
+    state = status.get("state") or {}
+    return "running" in state or "terminated" in state
 
 
 def _held(world: World, pod: JsonObject) -> Iterator[str]:

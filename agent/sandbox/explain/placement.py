@@ -35,7 +35,8 @@ _SCHEDULER_TOTAL: Final = re.compile(r"no available node, (\d+) nodes do not mee
 class ModelPlacement:
     """The answer for all Nodes. `fitting`: their names. `reasons`: Nodes by reason.
 
-    `nodes`: the Nodes nearest to a fit, at most NODES_TOLD.
+    `nodes`: the Nodes nearest to a fit, at most NODES_TOLD. `is_oversized`: even an empty GPU of
+    the cluster has less memory than a container asks for.
     """
 
     fitting: tuple[str, ...]
@@ -43,6 +44,7 @@ class ModelPlacement:
     reasons: Mapping[str, int]
     refused: int
     without_gpus: int
+    is_oversized: bool = False
 
 
 def place(world: World, pod: JsonObject) -> ModelPlacement:
@@ -65,6 +67,7 @@ def place(world: World, pod: JsonObject) -> ModelPlacement:
         reasons=dict(sorted(reasons.items())),
         refused=len(refused),
         without_gpus=len(bare),
+        is_oversized=_is_oversized(fits.values(), requests),
     )
 
 
@@ -106,6 +109,19 @@ def told_by_events(events: Iterable[PodEventView]) -> ModelPlacement | None:
     )
     reasons = Counter(code for verdict in verdicts for code in verdict.codes)
     return ModelPlacement((), verdicts[:NODES_TOLD], dict(sorted(reasons.items())), total, 0)
+
+
+def _is_oversized(fits: Iterable[NodeFit], requests: Sequence[ContainerRequest | None]) -> bool:
+    """Whether a refused container asks for more memory than every GPU that was tried has."""
+    tried = [
+        (gpu, request)
+        for fit in fits
+        if fit.gpus and (request := requests[fit.position]) is not None
+        for gpu in fit.gpus
+    ]
+    return bool(tried) and all(
+        gpu.capacity.registered_mib < asked_mib(gpu, request) for gpu, request in tried
+    )
 
 
 def _one_of_each_kind_first(names: Sequence[str], fits: Mapping[str, NodeFit]) -> list[str]:

@@ -113,7 +113,10 @@ def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.date
     if placement.refused == 1:
         said = "the only Node with GPUs does not fit"
     reason = _main_reason(placement)
-    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, ADVICE.get(reason, ""), told)
+    advice = ADVICE.get(reason, "")
+    if reason == "CardInsufficientMemory" and placement.is_oversized:
+        advice = "ask for less memory: no GPU of the cluster has so much, even without other pods"
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, advice, told)
 
 
 def _main_reason(placement: ModelPlacement) -> str:

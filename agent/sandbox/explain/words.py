@@ -12,8 +12,8 @@ NODE_UNREGISTERED: Final = "NodeUnregistered"
 KUBE_SCHEDULER: Final = "E-NODE"
 
 ADVICE: Final = {
-    "CardNotHealth": "see the Node's Events for what the GPU has",
-    "CardCordoned": "take the GPU out of the Node's annotation hami.io/device-cordon",
+    "CardNotHealth": "`hami-agent status --node NODE` says what the GPU has and what to do",
+    "CardCordoned": "if the work on the GPU is done: `hami-agent uncordon GPU --node NODE`",
     "CardTypeMismatch": "compare the pod's use-gputype, nouse-gputype and vgpu-mode with the GPUs",
     "CardUuidMismatch": "compare the pod's use-gpuuuid and nouse-gpuuuid with the GPUs",
     "CardTimeSlicingExhausted": "wait for a pod to end, or raise sharing.splitCount",
@@ -56,7 +56,7 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
             f"all {has.core_percent} % of its cores are promised to others"
         ),
         "ExclusiveDeviceAllocateConflict": (
-            f"the pod wants it alone, and {used.slots} of its slices are held"
+            f"the pod wants it alone, and {held_slices(used.slots)}"
         ),
         "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
         "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} GPUs are asked for",
@@ -72,6 +72,11 @@ def asked_mib(gpu: GpuView, request: ContainerRequest) -> int:
     return gpu.capacity.registered_mib * min(request.memory_percent, 100) // 100
 
 
+def held_slices(number: int) -> str:
+    """How many slices of a GPU are held, as a clause."""
+    return "1 of its slices is held" if number == 1 else f"{number} of its slices are held"
+
+
 def request_words(request: ContainerRequest) -> str:
     """What one container asks for."""
     gpus = "1 GPU slice" if request.count == 1 else f"{request.count} GPU slices, each"
@@ -79,7 +84,8 @@ def request_words(request: ContainerRequest) -> str:
         memory = mib(request.memory_mib)
     else:
         memory = f"{min(request.memory_percent, 100)} % of the memory"
-    return f"{gpus} with {memory} and {core_words(request.core_percent)}"
+    counted_as = " (which counts as 100 %)" if request.core_percent > 100 else ""
+    return f"{gpus} with {memory} and {core_words(request.core_percent)}{counted_as}"
 
 
 def core_words(percent: int) -> str:

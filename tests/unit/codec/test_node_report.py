@@ -165,3 +165,11 @@ def test_what_the_node_says_otherwise_is_told_gpu_by_gpu(text: str, said: tuple[
     report = the_report(an_inventory(), {REGISTER: text})
 
     assert sorted(said) == sorted(register_differences(report, text))
+
+
+def test_a_gpu_that_the_driver_does_not_describe_may_be_named():
+    text = encode_register([*GPUS, dataclasses.replace(FIRST, uuid=a_uuid(99), healthy=False)])
+    report = the_report(an_inventory(), {REGISTER: text})
+
+    assert register_differences(report, text)
+    assert () == register_differences(report, text, {a_uuid(99)})

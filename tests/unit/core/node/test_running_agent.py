@@ -33,6 +33,13 @@ def test_a_degraded_check_is_a_note_beside_it():
     assert (PreflightCheck.DRIVER,) == found[0].causes
 
 
+def test_of_ill_gpus_another_verb_says_what_to_do():
+    text = "[!]gpu_health degraded: GPU 2 is bad: XID 48 [H-048]\n"
+    found = judged(status=200, text=f"[+]state ok\n{text}")
+
+    assert "`hami-agent status`" in found[0].advice
+
+
 def test_each_failed_check_is_wrong_with_its_own_sentence():
     found = judged(status=503, text=UNREADY + "readyz check failed\n")
 
