@@ -114,7 +114,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
-    journal = NodeJournal(adapters.clock)
+    journal = NodeJournal(adapters.clock, adapters.disk)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     keeper.hold(state.ledger.value.held_ids())

@@ -272,6 +272,7 @@ async def _join(
         stored=memory.stored,
     )
     front = join_front(memory.settings, adapters, host)
+    await front.journal.recall()
     front.settings.tell_start(start)
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)

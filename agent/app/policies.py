@@ -25,6 +25,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "state": _LOCAL,
     "notify": _LOCAL,
     "settings": _LOCAL,
+    "journal": _LOCAL,
     "inventory": _LOCAL,
     "left_out": _LOCAL,
     "gpu_events": _LOCAL,

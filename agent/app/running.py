@@ -117,6 +117,7 @@ def tiers(
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
         (
             task("settings", front.settings.run),
+            task("journal", front.journal.run),
             task("inventory", knowing.keeper.run),
             task("left_out", knowing.left_out.run),
             task("gpu_events", knowing.gpu_events.run),

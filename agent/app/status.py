@@ -40,7 +40,7 @@ def _about(settings: Settings, front: Front) -> NodeStatus:
     return NodeStatus(
         name=settings.node,
         version=__version__,
-        started_at=front.journal.since,
+        started_at=front.journal.started,
         scheduler="hami" if settings.plain is None else "none",
         resource=front.facts.resource.value,
         kubelet=front.registration.state.value.text,

@@ -178,7 +178,7 @@ def _lines(
             yield ""
             yield from entry_lines(title, recent, at, style)
         if found.journal_since is not None and found.journal_since > oldest:
-            yield f"(the agent started {stamp(found.journal_since)}; earlier ones are in its log)"
+            yield f"(the agent knows them since {stamp(found.journal_since)}; its log has earlier ones)"
 
 
 def _plain(read: StatusRead) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import SliceList
 from agent.core.node.readiness import Check, is_ready
+from agent.core.state.journal import JournalEntry
 from agent.core.state.ledger import Ledger, Row
-from agent.services.journal import JournalEntry
 from agent.web.gpus import gpu_labels
 
 PERIOD: Final = 30

@@ -9,8 +9,8 @@ from agent.core.inventory.condition import Condition, Health
 from agent.core.inventory.gpu import GpuSample, Sampled
 from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
 from agent.core.node.readiness import Check
+from agent.core.state.journal import JournalEntry
 from agent.core.state.ledger import Ledger
-from agent.services.journal import JournalEntry
 from agent.web.status import StatusFacts
 from tests.builders import (
     NOON,

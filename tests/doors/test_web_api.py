@@ -23,8 +23,8 @@ from agent.core.inventory.condition import Cause, Condition
 from agent.core.inventory.gpu import GpuSample, Sampled
 from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
 from agent.core.node.readiness import Check
+from agent.core.state.journal import JournalEntry
 from agent.core.state.ledger import Ledger
-from agent.services.journal import JournalEntry
 from agent.web import api
 from agent.web.api import ReadApi
 from agent.web.policy import ReaderPolicy

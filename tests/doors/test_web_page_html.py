@@ -169,7 +169,7 @@ def test_a_short_life_says_since_when_nothing_happened():
     facts = busy(gpus=1)
     facts = dataclasses.replace(facts, refusals=(), journal_since=facts.now)
 
-    assert "None since 17:04:07 UTC, when the agent started." in HtmlTree(html_of(facts)).text
+    assert "None since 17:04:07 UTC." in HtmlTree(html_of(facts)).text
 
 
 def lines_of(tree, kind):

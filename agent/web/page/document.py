@@ -225,7 +225,7 @@ class _PageRenderer:
         status = self.status
         entries = (status.refusals if name == "refusals" else status.changes) or ()
         since = status.journal_since
-        none = f"None since {clock(since)}, when the agent started." if since else "None."
+        none = f"None since {clock(since)}." if since else "None."
         if since is None or self.now - since > dt.timedelta(hours=24):
             none = "None."
         found = entries_list(entries, self.now, room, f"api/v1/{name}", none)
