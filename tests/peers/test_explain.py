@@ -217,7 +217,7 @@ async def test_a_cordon_of_the_verb_reaches_the_scheduler_and_is_named_beside_a_
     cordoned = await verb(cluster, "cordon", "0", "--node", NODE, "-y")
 
     assert 0 == cordoned.code, cordoned.errors
-    await until_taken_in(cluster)
+    await until_taken_in(cluster, sound)
     await create(cluster, a_pod("shut-out", a_container(cores=10)))
     reasons = {"1/8 CardCordoned", "1/8 CardNotHealth", "6/8 CardInsufficientCore"}
     await until_reasons(cluster, "shut-out", *reasons)
@@ -229,22 +229,27 @@ async def test_a_cordon_of_the_verb_reaches_the_scheduler_and_is_named_beside_a_
     held = await explain(cluster, "resident")
     assert (0, None, "CardNotHealth") == (held.code, held.blocked, held.gate("running")["reason"])
 
-    opened = await verb(cluster, "uncordon", "0", "--node", NODE, "-y")
-
+    with frozen(cluster.parts["kube-scheduler"]):
+        opened = await verb(cluster, "uncordon", "0", "--node", NODE, "-y")
+        waits = await explain(cluster, "shut-out")
     assert 0 == opened.code, opened.errors
-    assert None is (await explain(cluster, "shut-out")).blocked
+    placement, start = waits.gate("placement"), waits.gate("start")
+    assert (None, "E-RETRY") == (waits.blocked, placement["reason"])
+    assert "not-reached" == start["verdict"]
     await until_taken_in(cluster)
     await runs_when_tried(cluster, "shut-out")
     assert sound in annotations_of(cluster, "shut-out")[annotations.ALLOCATED]
 
 
-async def until_taken_in(cluster):
-    """Return once HAMi's scheduler has read the Node again. Raises TimeoutError."""
-    await cluster.nodes.until(
-        lambda: notes_of(node_of(cluster)).get(annotations.HANDSHAKE, "").startswith("Requesting"),
-        READ,
-        "HAMi's scheduler does not read the Node",
-    )
+async def until_taken_in(cluster, cordon=None):
+    """Return once HAMi's scheduler has read the Node with that cordon. Raises TimeoutError."""
+
+    def is_read():
+        notes = notes_of(node_of(cluster))
+        read = notes.get(annotations.HANDSHAKE, "").startswith("Requesting")
+        return read and cordon == notes.get(annotations.CORDON)
+
+    await cluster.nodes.until(is_read, READ, "HAMi's scheduler does not read the Node")
 
 
 async def until_dropped(cluster):
@@ -270,6 +275,7 @@ async def runs_when_tried(cluster, name):
 
 async def test_a_node_whose_agent_is_away_is_unregistered_until_it_is_back(cluster, agent):
     await resident(cluster, gpus=1)
+    await until_taken_in(cluster)
     await agent.part.stop()
     await until_offered(cluster, 0)
     await until_dropped(cluster)

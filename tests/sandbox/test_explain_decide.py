@@ -191,7 +191,7 @@ def test_a_report_is_called_known_only_after_two_rounds_of_the_scheduler(
 @pytest.mark.parametrize(
     ("handshake", "said"),
     [
-        (None, "it fits on 1 Node now (n1); the scheduler reads the Nodes every 15 s, and has not"),
+        (None, "it fits on 1 Node now (n1); the scheduler has not read it since"),
         ("Requesting_2026-01-02 11:59:55", "(n1); the scheduler has not tried since"),
     ],
 )
@@ -214,6 +214,31 @@ def test_after_an_uncordon_the_scheduler_is_not_called_stale(handshake: str | No
 
     assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
     assert said in gate.said
+
+
+def test_of_gpus_that_the_scheduler_has_not_looked_at_nothing_is_said():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    full = GpuHolder("h", "d", "full", "n1", "GPU-a,NVIDIA,16000,0:;", "Running")
+    snapshot = ClusterSnapshot(pod_of({GPU: 2, MEMORY: 1}), NOW, (node,), (full,))
+
+    (told_node,) = explain_pod(snapshot, NOW, Seeded()).nodes
+
+    assert ("it has 1 GPU, and one container asks for 2", ()) == (told_node.said, told_node.gpus)
+
+
+def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    holder = GpuHolder("h", "d", "other", "n1", "GPU-a,NVIDIA,1000,10:;", "Running")
+    mutex = {"hami.io/gpu-scheduler-policy": "mutex"}
+    pod = pod_of({GPU: 1, MEMORY: 1, CORES: 5}, mutex)
+
+    explanation = explain_pod(ClusterSnapshot(pod, NOW, (node,), (holder,)), NOW, Seeded())
+
+    gate = explanation.gate("placement")
+    assert "ExclusiveDeviceAllocateConflict" == gate.reason
+    assert "drop hami.io/gpu-scheduler-policy if it is mutex" in gate.advice
+    (gpu,) = explanation.nodes[0].gpus
+    assert "the pod wants it alone, and 1 slice of it is held" == gpu.said
 
 
 def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():

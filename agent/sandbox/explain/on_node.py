@@ -62,6 +62,8 @@ def start_gate(pod: JsonObject) -> Gate:
         said = f"container {cap(name, 64)} waits: {cap(reason, 64)}{text}"
         advice = "kubectl describe pod and kubectl logs --previous say more"
         return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice)
+    if phase == "Pending" and not pod["spec"].get("nodeName"):
+        return Gate(START, GateVerdict.NOT_REACHED, "not reached")
     if phase == "Pending":
         said = "the kubelet pulls images, mounts volumes or runs init containers"
         return Gate(START, GateVerdict.WAITING, said, "E-START")

@@ -86,10 +86,11 @@ def _somewhere(
             "report again only when the number of slices changes"
         )
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-STALE", advice, told)
-    said = f"{fits}; the scheduler has not tried since"
+    said, advice = f"{fits}; the scheduler has not tried since", RETRY_HOW
     if _is_unread(world, placement):
-        said = f"{fits}; the scheduler reads the Nodes every 15 s, and has not read this one since"
-    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, told)
+        said = f"{fits}; the scheduler has not read it since"
+        advice = f"wait until HAMi's scheduler has read it, which takes 15 s; {RETRY_HOW}"
+    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", advice, told)
 
 
 def _unscheduled(world: World) -> PodEventView | None:

@@ -20,8 +20,8 @@ ADVICE: Final = {
     "CardInsufficientMemory": "ask for less memory, or wait for a pod to end",
     "CardInsufficientCore": "ask for fewer cores, or wait for a pod to end",
     "CardComputeUnitsExhausted": "another pod has all cores of the GPU: wait for it to end",
-    "ExclusiveDeviceAllocateConflict": "ask for fewer than 100 % of the cores, or wait for a pod "
-    "to end",
+    "ExclusiveDeviceAllocateConflict": "ask for fewer than 100 % of the cores, drop "
+    "hami.io/gpu-scheduler-policy if it is mutex, or wait for a pod to end",
     "AllocatedCardsInsufficientRequest": "ask for fewer GPUs in one container",
     "NodeInsufficientDevice": "ask for fewer GPUs in one container",
     "NumaNotFit": "ask for fewer GPUs, or drop nvidia.com/numa-bind",
@@ -56,7 +56,8 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
             f"all {has.core_percent} % of its cores are promised to others"
         ),
         "ExclusiveDeviceAllocateConflict": (
-            f"the pod wants it alone, and {used.slots} of its slices are held"
+            f"the pod wants it alone, and {counted(used.slots, 'slice')} of it "
+            f"{'is' if used.slots == 1 else 'are'} held"
         ),
         "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
         "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} GPUs are asked for",

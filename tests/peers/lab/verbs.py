@@ -11,7 +11,7 @@ from typing import Any, Final
 from tests.peers.lab.agents import SOURCE, Agent
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import ADMIN
-from tests.peers.lab.pods import as_seen, status_of
+from tests.peers.lab.pods import PODS, status_of
 from tests.peers.lab.waiting import until_answer
 from tests.peers.lab.workloads import NAMESPACE
 
@@ -140,7 +140,7 @@ async def until_reasons(cluster: Cluster, name: str, *reasons: str, within: floa
 
 async def until_event(cluster: Cluster, name: str, reason: str, within: float = 40.0) -> None:
     """Return once a pod, and no namesake, has an Event with that reason. Raises TimeoutError."""
-    uid = as_seen(cluster, name)["metadata"]["uid"]
+    uid = (await cluster.api.get(f"{PODS}/{name}"))["metadata"]["uid"]
     query = f"reason={reason},involvedObject.uid={uid}"
     path = f"/api/v1/namespaces/{NAMESPACE}/events"
 
