@@ -76,6 +76,8 @@ def as_advised(pod, said):
         limits[CORES] = cores[1]
     elif gpus := re.match(r"ask for at most (\d+) GPUs? in one container", said):
         limits[GPU] = gpus[1]
+    elif said.startswith("drop nodeSelector,"):
+        del spec["nodeSelector"]
     elif said.startswith("create the pod again without schedulerName"):
         del spec["schedulerName"]
         metadata.pop("labels", None)
@@ -135,6 +137,15 @@ async def test_what_no_gpu_has_is_named_as_the_scheduler_does_and_the_first_chan
         gate = "placement", reason.removeprefix("8/8 ")
         assert (1, gate, {reason}) == (found.code, found.blocked, found.reasons)
         await runs_as_advised(cluster, pod, found.changes[0])
+
+    elsewhere = a_pod("elsewhere", a_container(cores=5), nodeSelector={"zone": "b"})
+    await create(cluster, elsewhere)
+    refused = "node(s) didn't match Pod's node affinity/selector"
+    await until_reasons(cluster, "elsewhere", refused)
+    found = await explain(cluster, "elsewhere")
+    assert (1, ("placement", "E-NODE")) == (found.code, found.blocked)
+    assert {"the pod's nodeSelector wants the label zone=b"} == found.reasons
+    await runs_as_advised(cluster, elsewhere, found.changes[0])
 
 
 async def test_a_quota_without_room_is_named_and_less_memory_fits_it(cluster, agent):
