@@ -1,17 +1,17 @@
 """The verbs that answer a question, beside the scheduler whose rules they repeat.
 
-Why a pod is not placed is held to what HAMi's scheduler tells of it in its own Events, and the
-first change that `explain` names is made: the pod must run then.
+Why a pod is not placed is held to what HAMi's scheduler answered to kube-scheduler, word for word.
+Then the first change that `explain` names is made, and the pod must run.
 """
 
 import contextlib
-import json
 import re
 
 import pytest
 
 from agent.core.cluster import annotations
 from agent.sandbox.hardware_talk import XidRequest
+from tests.peers.lab.advice import as_advised
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.faults import frozen
@@ -39,6 +39,7 @@ from tests.peers.lab.pods import (
     until_running,
     until_settled,
 )
+from tests.peers.lab.reading import WITHIN
 from tests.peers.lab.verbs import (
     doctor,
     explain,
@@ -49,41 +50,13 @@ from tests.peers.lab.verbs import (
 from tests.peers.lab.waiting import until_answer
 from tests.peers.lab.workloads import a_container, a_pod, stray
 
-GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = XidRequest(gpu="1", xid=79)
-READ = 40.0
-"""Seconds in which HAMi's scheduler, which looks every 15 s, knows what changed on a Node."""
 pytestmark = pytest.mark.timeout(240)
 
 
 def noted(pod, **notes):
     return {**pod, "metadata": {**pod["metadata"], "annotations": notes}}
-
-
-def as_advised(pod, said):
-    """The pod after the change that `explain` names, under another name."""
-    name = f"{pod['metadata']['name']}-again"
-    pod = json.loads(json.dumps(pod))
-    metadata, spec = pod["metadata"], pod["spec"]
-    metadata["name"] = name
-    limits = spec["containers"][0]["resources"]["limits"]
-    if dropped := re.fullmatch(r"drop the annotation (\S+)", said):
-        del metadata["annotations"][dropped[1]]
-    elif memory := re.match(r"ask for at most ([\d,]+) MiB \(nvidia.com/gpumem\)", said):
-        limits[MEMORY] = memory[1].replace(",", "")
-    elif cores := re.match(r"ask for at most (\d+) % of the cores \(nvidia.com/gpucores\)", said):
-        limits[CORES] = cores[1]
-    elif gpus := re.match(r"ask for at most (\d+) GPUs? in one container", said):
-        limits[GPU] = gpus[1]
-    elif said.startswith("drop nodeSelector,"):
-        del spec["nodeSelector"]
-    elif said.startswith("create the pod again without schedulerName"):
-        del spec["schedulerName"]
-        metadata.pop("labels", None)
-    else:
-        raise AssertionError(f"nothing to make of {said!r}")
-    return pod
 
 
 async def gone(cluster, *names):
@@ -156,7 +129,7 @@ async def test_a_quota_without_room_is_named_and_less_memory_fits_it(cluster, ag
     await create(cluster, {**pod, "spec": held})
     gated = await explain(cluster, "greedy")
     assert (1, ("admission", "E-GATED")) == (gated.code, gated.blocked)
-    async with a_quota(cluster, {f"limits.{MEMORY}": "10000"}):
+    async with a_quota(cluster, {"limits.nvidia.com/gpumem": "10000"}):
         await until_denied(cluster, a_pod("probe", a_container(memory=3000, cores=5)))
         opened = [{"op": "remove", "path": "/spec/schedulingGates"}]
         await cluster.api.patch(f"{PODS}/greedy", opened, JSON_PATCH)
@@ -212,9 +185,7 @@ async def test_a_pod_that_is_not_hamis_is_told_so_before_any_node_is_searched(cl
         await gone(cluster, changed["metadata"]["name"])
 
 
-async def test_a_cordon_of_the_verb_reaches_the_scheduler_and_is_named_beside_a_bad_gpu(
-    cluster, agent
-):
+async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(cluster, agent):
     sound, ill, *_ = gpu_uuids(cluster)
     full = a_pod("resident", a_container(gpus=7, memory=1000, cores=95))
     await run(cluster, noted(full, **{"nvidia.com/nouse-gpuuuid": sound}))
@@ -260,7 +231,7 @@ async def until_taken_in(cluster, cordon=None):
         read = notes.get(annotations.HANDSHAKE, "").startswith("Requesting")
         return read and cordon == notes.get(annotations.CORDON)
 
-    await cluster.nodes.until(is_read, READ, "HAMi's scheduler does not read the Node")
+    await cluster.nodes.until(is_read, WITHIN, "HAMi's scheduler does not read the Node")
 
 
 async def until_dropped(cluster):
@@ -269,7 +240,7 @@ async def until_dropped(cluster):
     Source: HAMi v2.10 pkg/scheduler/scheduler.go, register: it removes its handshake then.
     """
     await cluster.nodes.until(
-        lambda: annotations.HANDSHAKE not in notes_of(node_of(cluster)), READ, "not dropped"
+        lambda: annotations.HANDSHAKE not in notes_of(node_of(cluster)), WITHIN, "not dropped"
     )
 
 
@@ -356,7 +327,6 @@ async def test_of_pods_that_run_and_that_were_refused_the_verbs_tell_what_agent_
     assert holders(by_objects) == holders(by_agent)
     assert {("pair", "main"), ("pair", "other")} == {who[:2] for who in holders(by_agent)}
 
-    await until_taken_in(cluster)
     well = (await doctor(cluster, agent)).document
     assert [] == [one for one in well["findings"] if one["verdict"] == "wrong"]
     await agent.part.stop()
