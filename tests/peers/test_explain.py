@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from agent.codec.managed import entries
 from agent.core.cluster import annotations
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.advice import as_advised
@@ -40,6 +41,7 @@ from tests.peers.lab.pods import (
     until_settled,
 )
 from tests.peers.lab.reading import WITHIN
+from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.verbs import (
     doctor,
     explain,
@@ -217,6 +219,9 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     placement, start = waits.gate("placement"), waits.gate("start")
     assert (None, "E-RETRY") == (waits.blocked, placement["reason"])
     assert "not-reached" == start["verdict"]
+    # Nothing dates the removal, so `explain` goes by the handshake.
+    dated = entries((await cluster.api.get(NODE_PATH))["metadata"])
+    assert [] == [one.writer for one in dated if annotations.CORDON in one.annotations]
     await until_taken_in(cluster)
     await runs_when_tried(cluster, "shut-out")
     assert sound in annotations_of(cluster, "shut-out")[annotations.ALLOCATED]
