@@ -216,15 +216,18 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
         opened = await verb(cluster, "uncordon", "0", "--node", NODE, "-y")
         waits = await explain(cluster, "shut-out")
     assert 0 == opened.code, opened.errors
-    placement, start = waits.gate("placement"), waits.gate("start")
-    assert (None, "E-RETRY") == (waits.blocked, placement["reason"])
-    assert "not-reached" == start["verdict"]
-    # Nothing dates the removal, so `explain` goes by the handshake.
-    dated = entries((await cluster.api.get(NODE_PATH))["metadata"])
-    assert [] == [one.writer for one in dated if annotations.CORDON in one.annotations]
+    assert (None, "E-RETRY") == (waits.blocked, waits.gate("placement")["reason"])
+    assert "not-reached" == waits.gate("start")["verdict"]
+    assert [] == await daters(cluster, annotations.CORDON), "`explain` goes by the handshake"
     await until_taken_in(cluster)
     await runs_when_tried(cluster, "shut-out")
     assert sound in annotations_of(cluster, "shut-out")[annotations.ALLOCATED]
+
+
+async def daters(cluster, key):
+    """Whose write of this annotation of the Node the API server dates."""
+    dated = entries((await cluster.api.get(NODE_PATH))["metadata"])
+    return [one.writer for one in dated if key in one.annotations]
 
 
 async def until_taken_in(cluster, cordon=None):
