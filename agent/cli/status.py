@@ -178,7 +178,7 @@ def _lines(
             yield ""
             yield from entry_lines(title, recent, at, style)
         if found.journal_since is not None and found.journal_since > oldest:
-            yield f"(the agent knows them since {stamp(found.journal_since)}; its log has earlier ones)"
+            yield f"(known since {stamp(found.journal_since)}; the agent's log has earlier ones)"
 
 
 def _plain(read: StatusRead) -> dict[str, Any]:

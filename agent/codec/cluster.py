@@ -33,7 +33,8 @@ _NOTED: Final = (
     annotations.MUTEX_LOCK,
     annotations.CORDON,
 )
-_REPORT: Final = frozenset({annotations.REGISTER, annotations.CORDON})
+_REPORT: Final = frozenset({annotations.REGISTER, annotations.CORDON, annotations.HANDSHAKE})
+"""A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
 
 def decode_target(body: Raw) -> JsonObject:

@@ -174,6 +174,7 @@ async def test_a_start_with_another_scheduler_by_flag_keeps_the_one_that_pods_we
         await started(cluster, slices=4)
 
         assert "--scheduler: scheduler cannot change from hami to none" in await refusal(cluster)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         page = await fetch(cluster.web_address or "", "/readyz?verbose")
         assert "[!]settings degraded: --scheduler: scheduler cannot change" in page.text
         await runs(cluster, "second", OLD)

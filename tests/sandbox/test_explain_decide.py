@@ -27,6 +27,7 @@ from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
 NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
 GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 TYPE = "nvidia.com/use-gputype"
+HANDSHAKE = "hami.io/node-handshake"
 
 
 def pod_of(limits: dict[str, int], annotations: dict[str, str] | None = None) -> dict[str, Any]:
@@ -185,6 +186,86 @@ def test_a_report_is_called_known_only_after_two_rounds_of_the_scheduler(
     snapshot = ClusterSnapshot(pod_of({GPU: 1, MEMORY: 1}), NOW, (node,), events=events)
 
     assert reason == explain_pod(snapshot, NOW, Seeded()).gate("placement").reason
+
+
+@pytest.mark.parametrize(
+    ("handshake", "said"),
+    [
+        (None, "it fits on 1 Node now (n1); the scheduler has not read it since"),
+        ("Requesting_2026-01-02 11:59:55", "(n1); the scheduler has not tried since"),
+    ],
+)
+def test_after_an_uncordon_the_scheduler_is_not_called_stale(handshake: str | None, said: str):
+    # Of the cordon no trace is left, and the handshake was written when the scheduler read anew.
+    noted = {} if handshake is None else {HANDSHAKE: handshake}
+    node = ClusterNode(
+        "n1",
+        {REGISTER: report_of(a_gpu("GPU-a")), **noted},
+        slices=10,
+        reported=NOW - dt.timedelta(seconds=5 if handshake else 600),
+    )
+    events = (
+        event("FilteringFailed", "1 nodes CardCordoned(n1)", 40),
+        event("FilteringFailed", "no available node, 1 nodes do not meet", 40),
+    )
+    snapshot = ClusterSnapshot(pod_of({GPU: 1, MEMORY: 1}), NOW, (node,), events=events)
+
+    gate = explain_pod(snapshot, NOW, Seeded()).gate("placement")
+
+    assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
+    assert said in gate.said
+
+
+def test_of_gpus_that_the_scheduler_has_not_looked_at_nothing_is_said():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    full = GpuHolder("h", "d", "full", "n1", "GPU-a,NVIDIA,16000,0:;", "Running")
+    snapshot = ClusterSnapshot(pod_of({GPU: 2, MEMORY: 1}), NOW, (node,), (full,))
+
+    (told_node,) = explain_pod(snapshot, NOW, Seeded()).nodes
+
+    assert ("it has 1 GPU, and one container asks for 2", ()) == (told_node.said, told_node.gpus)
+
+
+def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    holder = GpuHolder("h", "d", "other", "n1", "GPU-a,NVIDIA,1000,10:;", "Running")
+    mutex = {"hami.io/gpu-scheduler-policy": "mutex"}
+    pod = pod_of({GPU: 1, MEMORY: 1, CORES: 5}, mutex)
+
+    explanation = explain_pod(ClusterSnapshot(pod, NOW, (node,), (holder,)), NOW, Seeded())
+
+    gate = explanation.gate("placement")
+    assert "ExclusiveDeviceAllocateConflict" == gate.reason
+    assert "drop hami.io/gpu-scheduler-policy if it is mutex" in gate.advice
+    (gpu,) = explanation.nodes[0].gpus
+    assert "the pod wants it alone, and 1 slice of it is held" == gpu.said
+
+
+def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    pod = pod_of({GPU: 1, MEMORY: 1})
+    gated = {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "queue/admission"}]}}
+
+    explanation = explain_pod(ClusterSnapshot(gated, NOW, (node,)), NOW, Seeded())
+
+    gate = explanation.gate("admission")
+    assert (GateVerdict.BLOCKED, "E-GATED") == (gate.verdict, gate.reason)
+    assert "scheduling gates: queue/admission" in gate.said
+    assert () == explanation.changes
+
+
+def test_of_a_repeated_event_the_condition_has_what_the_last_attempt_said():
+    node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
+    pod = pod_of({GPU: 1, MEMORY: 1})
+    now = "0/1 nodes are available: 1 node unregistered."
+    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": now}]
+    events = (event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.", 5),)
+    snapshot = ClusterSnapshot(pod, NOW, (node,), events=events)
+
+    gate = explain_pod(snapshot, NOW, Seeded()).gate("placement")
+
+    assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
+    assert (f"last attempt 5 s ago: {now}",) == gate.facts
 
 
 def test_a_refusal_before_a_later_success_is_history():

@@ -62,6 +62,14 @@ def holder(phase: str) -> GpuHolder:
     return GpuHolder("other", "d", "other", "n1", "GPU-a,NVIDIA,1,0:;", phase)
 
 
+def test_without_a_node_no_kubelet_is_said_to_start_anything():
+    gates = told(a_pod())
+
+    assert ("PASSED", "") == seen(gates.gate("placement"))
+    assert ("NOT_REACHED", "") == seen(gates.gate("start"))
+    assert ("WAITING", "E-START") == seen(told(a_pod("n1")).gate("start"))
+
+
 @pytest.mark.parametrize(
     ("lock", "holders", "expected", "words"),
     [

@@ -26,7 +26,8 @@ class ClusterNode:
 
     - `annotations`: those of HAMi.
     - `slices`: the allocatable slices that its kubelet offers.
-    - `reported`: when register or cordon annotation were last changed; None if it is not known.
+    - `reported`: when register annotation, cordon or handshake were last written; None if it is not
+      known.
     """
 
     name: str

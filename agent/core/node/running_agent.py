@@ -103,7 +103,8 @@ def judge_instances(
             "takes over as soon as the other one ends",
             "pods are not affected: only the agent that holds the lock serves",
         )
-    said = f"held by {holder}" if holder else "names no holder"
+    # The text stays in the file when its holder has ended.
+    said = f"last taken by {holder}" if holder else "names no holder"
     said = f"{said}; {counted(len(serving), 'live socket')} of agents at the kubelet"
     return Finding(check, PreflightVerdict.OK, lock.path, said)
 

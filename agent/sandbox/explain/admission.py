@@ -51,6 +51,11 @@ def admission_gate(world: World, pod: JsonObject) -> Gate:
             "E-REQUEST",
             f"write {MEMORY} in MiB without a unit, such as 16000",
         )
+    if held := pod["spec"].get("schedulingGates"):
+        names = ", ".join(cap(str(one.get("name", "")), 128) for one in held)
+        said = f"kube-scheduler does not try the pod while it has scheduling gates: {names}"
+        advice = "look at the program that set the gate, such as a job queue: it removes it"
+        return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-GATED", advice)
     left = tuple(_missing_defaults(world, pod))
     if left:
         return Gate(

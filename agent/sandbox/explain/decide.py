@@ -26,6 +26,8 @@ from agent.sandbox.scheduler.webhook import review_pod
 
 PLACING = frozenset({"admission", "quota", "placement"})
 """The gates whose blocks a change of the pod or of the cluster can open."""
+_OWNERS = frozenset({"E-REQUEST", "E-GATED"})
+"""Only its owner knows what the request was to be, or when the pod is to start."""
 
 
 def explain_pod(
@@ -161,7 +163,7 @@ def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[PlacingChang
             return smallest_changes(world, pod)
         except BadWeightsError:
             return _without_weights(world, pod)
-    if blocked.reason == "E-REQUEST":  # only its owner knows what the request was to be
+    if blocked.reason in _OWNERS:
         return ()
     spec = {**pod["spec"], "schedulerName": ""}
     review = review_pod({**pod, "spec": spec}, world.settings, world.quotas)

@@ -15,6 +15,7 @@ from agent.sandbox.explain.words import (
     KUBE_SCHEDULER,
     NODE_UNREGISTERED,
     asked_mib,
+    counted,
     mib,
     refused_gpu,
 )
@@ -155,7 +156,7 @@ def _verdict(
         return NodeVerdict(name, is_fit=True, said="the pod fits")
     request = requests[fit.position] if fit.gpus else None
     gpus: tuple[GpuVerdict, ...] = ()
-    if request is not None:
+    if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
         steering = world.steering(pod)
         in_order = sorted(fit.gpus, key=lambda gpu: gpu.capacity.index)
         gpus = tuple(
@@ -206,7 +207,8 @@ def _said(
     if fit.reason == UNREGISTERED:
         return f"unregistered: {_unregistered(node)}{_agent(world, name)}"
     if fit.reason == "NodeInsufficientDevice" and request is not None:
-        return f"it has {len(fit.gpus)} GPUs, and one container asks for {request.count}"
+        gpus = counted(len(fit.gpus), "GPU")
+        return f"it has {gpus}, and one container asks for {request.count}"
     return fit.reason
 
 

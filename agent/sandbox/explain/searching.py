@@ -1,5 +1,6 @@
 """The gate of placement as one verdict: does a Node fit, and does the scheduler know it?"""
 
+import dataclasses
 import datetime as dt
 import re
 from collections import Counter
@@ -46,7 +47,7 @@ def chosen_gate(pod: JsonObject) -> Gate:
 
 def foreign_gate(world: World, now: dt.datetime) -> Gate:
     """The gate of a pod that kube-scheduler places alone."""
-    event = last_event(world, "FailedScheduling")
+    event = _unscheduled(world)
     if event is None:
         said = "kube-scheduler alone places this pod, and it has told no failure"
         return Gate(PLACEMENT, GateVerdict.WAITING, said)
@@ -59,7 +60,7 @@ def searched_gate(world: World, placement: ModelPlacement, now: dt.datetime) -> 
     event = _last_refusal(world)
     if not placement.fitting:
         return _nowhere(placement, event, now)
-    kube = last_event(world, "FailedScheduling")
+    kube = _unscheduled(world)
     if kube is not None and _FOREIGN.search(kube.message):
         nodes = counted(len(placement.fitting), "Node")
         said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
@@ -85,15 +86,34 @@ def _somewhere(
             "report again only when the number of slices changes"
         )
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-STALE", advice, told)
-    said = f"{fits}; the scheduler has not tried since"
-    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, told)
+    said, advice = f"{fits}; the scheduler has not tried since", RETRY_HOW
+    if _is_unread(world, placement):
+        said = f"{fits}; the scheduler has not read it since"
+        advice = f"wait until HAMi's scheduler has read it, which takes 15 s; {RETRY_HOW}"
+    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", advice, told)
+
+
+def _unscheduled(world: World) -> PodEventView | None:
+    """The Event of kube-scheduler's last failed attempt, with what that attempt said.
+
+    kube-scheduler counts a repeated Event and keeps its first text; the pod's condition has the
+    last one. Source: client-go 1.36 tools/events/event_broadcaster.go, getKey.
+    """
+    event = last_event(world, "FailedScheduling")
+    conditions = world.snapshot.pod["status"].get("conditions") or ()
+    told = (
+        str(one.get("message") or "")
+        for one in conditions
+        if one.get("type") == "PodScheduled" and one.get("status") == "False"
+    )
+    if event is None or not (text := next(told, "")):
+        return event
+    return dataclasses.replace(event, message=text)
 
 
 def _last_refusal(world: World) -> PodEventView | None:
     """The scheduler's last Event that no Node fits; not one that a binding failed."""
-    filtered, kube = (
-        last_event(world, reason) for reason in ("FilteringFailed", "FailedScheduling")
-    )
+    filtered, kube = last_event(world, "FilteringFailed"), _unscheduled(world)
     if kube is None or kube.last is None or not _NOWHERE.match(kube.message):
         return filtered
     if filtered is None or filtered.last is None:
@@ -141,12 +161,22 @@ def _is_stale(
     If another pod had ended since, kube-scheduler would have tried again within seconds. A reason
     that no pod causes needs no such wait.
     """
-    if event.last is None:
+    if event.last is None or _is_unread(world, placement):
         return False
     reports = (world.nodes[name].reported for name in placement.fitting)
     is_known = any(stamp is not None and stamp + INGESTED <= event.last for stamp in reports)
     is_settled = now - event.last >= INGESTED or bool(_REPORT_ONLY.search(event.message))
     return is_known and is_settled
+
+
+def _is_unread(world: World, placement: ModelPlacement) -> bool:
+    """Whether the scheduler has yet to read a Node of which a GPU was uncordoned.
+
+    Schedulers that know cordons, 2.10 and later, write the handshake when they read the Node.
+    """
+    knows_cordons = any("CardCordoned" in event.message for event in world.snapshot.events)
+    nodes = (world.nodes[name] for name in placement.fitting)
+    return knows_cordons and any(annotations.HANDSHAKE not in node.annotations for node in nodes)
 
 
 def _succeeded_later(world: World, refused: PodEventView) -> bool:

@@ -20,8 +20,8 @@ ADVICE: Final = {
     "CardInsufficientMemory": "ask for less memory, or wait for a pod to end",
     "CardInsufficientCore": "ask for fewer cores, or wait for a pod to end",
     "CardComputeUnitsExhausted": "another pod has all cores of the GPU: wait for it to end",
-    "ExclusiveDeviceAllocateConflict": "ask for fewer than 100 % of the cores, or wait for a pod "
-    "to end",
+    "ExclusiveDeviceAllocateConflict": "ask for fewer than 100 % of the cores, drop "
+    "hami.io/gpu-scheduler-policy if it is mutex, or wait for a pod to end",
     "AllocatedCardsInsufficientRequest": "ask for fewer GPUs in one container",
     "NodeInsufficientDevice": "ask for fewer GPUs in one container",
     "NumaNotFit": "ask for fewer GPUs, or drop nvidia.com/numa-bind",

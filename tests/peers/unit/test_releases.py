@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.lab.releases import BEFORE_2_8, MODEL, Release, chosen, impossible, release_of
+from tests.peers.lab.releases import (
+    BEFORE_2_8,
+    BEFORE_2_10,
+    MODEL,
+    Release,
+    chosen,
+    impossible,
+    release_of,
+)
 
 PEERS = Path(__file__).parents[1]
 OLD = Release((2, 7, 1))
@@ -71,6 +79,8 @@ def test_nothing_is_impossible_beside_the_model_and_what_is_has_its_test():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert BEFORE_2_8.keys() <= found
+    assert BEFORE_2_8.keys() | BEFORE_2_10.keys() <= found
     assert [] == [test for test in found if impossible(MODEL, test)]
-    assert {*BEFORE_2_8} == {test for test in found if impossible(OLD, test)}
+    assert {*BEFORE_2_8, *BEFORE_2_10} == {test for test in found if impossible(OLD, test)}
+    newer = Release((2, 9, 0))
+    assert {*BEFORE_2_10} == {test for test in found if impossible(newer, test)}

@@ -77,6 +77,13 @@ def test_of_a_node_only_what_decides_is_kept():
     assert expected == decode_cluster_node(raw(node), frozenset({"zone", "absent"}))
 
 
+def test_the_handshake_dates_a_report_whose_cordon_was_removed():
+    times = {REGISTER: "2026-01-02T11:00:00Z", "hami.io/node-handshake": "2026-01-02T12:00:00Z"}
+    node = {"metadata": {"managedFields": [managed(key, time) for key, time in times.items()]}}
+
+    assert NOON == decode_cluster_node(raw(node), frozenset()).reported
+
+
 def test_a_node_of_another_shape_is_an_empty_one():
     node = {"metadata": {"name": 3}, "spec": [], "status": {"allocatable": {"nvidia.com/gpu": 1}}}
 

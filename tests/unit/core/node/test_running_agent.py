@@ -81,7 +81,8 @@ TWO = sockets("hami-gpu-0123abcd.sock", "hami-gpu-89abcdef.sock")
 @pytest.mark.parametrize(
     ("holder", "waiting", "found", "verdict", "said"),
     [
-        ("pid 7", (), ONE, "ok", "held by pid 7; 1 live socket of agents"),
+        ("pid 7", (), ONE, "ok", "last taken by pid 7; 1 live socket of agents"),
+        ("pid 7", (), [], "ok", "last taken by pid 7; 0 live sockets"),
         ("", (), [], "ok", "names no holder; 0 live sockets"),
         ("pid 7", (), TWO, "WRONG", "2 agents serve the kubelet of this node"),
         ("pid 7", (8,), TWO, "WRONG", "2 agents serve"),

@@ -1,0 +1,150 @@
+"""The verbs of `hami-agent` as an operator runs them: each a process, with the admin's rights."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.peers.lab.agents import SOURCE, Agent
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.identities import ADMIN
+from tests.peers.lab.pods import PODS, status_of
+from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.workloads import NAMESPACE
+
+SECONDS: Final = 60.0
+"""Until a verb is taken to hang; on a quiet machine it takes one."""
+_OPTIONS: Final = slice(4, None)
+"""Of an agent's command line what follows `python -m agent run`."""
+_REASONS: Final = re.compile(r"0/1 nodes are available: 1 (.+?)\.(?: |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class VerbAnswer:
+    """How a verb ended, what it printed, and what it complained about."""
+
+    code: int
+    text: str
+    errors: str
+
+    @property
+    def document(self) -> Any:
+        """What it printed, as JSON. Raises AssertionError: it is none."""
+        try:
+            return json.loads(self.text)
+        except json.JSONDecodeError:
+            raise AssertionError(f"exit {self.code}: {self.text}{self.errors}") from None
+
+
+async def verb(cluster: Cluster, *words: str, on_node: bool = False) -> VerbAnswer:
+    """Run a verb from anywhere, or on the node itself, with the node's files.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    room = cluster.root / "home"
+    room.mkdir(exist_ok=True)
+    command = (sys.executable, "-m", "agent", *words)
+    process = await asyncio.create_subprocess_exec(
+        *(cluster.space.command(command) if on_node else command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={
+            "PYTHONPATH": str(SOURCE),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(room),
+            "KUBECONFIG": str(cluster.plane.kubeconfig(ADMIN)),
+        },
+    )
+    try:
+        async with asyncio.timeout(SECONDS):
+            text, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    told = (part.decode(errors="replace") for part in (text, errors))
+    return VerbAnswer(process.returncode or 0, *told)
+
+
+async def doctor(cluster: Cluster, agent: Agent) -> VerbAnswer:
+    """What `doctor` finds beside that agent, with the agent's own settings."""
+    options = agent.part.command[_OPTIONS]
+    return await verb(cluster, "doctor", *options, "-o", "json", on_node=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What `explain` says of one pod."""
+
+    code: int
+    data: Mapping[str, Any]
+
+    @property
+    def blocked(self) -> tuple[str, str] | None:
+        """The gate that says no, with its reason; None if none does."""
+        shut = [one for one in self.data["gates"] if one["verdict"] == "blocked"]
+        return (shut[0]["name"], shut[0]["reason"]) if shut else None
+
+    @property
+    def changes(self) -> list[str]:
+        """What would place the pod, the smallest change first."""
+        return [one["said"] for one in self.data["changes"]]
+
+    @property
+    def reasons(self) -> set[str]:
+        """What keeps the pod off the Node that is told first, in HAMi's own words."""
+        return set(self.data["nodes"][0]["reason"].split(", "))
+
+    def gate(self, name: str) -> Mapping[str, Any]:
+        """One gate. Raises StopIteration: there is none of that name."""
+        found: Mapping[str, Any] = next(one for one in self.data["gates"] if one["name"] == name)
+        return found
+
+    def gpus(self) -> dict[int, str]:
+        """By index, the reason of each GPU of the Node that is told first."""
+        return {gpu["index"]: gpu["reason"] for gpu in self.data["nodes"][0]["gpus"]}
+
+
+async def explain(cluster: Cluster, name: str) -> Explained:
+    """What `explain` says of a pod of the tests. Raises AssertionError: it cannot."""
+    answer = await verb(cluster, "explain", f"{NAMESPACE}/{name}", "-o", "json")
+    return Explained(answer.code, answer.document["data"])
+
+
+def told_reasons(cluster: Cluster, name: str) -> set[str]:
+    """What HAMi's scheduler said last of the one Node, by the pod's condition.
+
+    Each is a reason of the Node, or one of its GPUs with how many of them it keeps out. An Event of
+    kube-scheduler may still have the text of an attempt before the last one.
+    """
+    conditions = status_of(cluster, name).get("conditions") or ()
+    texts = (one.get("message") or "" for one in conditions if one["type"] == "PodScheduled")
+    found = _REASONS.match(next(texts, ""))
+    return set(found[1].split(", ")) if found else set()
+
+
+async def until_reasons(cluster: Cluster, name: str, *reasons: str, within: float = 40.0) -> None:
+    """Return once these are the reasons that were told last of a pod. Raises TimeoutError."""
+    try:
+        await cluster.pods.until(
+            lambda: set(reasons) == told_reasons(cluster, name), within, f"{name} is not {reasons}"
+        )
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {status_of(cluster, name)}") from None
+
+
+async def until_event(cluster: Cluster, name: str, reason: str, within: float = 40.0) -> None:
+    """Return once a pod, and no namesake, has an Event with that reason. Raises TimeoutError."""
+    uid = (await cluster.api.get(f"{PODS}/{name}"))["metadata"]["uid"]
+    query = f"reason={reason},involvedObject.uid={uid}"
+    path = f"/api/v1/namespaces/{NAMESPACE}/events"
+
+    async def is_told() -> bool:
+        return bool((await cluster.api.get(path, fieldSelector=query))["items"])
+
+    await until_answer(is_told, within, lambda: f"{name} has no Event {reason}")
