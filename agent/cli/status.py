@@ -21,7 +21,7 @@ from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
 from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, stamp, status_lines
 from agent.cli.terminal import terminal_width, writes_utf8
-from agent.codec.status_document import API_VERSION, StatusDocument
+from agent.codec.status_document import API_VERSION, StatusDocument, names_of
 from agent.core.errors import AgentError, cap
 from agent.core.inventory.slices import SharingSettings
 from agent.host.clock import SystemClock
@@ -113,7 +113,7 @@ def _read(args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
     """The status of one GPU and of the pods that hold it. Raises GpuNotFound."""
-    gpu = next((gpu for gpu in found.gpus if name in {gpu.uuid, str(gpu.index)}), None)
+    gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
     if gpu is None:
         known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]
         uuids = [gpu.uuid for gpu in found.gpus]

@@ -183,6 +183,11 @@ class Envelope(Document, frozen=True):
 D = TypeVar("D")
 
 
+def names_of(gpu: GpuStatus) -> frozenset[str]:
+    """The words that name a GPU: its UUID, and its index if that is known."""
+    return frozenset({gpu.uuid} if gpu.index is None else {gpu.uuid, str(gpu.index)})
+
+
 def encode(data: object) -> bytes:
     """The data of a document as JSON."""
     return msgspec.json.encode(data)

@@ -112,6 +112,8 @@ class WebServer:
         trace: TracebackType | None,
     ) -> None:
         self._port = None
+        if self._api is not None:
+            self._api.stop()
         await self._stack.aclose()
 
     async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:

@@ -20,12 +20,12 @@ from agent.codec.status_document import (
 from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
 from agent.core.cluster.pods import NodeView
 from agent.core.inventory.condition import Cause, Condition
-from agent.core.inventory.gpu import GpuSample, Sampled
+from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
 from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
 from agent.core.node.readiness import Check
 from agent.core.state.ledger import Ledger
 from agent.services.journal import JournalEntry
-from agent.web import api
+from agent.web import api, server
 from agent.web.api import ReadApi
 from agent.web.policy import ReaderPolicy
 from agent.web.readers import Readers
@@ -220,6 +220,44 @@ async def test_many_readers_cost_one_look(monkeypatch):
     assert 1 == len(looks)
 
 
+@pytest.mark.parametrize("path", ["status", "allocations", "gpus", "gpus/3"])
+async def test_no_parameter_makes_the_agent_look_again(path, monkeypatch):
+    looks = []
+
+    def made():
+        looks.append(1)
+        return facts()
+
+    monkeypatch.setattr(api, "KEPT", 60.0)
+    async with reading(made) as client:
+        for first in range(5):
+            async with client.get(f"/api/v1/{path}?continue={first}&limit={first}") as answer:
+                assert 200 == answer.status
+
+    assert 1 == len(looks)
+
+
+async def test_a_part_of_a_list_changes_when_the_list_goes_on_after_it(monkeypatch):
+    monkeypatch.setattr(api, "KEPT", 0.0)
+    refusals = [ENTRY]
+    async with reading(lambda: facts(refusals=tuple(refusals))) as client:
+        async with client.get("/api/v1/refusals?limit=1") as answer:
+            etag = answer.headers["ETag"]
+        refusals.append(ENTRY)
+        again = {"If-None-Match": etag}
+        async with client.get("/api/v1/refusals?limit=1", headers=again) as answer:
+            assert (200, "1") == (answer.status, (await answer.json()).get("next"))
+
+
+async def test_a_gpu_without_an_index_is_not_named_none():
+    unknown = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1, index=NO_INDEX))])
+    async with reading(lambda: facts(inventory=unknown)) as client:
+        async with client.get("/api/v1/gpus/None") as answer:
+            assert 404 == answer.status
+        async with client.get(f"/api/v1/gpus/{G1}") as answer:
+            assert 200 == answer.status
+
+
 async def events(answer):
     """The ids and data of a stream as they come."""
     found = {}
@@ -282,6 +320,32 @@ async def test_a_stream_whose_reader_left_is_given_up(monkeypatch):
                 async with client.get("/api/v1/refusals?watch=1") as answer:
                     if answer.status == 200:
                         break
+
+
+async def test_a_reader_who_left_makes_room_although_nothing_changes(monkeypatch):
+    monkeypatch.setattr(api, "STREAMS", 1)
+    monkeypatch.setattr(api, "LOOK", 0.01)
+    async with reading(facts) as client:
+        async with client.get("/api/v1/node?watch=1") as answer:
+            await anext(events(answer))
+        async with asyncio.timeout(4):
+            while True:
+                async with client.get("/api/v1/node?watch=1") as answer:
+                    if answer.status == 200:
+                        break
+
+
+async def test_an_open_stream_does_not_keep_the_server_from_its_end(monkeypatch):
+    monkeypatch.setattr(server, "STOP_TIMEOUT", 60.0)
+    async with aiohttp.ClientSession() as client, asyncio.timeout(4):
+        listeners = Listeners("127.0.0.1", 0)
+        serving = WebServer(listeners, {}, api=ReadApi(facts, Readers(ReaderPolicy.LOCAL)))
+        async with serving:
+            url = f"http://127.0.0.1:{serving.port}/api/v1/node?watch=1"
+            answer = await client.get(url)
+            stream = events(answer)
+            await anext(stream)
+        assert [] == [event async for event in stream]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
