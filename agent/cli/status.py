@@ -28,6 +28,8 @@ from agent.host.clock import SystemClock
 from agent.settings.kinds import seconds_of
 
 FORMS: Final = ("text", "wide", "json", "yaml", "name")
+DAY: Final = 24 * 3600
+"""Seconds for which an agent knows what happened."""
 
 
 class GpuNotFound(AgentError):  # noqa: N818 -- names what happened
@@ -192,6 +194,8 @@ def _age(text: str) -> dt.timedelta:
     seconds = seconds_of(text)
     if seconds is None:
         raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not a duration such as 30m or 24h")
+    if seconds > DAY:
+        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is longer than 24h; see the log")
     return dt.timedelta(seconds=seconds)
 
 
