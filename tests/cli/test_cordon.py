@@ -202,6 +202,23 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
         assert f"{G1},{G2}" == world.node_annotations()[CORDON]
 
 
+async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        environ = {"KUBECONFIG": f"/none:{world.kubeconfig}"}
+        words = ["cordon", "0", "-y", "--node", NODE]
+        assert 3 == await asyncio.to_thread(dispatch, [*words, "--context", "other"], environ)
+        assert 0 == await asyncio.to_thread(dispatch, words, environ)
+
+        assert G1 == world.node_annotations()[CORDON]
+    assert "has no context other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("home", ["", "/" + "x" * 300], ids=["none", "not-a-path"])
+def test_without_any_kubeconfig_it_says_how_to_give_one(home, capsys):
+    assert 3 == dispatch(["cordon", "0", "-y", "--node", NODE], {"HOME": home})
+    assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
+
+
 def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):
     assert 2 == dispatch(["cordon", "a/b", "-y"], {})
     assert "'a/b' is not an index or a UUID" in capsys.readouterr().err
