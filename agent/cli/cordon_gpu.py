@@ -16,7 +16,7 @@ from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.gpu_action import NAME
 from agent.cli.logs import configure
 from agent.cli.settings_args import looked
-from agent.cli.settings_view import API_VERSION
+from agent.codec.status_document import API_VERSION
 from agent.core.cluster.annotations import CORDON
 from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError
 from agent.core.node.cordon import CordonEdit
