@@ -4,17 +4,17 @@ import dataclasses
 from typing import Final
 
 from agent.codec.cluster import decode_name
-from agent.codec.narrow import read_object, read_pod
+from agent.codec.narrow import inside, read_object, read_pod
 from agent.codec.objects import decode_pod
 from agent.core.cluster.pods import NodeView, PodView
 from agent.core.errors import ApiError
 from agent.host.kube.api import KubeNode
-from agent.host.kube.cluster.reader import METADATA_LIST, PAGE_LIMITS
+from agent.host.kube.cluster.reader import AGENTS, METADATA_LIST, PAGE_LIMITS
 from agent.host.kube.lists import Lists
 from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
-AGENTS: Final = "app.kubernetes.io/name=hami-agent"
-"""The label of the agent's pods, as the chart sets it."""
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that does not serve any more, such as an evicted one."""
 PORT: Final = 9394
 DOCUMENT: Final = ("api", "v1", "status")
 
@@ -43,9 +43,12 @@ class NodeReader:
         query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
         listed = await Lists(self._session).fetch(request, read_object)
-        metas = [item.get("metadata") or {} for item in listed.items]
-        if not metas:
+        alive = [item for item in listed.items if inside(item, "status").get("phase") not in ENDED]
+        if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
+        # During an update the old pod, which is deleted, may be listed first.
+        metas = [inside(item, "metadata") for item in alive]
+        metas.sort(key=lambda metadata: "deletionTimestamp" in metadata)
         namespace, name = str(metas[0].get("namespace", "")), str(metas[0].get("name", ""))
         path = path_of("namespaces", namespace, "pods", f"{name}:{PORT}", "proxy", *DOCUMENT)
         return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
