@@ -348,6 +348,22 @@ async def test_an_open_stream_does_not_keep_the_server_from_its_end(monkeypatch)
         assert [] == [event async for event in stream]
 
 
+async def test_a_stream_that_fails_is_cut_and_holds_no_second_answer(monkeypatch):
+    monkeypatch.setattr(api, "LOOK", 0.01)
+    monkeypatch.setattr(api, "KEPT", 0.0)
+    looks = iter([facts(), facts()])
+    async with (
+        reading(lambda: next(looks)) as client,
+        client.get("/api/v1/node?watch=1") as answer,
+    ):
+        received = b""
+        with contextlib.suppress(aiohttp.ClientPayloadError):
+            async for part in answer.content.iter_any():
+                received += part
+
+    assert (True, False) == (b"node-1" in received, b"HTTP/1.1" in received)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_over_tcp_nothing_is_changed(method):
     async with reading(facts) as client, client.request(method, "/api/v1/gpus/3") as answer:
