@@ -13,7 +13,7 @@ import msgspec
 
 from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import DEFAULT_SOCKET
-from agent.cli.arguments import nearest
+from agent.cli.arguments import add_output, nearest
 from agent.cli.cluster_args import add_cluster
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE
 from agent.cli.logs import configure
@@ -85,7 +85,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_cluster(parser)
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
-    parser.add_argument("-o", "--output", choices=FORMS, default="text")
+    add_output(parser, forms=FORMS)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -194,6 +194,12 @@ def test_json_and_yaml_have_the_same_data_and_name_their_source(cli, agent):
     assert [("/x/api.sock", "GET", "/api/v1/status")] * 2 == agent
 
 
+def test_json_has_a_short_form_as_with_every_verb(cli, agent):
+    code, out, _ = cli("status", "--json")
+
+    assert (0, "Status") == (code, json.loads(out)["kind"])
+
+
 def test_names_are_for_scripts(cli, agent):
     assert f"gpu/{G1}\ngpu/{G2}\n" == cli("status", "-o", "name")[1]
     assert "pod/llm/train-0\n" == cli("status", "-o", "name", "--by", "pod")[1]
