@@ -129,3 +129,18 @@ async def test_an_agent_that_was_evicted_or_is_being_replaced_is_not_asked(tmp_p
         assert 0 == (await rig.run("status", "--node", "a")).code
 
     assert "/pods/agent-x:9394/" in asked[-1]
+
+
+async def test_the_agent_is_asked_at_the_port_that_its_pod_names(tmp_path, capsys):
+    ports = [{"name": "other", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
+    pod = {**AGENT, "spec": {"containers": [{"name": "agent", "ports": ports}]}}
+    known = StatusDocument(node=NodeStatus(name="a", ready=True), gpus=())
+    body = envelope("Status", encode(known), NOON)
+    async with (
+        explain_rig(tmp_path, capsys) as rig,
+        a_proxy(web.Response(body=body), pod) as (url, asked),
+    ):
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
+        assert 0 == (await rig.run("status", "--node", "a")).code
+
+    assert "/pods/agent-x:9395/" in asked[-1]
