@@ -58,21 +58,22 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="DURATION",
         help="also show refusals and changes of that time, at most 24h",
     )
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--socket",
         type=Path,
         default=DEFAULT_SOCKET,
         metavar="PATH",
         help=f"the agent's socket (default {DEFAULT_SOCKET})",
     )
-    parser.add_argument(
+    source.add_argument(
         "--from",
         dest="bundle",
         type=Path,
         metavar="FILE",
         help="read an archive of `hami-agent bundle` instead",
     )
-    parser.add_argument(
+    source.add_argument(
         "--node",
         metavar="NAME",
         help="a node of the cluster: its agent through the API server, else its objects",

@@ -258,6 +258,12 @@ def test_a_scale_that_is_not_known_is_left_out():
     assert ("memory x" in text, "cores x1" in text) == (False, True)
 
 
+def test_two_sources_at_once_are_wrong_usage(cli):
+    code, _, err = cli("status", "--from", "node.tgz", "--node", "a")
+
+    assert (2, True) == (code, "not allowed with" in err)
+
+
 def test_more_than_the_agent_keeps_cannot_be_asked_for(cli):
     code, _, err = cli("status", "--since", "99999999999999h")
 
