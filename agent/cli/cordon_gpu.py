@@ -61,7 +61,8 @@ def change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool
         if edit.changes and not args.yes and not _agreed(edit, place.node, cordon=cordon):
             return _fail(args.verb, "nothing was changed", PROBLEM)
         if edit.changes:
-            edit = asyncio.run(write_cordon(place.connection, place.node, args.gpu, cordon=cordon))
+            agreed = edit.gpu.uuid  # an index may be another GPU's by now
+            edit = asyncio.run(write_cordon(place.connection, place.node, agreed, cordon=cordon))
     except AgentError as error:
         return _fail(args.verb, _sentence(error), _code(error))
     if args.output == "json":
