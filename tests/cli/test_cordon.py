@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import cordon_gpu
+from agent.app.cordoning import write_cordon
 from agent.cli.main import dispatch
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER
@@ -209,13 +209,11 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
 async def test_what_was_agreed_to_is_written_although_the_index_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    write = cordon_gpu.write_cordon
-
     async def after_a_restart(*words, **parts):
         world.edit_node({REGISTER: RENUMBERED})
-        return await write(*words, **parts)
+        return await write_cordon(*words, **parts)
 
-    monkeypatch.setattr(cordon_gpu, "write_cordon", after_a_restart)
+    monkeypatch.setattr("agent.cli.cordon_gpu.write_cordon", after_a_restart)
     monkeypatch.setattr("sys.stdin", Typing("y\n"))
     async with a_world(tmp_path) as world:
         assert 0 == await run(world, "cordon", "0", yes=False)
