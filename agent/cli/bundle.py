@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -67,7 +68,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except Unreachable as error:
         return _fail(str(error), UNREACHABLE)
     try:
-        with path.open("xb") as file:  # never over an archive that is there
+        with open(path, "xb", opener=_private) as file:  # never over an archive that is there
             _write(file, files, int(now.timestamp()))
     except FileExistsError:
         return _fail(f"{path} exists already: choose another --file", UNWRITTEN)
@@ -77,6 +78,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     for text in missing:
         sys.stderr.write(f"hami-agent bundle: missing: {text}\n")
     return INCOMPLETE if missing else OK
+
+
+def _private(path: str, flags: int) -> int:
+    """Open the archive for its owner alone: it names pods."""
+    return os.open(path, flags, 0o600)
 
 
 def _read(socket: Path, missing: list[str]) -> Iterator[tuple[str, bytes]]:

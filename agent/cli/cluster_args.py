@@ -1,6 +1,7 @@
 """The arguments with which a command finds the API server, chosen as by kubectl."""
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -31,8 +32,8 @@ def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Conne
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
     home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
     if listed:
-        there = (path for path in map(Path, listed) if path.exists())
+        there = (path for path in map(Path, listed) if os.access(path, os.F_OK))
         return Connection(next(there, Path(listed[0])), context=args.context)
-    if home is not None and home.exists():
+    if home is not None and os.access(home, os.F_OK):
         return Connection(home, context=args.context)
     return Connection(environment=environ) if IN_CLUSTER in environ else None

@@ -12,7 +12,8 @@ from agent.cli.codes import OK
 from agent.cli.config_check import add_check, check
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
-from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
+from agent.cli.settings_view import plain, table, terminal_columns
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import SettingsError
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.json_schema import json_schema

@@ -13,11 +13,12 @@ from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, looked, sources
-from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
+from agent.cli.settings_view import plain, table, terminal_columns
 from agent.codec.device_config import SECTION
 from agent.codec.faults import Faults
 from agent.codec.json_places import read_json
 from agent.codec.nodeconfig import WHAT as NODES
+from agent.codec.status_document import API_VERSION
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap

@@ -11,20 +11,20 @@ from typing import Final
 
 from agent.app.cordoning import NoSuchGpu, plan_cordon, write_cordon
 from agent.cli.arguments import add_output
+from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.gpu_action import NAME
 from agent.cli.logs import configure
 from agent.cli.settings_args import looked
-from agent.cli.settings_view import API_VERSION
+from agent.codec.status_document import API_VERSION
 from agent.core.cluster.annotations import CORDON
 from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError, cap
 from agent.core.node.cordon import CordonEdit
-from agent.host.kube.connection import Connection
+from agent.host.kube.connection import Connection, check
 from agent.host.surroundings import host_name
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 
-IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 CODES: Final = (
     "Exits 0 also if there is nothing to change, 1 if it was refused or you said no, 2 without a "
     "terminal and without -y, 3 if the API server does not answer, 4 if there is no such GPU."
@@ -45,13 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
     )
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="kubeconfig of an operator who may patch nodes (default: KUBECONFIG, the agent's "
-        "settings, the pod's service account, or ~/.kube/config)",
-    )
+    add_cluster(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_output(parser)
 
@@ -67,7 +61,8 @@ def change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool
         if edit.changes and not args.yes and not _agreed(edit, place.node, cordon=cordon):
             return _fail(args.verb, "nothing was changed", PROBLEM)
         if edit.changes:
-            edit = asyncio.run(write_cordon(place.connection, place.node, args.gpu, cordon=cordon))
+            agreed = edit.gpu.uuid  # an index may be another GPU's by now
+            edit = asyncio.run(write_cordon(place.connection, place.node, agreed, cordon=cordon))
     except AgentError as error:
         return _fail(args.verb, _sentence(error), _code(error))
     if args.output == "json":
@@ -84,18 +79,18 @@ def _name(text: str) -> str:
 
 
 def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> CordonPlace:
-    """Where to write. Settings are read only for what no argument says. Raises SettingsError."""
-    node, kubeconfig = args.node, args.kubeconfig
-    if node is None or kubeconfig is None:
+    """Where to write. Settings are read only for what nothing else says. Raises SettingsError."""
+    node, connection = args.node, connection_of(args, environ)
+    if node is None or connection is None:
         read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
         settings = read.taken().settings(NodeFacts())
         node = node or settings.node
-        if kubeconfig is None and settings.kubeconfig:
-            kubeconfig = Path(settings.kubeconfig)
-    own = Path(environ.get("HOME", "/")) / ".kube" / "config"
-    if kubeconfig is None and IN_CLUSTER not in environ and own.is_file():
-        kubeconfig = own
-    return CordonPlace(node, Connection(kubeconfig, environment=environ))
+        if connection is None and settings.kubeconfig:
+            connection = Connection(Path(settings.kubeconfig), context=args.context)
+    if connection is None:
+        raise SettingsError(NO_KUBECONFIG)
+    check(connection)
+    return CordonPlace(node, connection)
 
 
 def _agreed(edit: CordonEdit, node: str, *, cordon: bool) -> bool:

@@ -21,6 +21,7 @@ from agent.codec.pod import decode_pod_devices, vendor_words
 from agent.codec.register import decode_register
 from agent.codec.register_colon import decode_register_colon
 from agent.codec.score import decode_scores
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import MalformedText, cap
 
 MAX_CHARS = 4 * 1024 * 1024
@@ -70,7 +71,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         data = _decoded(kind, text)
     except MalformedText as error:
         return _fail(str(error), PROBLEM)
-    document = {"apiVersion": "hami-agent/v1", "kind": kind, "data": data}
+    document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
     sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
     return OK
 

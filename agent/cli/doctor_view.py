@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from agent.cli.settings_view import API_VERSION
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import cap
 from agent.core.node.check_groups import consequence, group_of
 from agent.core.node.findings import Finding, PreflightVerdict, counted

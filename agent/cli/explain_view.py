@@ -9,8 +9,8 @@ from typing import Final
 
 import yaml
 
-from agent.cli.settings_view import API_VERSION
 from agent.codec.nodelock import encode_stamp
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import cap
 from agent.sandbox.explain.story import (
     Explanation,

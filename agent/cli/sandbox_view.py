@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from agent.codec.status_document import API_VERSION
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
 
-API_VERSION: Final = "hami-agent/v1"
 WIDTH: Final = 80
 LOG_LINES: Final = 30
 TIME_WIDTH: Final = 9

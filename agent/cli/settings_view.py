@@ -8,7 +8,6 @@ from typing import Final
 
 from agent.settings.fields import Setting
 
-API_VERSION: Final = "hami-agent/v1"
 _WIDEST: Final = 48
 """Columns reserved for a value; a longer one moves the next column."""
 _GAP: Final = "  "

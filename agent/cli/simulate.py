@@ -13,6 +13,7 @@ import msgspec
 from agent.cli.arguments import add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.main import Subparsers
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import AgentError, cap
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
@@ -107,7 +108,7 @@ def _request(args: argparse.Namespace) -> talk.HardwareRequest:
 
 def _json(args: argparse.Namespace, reply: talk.DoneReply) -> str:
     document = {
-        "apiVersion": "hami-agent/v1",
+        "apiVersion": API_VERSION,
         "kind": "Simulation",
         "source": str(args.socket),
         "data": {

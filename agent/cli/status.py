@@ -13,7 +13,7 @@ import msgspec
 
 from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import DEFAULT_SOCKET
-from agent.cli.arguments import nearest
+from agent.cli.arguments import add_output, nearest
 from agent.cli.cluster_args import add_cluster
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE
 from agent.cli.logs import configure
@@ -21,13 +21,15 @@ from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
 from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, stamp, status_lines
 from agent.cli.terminal import terminal_width, writes_utf8
-from agent.codec.status_document import API_VERSION, StatusDocument
+from agent.codec.status_document import API_VERSION, StatusDocument, names_of
 from agent.core.errors import AgentError, cap
 from agent.core.inventory.slices import SharingSettings
 from agent.host.clock import SystemClock
 from agent.settings.kinds import seconds_of
 
 FORMS: Final = ("text", "wide", "json", "yaml", "name")
+DAY: Final = 24 * 3600
+"""Seconds for which an agent knows what happened."""
 
 
 class GpuNotFound(AgentError):  # noqa: N818 -- names what happened
@@ -57,21 +59,22 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="DURATION",
         help="also show refusals and changes of that time, at most 24h",
     )
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--socket",
         type=Path,
         default=DEFAULT_SOCKET,
         metavar="PATH",
         help=f"the agent's socket (default {DEFAULT_SOCKET})",
     )
-    parser.add_argument(
+    source.add_argument(
         "--from",
         dest="bundle",
         type=Path,
         metavar="FILE",
         help="read an archive of `hami-agent bundle` instead",
     )
-    parser.add_argument(
+    source.add_argument(
         "--node",
         metavar="NAME",
         help="a node of the cluster: its agent through the API server, else its objects",
@@ -84,7 +87,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_cluster(parser)
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
-    parser.add_argument("-o", "--output", choices=FORMS, default="text")
+    add_output(parser, forms=FORMS)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -116,7 +119,7 @@ def _read(args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
     """The status of one GPU and of the pods that hold it. Raises GpuNotFound."""
-    gpu = next((gpu for gpu in found.gpus if name in {gpu.uuid, str(gpu.index)}), None)
+    gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
     if gpu is None:
         known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]
         uuids = [gpu.uuid for gpu in found.gpus]
@@ -195,6 +198,8 @@ def _age(text: str) -> dt.timedelta:
     seconds = seconds_of(text)
     if seconds is None:
         raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not a duration such as 30m or 24h")
+    if seconds > DAY:
+        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is longer than 24h; see the log")
     return dt.timedelta(seconds=seconds)
 
 

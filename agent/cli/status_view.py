@@ -162,19 +162,19 @@ def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterat
         parts.append("observes only")
     yield from _joined(parts, style)
     if node.split_count is not None:
-        config = [
-            f"settings  {node.split_count} slices for each GPU",
-            f"memory x{node.memory_scaling:g}",
-            f"cores x{node.core_scaling:g}",
-            f"scheduler {cap(node.scheduler)}",
-            cap(node.resource),
-        ]
-        if node.profiles:
-            config.append(f"profiles {cap(', '.join(node.profiles))}")
-        yield from _joined(config, style)
+        yield from _joined(_in_force(node), style)
     if node.lock is not None:
         held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
         yield from _wrapped(f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}", style)
+
+
+def _in_force(node: NodeStatus) -> list[str]:
+    """The settings that decide what is sold."""
+    parts = [f"settings  {node.split_count} slices for each GPU"]
+    for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
+        parts += [] if factor is None else [f"{name} x{factor:g}"]
+    parts += [f"scheduler {cap(node.scheduler)}", cap(node.resource)]
+    return [*parts, f"profiles {cap(', '.join(node.profiles))}"] if node.profiles else parts
 
 
 def _gpu_row(gpu: GpuStatus, style: StatusStyle) -> list[str]:

@@ -1,5 +1,6 @@
 """What the output can show."""
 
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Final
 NARROWEST: Final = 20
 WITHOUT: Final = 120
 """Columns where there is no terminal and COLUMNS is not set."""
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
 def terminal_width(environ: Mapping[str, str]) -> int:
@@ -15,7 +17,7 @@ def terminal_width(environ: Mapping[str, str]) -> int:
     if sys.stdout.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
     given = environ.get("COLUMNS", "")
-    return max(NARROWEST, int(given)) if given.isascii() and given.isdigit() else WITHOUT
+    return max(NARROWEST, int(given)) if _NUMBER.fullmatch(given) else WITHOUT
 
 
 def writes_utf8() -> bool:

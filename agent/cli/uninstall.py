@@ -13,7 +13,7 @@ from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, sources, started
-from agent.cli.settings_view import API_VERSION
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
 from agent.core.node.leftovers import RESOURCE, Agents, Cleaned, LeftoverOutcome
 from agent.host.kube.connection import Connection

@@ -1,7 +1,7 @@
 """The status of a node as its objects at the API server show it, where no agent answers."""
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.codec.nodelock import decode_node_lock
@@ -24,6 +24,7 @@ from agent.core.inventory.condition import Condition, Health
 from agent.core.inventory.gpu import Gpu
 from agent.core.inventory.inventory import SharedGpu
 from agent.core.inventory.share import Share
+from agent.core.node.cordon import read_cordon
 
 REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
 
@@ -41,7 +42,8 @@ def observed_status(
     text = node.annotations.get(REGISTER)
     registered = () if not text else _registered(text)
     labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
-    gpus = tuple(_gpu(gpu, claims, cordoned(node.annotations), now) for gpu in registered)
+    closed = read_cordon(node.annotations.get(CORDON))
+    gpus = tuple(_gpu(gpu, claims, closed, now) for gpu in registered)
     rows = [row for pod in held for row in _allocations(pod, labels)]
     rows.sort(key=lambda row: (row.namespace, row.pod, row.container))
     about = NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations))
@@ -60,18 +62,13 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
 
 
-def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
-    """The UUIDs that the Node's cordon annotation names."""
-    return frozenset(part.strip() for part in annotations.get(CORDON, "").split(","))
-
-
 def _registered(text: str) -> tuple[RegisteredGpu, ...]:
     is_json = text.lstrip().startswith("[")
     return decode_register(text) if is_json else decode_register_colon(text)
 
 
 def _gpu(
-    gpu: RegisteredGpu, claims: list[RoomClaim], closed: frozenset[str], now: dt.datetime
+    gpu: RegisteredGpu, claims: list[RoomClaim], closed: Collection[str], now: dt.datetime
 ) -> GpuStatus:
     shared = SharedGpu(
         Gpu(gpu.uuid, gpu.index, gpu.type_name, None, ""),

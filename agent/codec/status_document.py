@@ -5,13 +5,17 @@ a command of neighbouring versions understand each other.
 """
 
 import datetime as dt
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from agent.core.errors import MalformedText
 
 API_VERSION: Final = "hami-agent/v1"
+FIRST_YEAR: Final = 1970
+
+Moment: TypeAlias = Annotated[dt.datetime, msgspec.Meta(tz=True)]
+"""A time with its offset: one without cannot be compared with others."""
 
 
 class Document(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -33,7 +37,7 @@ class LockStatus(Document, frozen=True):
     `since`: None if the lock cannot be read; `holder` is its text then.
     """
 
-    since: dt.datetime | None
+    since: Moment | None
     holder: str = ""
 
 
@@ -47,7 +51,7 @@ class NodeStatus(Document, frozen=True):
 
     name: str
     version: str = ""
-    started_at: dt.datetime | None = None
+    started_at: Moment | None = None
     ready: bool | None = None
     scheduler: str = "hami"
     resource: str = ""
@@ -66,7 +70,7 @@ class UseHistory(Document, frozen=True):
     """Means of equal periods, the oldest first. None: nothing was sampled in that period."""
 
     period_seconds: int
-    until: dt.datetime
+    until: Moment
     gpu_percent: tuple[int | None, ...] = ()
     used_mib: tuple[int | None, ...] = ()
 
@@ -89,7 +93,7 @@ class GpuStatus(Document, frozen=True):
     condition: str = ""
     serving: bool = True
     cordoned: bool = False
-    since: dt.datetime | None = None
+    since: Moment | None = None
     cause: str = ""
     action: str = ""
     runbook: str = ""
@@ -129,7 +133,7 @@ class AllocationStatus(Document, frozen=True):
     container: str
     shares: tuple[ShareStatus, ...]
     slices: tuple[str, ...] = ()
-    since: dt.datetime | None = None
+    since: Moment | None = None
     confirmed: bool | None = None
     mismatched: bool = False
     decided_by: str = "scheduler"
@@ -138,7 +142,7 @@ class AllocationStatus(Document, frozen=True):
 class Entry(Document, frozen=True):
     """A change or a refusal. `reason`: of the Event, or the refusal's id of the runbook."""
 
-    at: dt.datetime
+    at: Moment
     reason: str
     text: str
     warning: bool = True
@@ -167,7 +171,7 @@ class StatusDocument(Document, frozen=True):
     allocations: tuple[AllocationStatus, ...] | None = None
     refusals: tuple[Entry, ...] | None = None
     changes: tuple[Entry, ...] | None = None
-    journal_since: dt.datetime | None = None
+    journal_since: Moment | None = None
 
 
 class Envelope(Document, frozen=True):
@@ -175,12 +179,17 @@ class Envelope(Document, frozen=True):
 
     api_version: str
     kind: str
-    generated_at: dt.datetime
+    generated_at: Moment
     data: msgspec.Raw
     next: str = ""
 
 
 D = TypeVar("D")
+
+
+def names_of(gpu: GpuStatus) -> frozenset[str]:
+    """The words that name a GPU: its UUID, and its index if that is known."""
+    return frozenset({gpu.uuid} if gpu.index is None else {gpu.uuid, str(gpu.index)})
 
 
 def encode(data: object) -> bytes:
@@ -210,6 +219,8 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
                 f"the answer is a {found.kind} of {found.api_version}; "
                 f"expected a {kind} of {API_VERSION}"
             )
-        return msgspec.json.decode(found.data, type=form), found.generated_at
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        if found.generated_at.year < FIRST_YEAR:
+            raise MalformedText(f"the answer is of the year {found.generated_at.year}")
+        return msgspec.json.decode(found.data, type=form), found.generated_at.astimezone(dt.UTC)
+    except (msgspec.DecodeError, msgspec.ValidationError, OverflowError) as error:
         raise MalformedText(f"the answer is no {kind} of {API_VERSION}: {error}") from error

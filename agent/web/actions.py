@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from agent.codec.status_document import API_VERSION
 from agent.core.errors import cap
 from agent.core.health.maintenance import ALL, GpuRelease, Recheck
 from agent.core.inventory.gpu import NO_INDEX
@@ -19,7 +20,6 @@ from agent.web.gate import TELL_PERIOD
 
 log = structlog.get_logger(__name__)
 
-API_VERSION = "hami-agent/v1"
 PATH = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 
 _STOP = "stop the agent for work on it"

@@ -1,6 +1,7 @@
 """The read API `/api/v1`: JSON with an ETag, in parts, or as a stream of events."""
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
@@ -9,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agent.codec.status_document import encode, envelope
+from agent.codec.status_document import GpuStatus, encode, envelope, names_of
 from agent.core.errors import cap
 from agent.web.readers import Readers
 from agent.web.status import (
@@ -49,14 +50,22 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Made:
+    """A document before it is cut. `at`: the wall time; `until`: the loop time of its reuse."""
+
+    data: object
+    at: dt.datetime
+    until: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Answer:
-    """A document's data as JSON. `at`: the wall time; `until`: the loop time of its reuse."""
+    """A document's data as JSON, made of `made`. `following`: where the rest of a list begins."""
 
     data: bytes
     etag: str
-    at: dt.datetime
     following: str
-    until: float
+    made: _Made
 
 
 class NoDocument(Exception):  # noqa: N818 -- an answer
@@ -73,8 +82,14 @@ class ReadApi:
     def __init__(self, facts: Callable[[], StatusFacts | None], readers: Readers) -> None:
         self._facts = facts
         self._readers = readers
-        self._kept: dict[tuple[str, str], _Answer] = {}
+        self._documents: dict[str, _Made] = {}
+        self._answers: dict[str, _Answer] = {}
         self._streams = 0
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the streams, so that nobody waits for them."""
+        self._stopping.set()
 
     def covers(self, path: str) -> bool:
         """Whether it answers this path."""
@@ -105,37 +120,37 @@ class ReadApi:
             return await self._stream(request, name, gpu, headers)
         if answer.etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers={"ETag": answer.etag})
-        body = envelope(_kind(name, gpu), answer.data, answer.at, answer.following)
+        body = envelope(_kind(name, gpu), answer.data, answer.made.at, answer.following)
         return web.Response(body=body, content_type=JSON, headers={"ETag": answer.etag})
 
     def _made(self, name: str, gpu: str, query: Mapping[str, str]) -> _Answer:
-        """The document, made anew or of the last KEPT seconds. Raises NoDocument."""
+        """The document, or the part that was asked for. Raises NoDocument."""
         first, limit = _number(query, "continue", 0), _number(query, "limit", LARGEST)
-        key = (name, f"{gpu}?{first}+{limit}")
-        now = asyncio.get_running_loop().time()
-        kept = self._kept.get(key)
-        if kept is not None and kept.until > now:
-            return kept
-        facts = self._facts()
-        if facts is None:
-            raise NoDocument(503, "This agent stands by or is still loading; ask again.")
-        data = _PARTS[name][1](facts)
-        following = ""
+        made = self._document(name)
         if gpu:
-            found = [one for one in gpus_of(facts) if gpu in {one.uuid, str(one.index)}]
-            if not found:
-                raise NoDocument(404, f"No GPU of this node is named {cap(gpu, 64)}.")
-            data = found[0]
-        elif isinstance(data, tuple):
-            end = first + max(1, min(limit, LARGEST))
-            following = str(end) if end < len(data) else ""
-            data = data[first:end]
-        encoded = encode(data)
-        etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
-        answer = _Answer(encoded, etag, facts.now, following, now + KEPT)
-        self._kept = {key: one for key, one in self._kept.items() if one.until > now}
-        self._kept[key] = answer
+            return _encoded(made, _named(made.data, gpu))
+        if not isinstance(made.data, tuple):
+            first, limit = 0, LARGEST
+        whole = first == 0 and limit >= LARGEST
+        kept = self._answers.get(name) if whole else None
+        if kept is not None and kept.made is made:
+            return kept
+        answer = _encoded(made, made.data, first, limit)
+        if whole:
+            self._answers[name] = answer
         return answer
+
+    def _document(self, name: str) -> _Made:
+        """The document, made anew or of the last KEPT seconds. Raises NoDocument."""
+        now = asyncio.get_running_loop().time()
+        made = self._documents.get(name)
+        if made is None or made.until <= now:
+            facts = self._facts()
+            if facts is None:
+                raise NoDocument(503, "This agent stands by or is still loading; ask again.")
+            made = _Made(_PARTS[name][1](facts), facts.now, now + KEPT)
+            self._documents[name] = made
+        return made
 
     async def _stream(
         self, request: web.BaseRequest, name: str, gpu: str, headers: Mapping[str, str]
@@ -159,13 +174,41 @@ class ReadApi:
                     break
                 if answer.etag != seen:
                     seen = answer.etag
-                    body = envelope(_kind(name, gpu), answer.data, answer.at, answer.following)
+                    body = envelope(_kind(name, gpu), answer.data, answer.made.at, answer.following)
                     await response.write(b"id: %s\ndata: %s\n\n" % (seen.encode(), body))
-                await asyncio.sleep(LOOK)
+                if await self._is_over(request):
+                    break
             await response.write_eof()
             return response
         finally:
             self._streams -= 1
+
+    async def _is_over(self, request: web.BaseRequest) -> bool:
+        """Wait until the next look; True: the server stops, or the reader has gone."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK):
+                await self._stopping.wait()
+        return self._stopping.is_set() or request.transport is None
+
+
+def _encoded(made: _Made, data: object, first: int = 0, limit: int = LARGEST) -> _Answer:
+    """The answer; of a list at most `limit` items from `first` on."""
+    following = ""
+    if isinstance(data, tuple):
+        end = first + max(1, min(limit, LARGEST))
+        following = str(end) if end < len(data) else ""
+        data = data[first:end]
+    encoded = encode(data)
+    digest = hashlib.blake2b(encoded, digest_size=12, salt=following.encode())
+    return _Answer(encoded, f'"{digest.hexdigest()}"', following, made)
+
+
+def _named(gpus: object, name: str) -> GpuStatus:
+    """The GPU of that index or UUID. Raises NoDocument."""
+    for gpu in gpus if isinstance(gpus, tuple) else ():
+        if isinstance(gpu, GpuStatus) and name in names_of(gpu):
+            return gpu
+    raise NoDocument(404, f"No GPU of this node is named {cap(name, 64)}.")
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -112,6 +112,8 @@ class WebServer:
         trace: TracebackType | None,
     ) -> None:
         self._port = None
+        if self._api is not None:
+            self._api.stop()
         await self._stack.aclose()
 
     async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
@@ -162,10 +164,12 @@ class WebServer:
                 response = _unfit(request) or await self._read(request)
         except ConnectionError:  # the reader of a stream has gone
             raise
-        except Exception:  # the outermost handler
+        except Exception as error:  # the outermost handler
             left_out = self._failed.admit()
             if left_out is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
+            if request.writer.output_size > 0:
+                raise ConnectionError("the answer has begun") from error
             response = web.Response(
                 status=500, text="This page failed; the agent's log says why.\n"
             )

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.observed_status import cordoned, lock_status
+from agent.codec.observed_status import lock_status
 from agent.codec.status_document import (
     AllocationStatus,
     CheckStatus,
@@ -21,10 +21,12 @@ from agent.codec.status_document import (
     UseHistory,
 )
 from agent.core.allocation.room import claim_of, gpu_use
+from agent.core.cluster.annotations import CORDON
 from agent.core.cluster.pods import NodeView
 from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import SliceList
+from agent.core.node.cordon import read_cordon
 from agent.core.node.readiness import Check, is_ready
 from agent.core.state.journal import JournalEntry
 from agent.core.state.ledger import Ledger, Row
@@ -94,7 +96,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     annotations = facts.node.annotations if facts.node else {}
-    closed = cordoned(annotations)
+    closed = read_cordon(annotations.get(CORDON))
     held = facts.ledger.held_ids()
     claims = list(map(claim_of, facts.ledger.rows))
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}

@@ -1,6 +1,8 @@
 """`hami-agent bundle`: one archive that another machine can read, and that overwrites nothing."""
 
 import io
+import os
+import stat
 import tarfile
 
 import pytest
@@ -42,6 +44,17 @@ def test_what_is_bundled_can_be_read_on_another_machine(cli, answers, tmp_path):
     assert f"source: {path}, " in out
     with tarfile.open(path) as archive:
         assert {0o600} == {member.mode for member in archive.getmembers()}
+
+
+def test_only_its_owner_may_read_the_archive(cli, answers, tmp_path):
+    path = tmp_path / "node.tgz"
+    before = os.umask(0o022)
+    try:
+        cli("bundle", "--file", str(path))
+    finally:
+        os.umask(before)
+
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
 
 
 def test_an_agent_that_is_not_ready_is_bundled_with_what_is_wrong(cli, answers, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.app.cordoning import write_cordon
 from agent.cli.main import dispatch
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER
@@ -19,9 +20,12 @@ from tests.fakes.kubeworld import ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
-REPORT = encode_register(
-    RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
-    for index, uuid in enumerate((G1, G2))
+REPORT, RENUMBERED = (
+    encode_register(
+        RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
+        for index, uuid in enumerate(uuids)
+    )
+    for uuids in ((G1, G2), (G2, G1))
 )
 
 
@@ -201,6 +205,37 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
         assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
 
         assert f"{G1},{G2}" == world.node_annotations()[CORDON]
+
+
+async def test_what_was_agreed_to_is_written_although_the_index_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def after_a_restart(*words, **parts):
+        world.edit_node({REGISTER: RENUMBERED})
+        return await write_cordon(*words, **parts)
+
+    monkeypatch.setattr("agent.cli.cordon_gpu.write_cordon", after_a_restart)
+    monkeypatch.setattr("sys.stdin", Typing("y\n"))
+    async with a_world(tmp_path) as world:
+        assert 0 == await run(world, "cordon", "0", yes=False)
+        assert G1 == world.node_annotations()[CORDON]
+
+
+async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_path: Path, capsys):
+    async with a_world(tmp_path) as world:
+        environ = {"KUBECONFIG": f"/none:{world.kubeconfig}"}
+        words = ["cordon", "0", "-y", "--node", NODE]
+        assert 3 == await asyncio.to_thread(dispatch, [*words, "--context", "other"], environ)
+        assert 0 == await asyncio.to_thread(dispatch, words, environ)
+
+        assert G1 == world.node_annotations()[CORDON]
+    assert "has no context other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("home", ["", "/" + "x" * 300], ids=["none", "not-a-path"])
+def test_without_any_kubeconfig_it_says_how_to_give_one(home, capsys):
+    assert 3 == dispatch(["cordon", "0", "-y", "--node", NODE], {"HOME": home})
+    assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
 
 
 def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):

@@ -33,12 +33,12 @@ async def test_to_wait_for_memory_is_advised_only_if_an_empty_gpu_has_so_much(
 
 
 async def test_gpus_of_which_the_same_is_said_stand_on_one_line(rig: ExplainRig):
-    rig.node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1))
+    rig.node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1), a_gpu("GPU-c", 2, healthy=False))
     rig.submit("p", {GPU: 3, MEMORY: 1000})
 
     answer = await rig.explain("p", "-o", "text")
 
-    assert "GPU 0, 1 fit\n" in answer.out
+    assert "GPU 0, 1 AllocatedCardsInsufficientRequest: it fits, but 3 GPUs" in answer.out
 
 
 async def test_a_gpu_that_is_wanted_alone_is_told_with_what_is_held(rig: ExplainRig):

@@ -10,6 +10,7 @@ import yaml
 from agent.cli import sources
 from agent.cli.main import dispatch
 from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, spark, status_lines
+from agent.cli.terminal import terminal_width
 from agent.codec.status_document import (
     AllocationStatus,
     CheckStatus,
@@ -193,6 +194,12 @@ def test_json_and_yaml_have_the_same_data_and_name_their_source(cli, agent):
     assert [("/x/api.sock", "GET", "/api/v1/status")] * 2 == agent
 
 
+def test_json_has_a_short_form_as_with_every_verb(cli, agent):
+    code, out, _ = cli("status", "--json")
+
+    assert (0, "Status") == (code, json.loads(out)["kind"])
+
+
 def test_names_are_for_scripts(cli, agent):
     assert f"gpu/{G1}\ngpu/{G2}\n" == cli("status", "-o", "name")[1]
     assert "pod/llm/train-0\n" == cli("status", "-o", "name", "--by", "pod")[1]
@@ -228,6 +235,44 @@ def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(cl
 
     assert (3, "") == (code, out)
     assert "no.sock does not answer" in err
+
+
+@pytest.mark.parametrize(
+    "made",
+    ["2026-11-25T22:00:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59"],
+    ids=["without-offset", "first-year", "past-the-last-year"],
+)
+def test_a_time_that_no_agent_writes_is_not_read(cli, monkeypatch, made):
+    document = json.loads(envelope("Status", encode(StatusDocument(node=NODE, gpus=())), NOON))
+    answer = json.dumps({**document, "generatedAt": made})
+    monkeypatch.setattr(sources, "call", lambda *_: (200, answer))
+    code, _, err = cli("status", "--since", "24h")
+
+    assert (3, True) == (code, "did not answer as an agent" in err)
+
+
+def test_a_scale_that_is_not_known_is_left_out():
+    node = msgspec.structs.replace(NODE, memory_scaling=None)
+    text = "\n".join(status_lines(StatusDocument(node=node, gpus=()), NOON, StatusStyle()))
+
+    assert ("memory x" in text, "cores x1" in text) == (False, True)
+
+
+def test_two_sources_at_once_are_wrong_usage(cli):
+    code, _, err = cli("status", "--from", "node.tgz", "--node", "a")
+
+    assert (2, True) == (code, "not allowed with" in err)
+
+
+def test_more_than_the_agent_keeps_cannot_be_asked_for(cli):
+    code, _, err = cli("status", "--since", "99999999999999h")
+
+    assert (2, True) == (code, "longer than 24h" in err)
+
+
+@pytest.mark.parametrize("columns", ["9" * 5000, "-1", "wide"])
+def test_a_width_that_no_terminal_has_counts_as_none(columns):
+    assert 120 == terminal_width({"COLUMNS": columns})
 
 
 def test_a_stranger_at_the_socket_is_not_taken_for_an_agent(cli, monkeypatch):

@@ -71,18 +71,22 @@ async def test_a_report_that_cannot_be_read_is_an_error_with_its_reason(tmp_path
     assert "the register annotation of a cannot be read" in found.err
 
 
+AGENT = {"metadata": {"name": "agent-x", "namespace": "kube-system", "uid": "u"}}
+
+
 @contextlib.asynccontextmanager
-async def a_proxy(answer):
-    """An API server whose only pod is an agent that gives this answer."""
+async def a_proxy(answer, *pods):
+    """An API server whose pods are agents, by default one; each gives this answer."""
     asked = []
 
     async def serve(request):
         asked.append(request.path)
         if "/proxy/" in request.path:
             return answer
-        pod = {"metadata": {"name": "agent-x", "namespace": "kube-system", "uid": "u"}}
         kind = {"apiVersion": "v1", "kind": "PodList"}
-        return web.json_response({**kind, "metadata": {"resourceVersion": "1"}, "items": [pod]})
+        return web.json_response(
+            {**kind, "metadata": {"resourceVersion": "1"}, "items": pods or [AGENT]}
+        )
 
     runner = web.ServerRunner(web.Server(serve))
     await runner.setup()
@@ -110,3 +114,33 @@ async def test_an_agent_that_may_be_read_from_elsewhere_is_read_through_the_api_
     assert "9.9.9" == found.data["node"]["version"]
     assert json.loads(found.out)["source"].startswith("agent of a through the API server by ")
     assert "/api/v1/namespaces/kube-system/pods/agent-x:9394/proxy/api/v1/status" == asked[-1]
+
+
+async def test_an_agent_that_was_evicted_or_is_being_replaced_is_not_asked(tmp_path, capsys):
+    evicted = {**AGENT, "metadata": {"name": "agent-a"}, "status": {"phase": "Failed"}}
+    leaving = {"metadata": {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
+    body = envelope("Status", encode(known), NOON)
+    async with (
+        explain_rig(tmp_path, capsys) as rig,
+        a_proxy(web.Response(body=body), evicted, leaving, AGENT) as (url, asked),
+    ):
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
+        assert 0 == (await rig.run("status", "--node", "a")).code
+
+    assert "/pods/agent-x:9394/" in asked[-1]
+
+
+async def test_the_agent_is_asked_at_the_port_that_its_pod_names(tmp_path, capsys):
+    ports = [{"name": "other", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
+    pod = {**AGENT, "spec": {"containers": [{"name": "agent", "ports": ports}]}}
+    known = StatusDocument(node=NodeStatus(name="a", ready=True), gpus=())
+    body = envelope("Status", encode(known), NOON)
+    async with (
+        explain_rig(tmp_path, capsys) as rig,
+        a_proxy(web.Response(body=body), pod) as (url, asked),
+    ):
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
+        assert 0 == (await rig.run("status", "--node", "a")).code
+
+    assert "/pods/agent-x:9395/" in asked[-1]

@@ -1,72 +1,27 @@
-"""The read API: what each document says, who may read it, and how a reader hears of changes."""
+"""The read API: what each document says, who may read it, and what it costs."""
 
-import asyncio
-import contextlib
 import dataclasses
 import datetime as dt
-import json
 from typing import cast
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from agent.codec.status_document import (
-    NodeStatus,
-    SettingStatus,
     StatusDocument,
     open_envelope,
 )
 from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
 from agent.core.cluster.pods import NodeView
 from agent.core.inventory.condition import Cause, Condition
-from agent.core.inventory.gpu import GpuSample, Sampled
-from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
-from agent.core.node.readiness import Check
-from agent.core.state.journal import JournalEntry
-from agent.core.state.ledger import Ledger
+from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
 from agent.web import api
-from agent.web.api import ReadApi
 from agent.web.policy import ReaderPolicy
 from agent.web.readers import Readers
-from agent.web.server import Listeners, WebServer
-from agent.web.status import StatusFacts
-from tests.builders import G1, NOON, a_gpu, a_health, a_row, a_share, a_shared_gpu, an_inventory
+from tests.builders import G1, NOON, a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.doors.api_facts import ENTRY, facts, reading
 
 pytestmark = pytest.mark.looptime(False)
-
-ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")
-
-
-def facts(**parts) -> StatusFacts:
-    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
-    basis = StatusFacts(
-        now=NOON,
-        about=NodeStatus(name="node-1", version="1.2.3", started_at=NOON, split_count=10),
-        checks=(Check("state", ok=True), Check("api", ok=False, text="down", required=False)),
-        node=NodeView("node-1", "u", "1"),
-        inventory=an_inventory(gpus=[shared]),
-        slices=SliceList(1, (SliceGroup(G1, (slice_id(G1, 0), slice_id(G1, 1)), True, 0),)),
-        ledger=Ledger((a_row(shares=(a_share(),)),)),
-        newest=lambda _: None,
-        history=lambda _: (),
-        changes=(),
-        refusals=(ENTRY,),
-        journal_since=NOON,
-        settings=lambda: (SettingStatus(key="web.port", value=9394, origin="default"),),
-    )
-    return dataclasses.replace(basis, **parts)
-
-
-@contextlib.asynccontextmanager
-async def reading(made, policy=ReaderPolicy.LOCAL):
-    """A server whose facts are `made()`, and a client of its port."""
-    server = WebServer(Listeners("127.0.0.1", 0), {}, api=ReadApi(made, Readers(policy)))
-    async with (
-        server,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
-    ):
-        yield client
 
 
 async def data(path, **parts):
@@ -220,68 +175,42 @@ async def test_many_readers_cost_one_look(monkeypatch):
     assert 1 == len(looks)
 
 
-async def events(answer):
-    """The ids and data of a stream as they come."""
-    found = {}
-    async for line in answer.content:
-        name, _, value = line.decode().strip().partition(": ")
-        if name:
-            found[name] = value
-        elif "data" in found:
-            yield found["id"], json.loads(found["data"])["data"]
-            found = {}
+@pytest.mark.parametrize("path", ["status", "allocations", "gpus", "gpus/3"])
+async def test_no_parameter_makes_the_agent_look_again(path, monkeypatch):
+    looks = []
+
+    def made():
+        looks.append(1)
+        return facts()
+
+    monkeypatch.setattr(api, "KEPT", 60.0)
+    async with reading(made) as client:
+        for first in range(5):
+            async with client.get(f"/api/v1/{path}?continue={first}&limit={first}") as answer:
+                assert 200 == answer.status
+
+    assert 1 == len(looks)
 
 
-async def test_a_stream_sends_each_change_once_and_ends_by_itself(monkeypatch):
-    monkeypatch.setattr(api, "LOOK", 0.01)
+async def test_a_part_of_a_list_changes_when_the_list_goes_on_after_it(monkeypatch):
     monkeypatch.setattr(api, "KEPT", 0.0)
-    monkeypatch.setattr(api, "STREAM_SECONDS", 0.5)
-    now = facts()
-    async with (
-        reading(lambda: now) as client,
-        client.get("/api/v1/node?watch=1") as answer,
-    ):
-        assert "text/event-stream" == answer.content_type
-        stream = events(answer)
-        first, node = await anext(stream)
-        assert node["ready"]
-        now = facts(checks=(Check("state", ok=False, text="full"),))
-        second, node = await anext(stream)
-        assert not node["ready"]
-        assert [] == [event async for event in stream]
-
-        again = {"Last-Event-ID": second}
-        async with client.get("/api/v1/node?watch=1", headers=again) as resumed:
-            assert [] == [event async for event in events(resumed)]
-    assert first != second
+    refusals = [ENTRY]
+    async with reading(lambda: facts(refusals=tuple(refusals))) as client:
+        async with client.get("/api/v1/refusals?limit=1") as answer:
+            etag = answer.headers["ETag"]
+        refusals.append(ENTRY)
+        again = {"If-None-Match": etag}
+        async with client.get("/api/v1/refusals?limit=1", headers=again) as answer:
+            assert (200, "1") == (answer.status, (await answer.json()).get("next"))
 
 
-async def test_there_are_never_more_streams_than_allowed(monkeypatch):
-    monkeypatch.setattr(api, "STREAMS", 2)
-    async with reading(facts) as client, contextlib.AsyncExitStack() as stack:
-        for _ in range(2):
-            answer = await stack.enter_async_context(client.get("/api/v1/node?watch=1"))
+async def test_a_gpu_without_an_index_is_not_named_none():
+    unknown = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1, index=NO_INDEX))])
+    async with reading(lambda: facts(inventory=unknown)) as client:
+        async with client.get("/api/v1/gpus/None") as answer:
+            assert 404 == answer.status
+        async with client.get(f"/api/v1/gpus/{G1}") as answer:
             assert 200 == answer.status
-        async with client.get("/api/v1/node?watch=1") as answer:
-            assert (503, True) == (answer.status, "2 streams" in await answer.text())
-        async with client.get("/api/v1/node") as answer:
-            assert 200 == answer.status
-
-
-async def test_a_stream_whose_reader_left_is_given_up(monkeypatch):
-    monkeypatch.setattr(api, "STREAMS", 1)
-    monkeypatch.setattr(api, "LOOK", 0.01)
-    monkeypatch.setattr(api, "KEPT", 0.0)
-    ages = iter(range(10_000))
-    changing = lambda: facts(refusals=(dataclasses.replace(ENTRY, pod=f"p{next(ages)}"),))  # noqa: E731
-    async with reading(changing) as client:
-        async with client.get("/api/v1/refusals?watch=1") as answer:
-            await anext(events(answer))
-        async with asyncio.timeout(4):
-            while True:
-                async with client.get("/api/v1/refusals?watch=1") as answer:
-                    if answer.status == 200:
-                        break
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])

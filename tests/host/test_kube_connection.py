@@ -31,6 +31,8 @@ def account(tmp_path: Path) -> Path:
         (b"", "names no cluster"),
         (b"- a list", "names no cluster"),
         (GOOD.replace("current-context: x", "").encode(), "has no current-context"),
+        (GOOD.replace("current-context: x", "current-context: [x]").encode(), "has no current-co"),
+        (GOOD.replace("current-context: x", "a: 2026-13-32").encode(), "is not YAML: give"),
     ],
 )
 def test_a_useless_kubeconfig_is_named_with_the_mend(tmp_path: Path, content: bytes, reason: str):

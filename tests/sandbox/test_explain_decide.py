@@ -238,7 +238,7 @@ def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy()
     assert "ExclusiveDeviceAllocateConflict" == gate.reason
     assert "drop hami.io/gpu-scheduler-policy if it is mutex" in gate.advice
     (gpu,) = explanation.nodes[0].gpus
-    assert "the pod wants it alone, and 1 slice of it is held" == gpu.said
+    assert "the pod wants it alone, and 1 of its slices is held" == gpu.said
 
 
 def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():

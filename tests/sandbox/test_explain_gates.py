@@ -162,7 +162,13 @@ def test_an_event_alone_tells_the_refusal_of_a_pod_whose_status_is_late():
         ),
         ({"phase": "Succeeded"}, "running", ("PASSED", ""), "it has ended (Succeeded)"),
         (
-            {"phase": "Failed", "message": "out of memory"},
+            {
+                "phase": "Failed",
+                "message": "out of memory",
+                "containerStatuses": [
+                    {"name": "main", "state": {"terminated": {"startedAt": "2026-09-01T12:00:00Z"}}}
+                ],
+            },
             "running",
             ("BLOCKED", "E-START"),
             "it has ended (Failed)",

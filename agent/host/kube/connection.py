@@ -75,12 +75,12 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
         raise _unusable(path, f"is not YAML{_place(error)}") from None
     if not isinstance(content, dict) or not content.get("clusters"):
         raise _unusable(path, "names no cluster")
     wanted = name or content.get("current-context")
-    if not wanted:
+    if not wanted or not isinstance(wanted, str):
         raise _unusable(path, "has no current-context")
     entries = content.get("contexts")
     contexts = {
@@ -139,7 +139,7 @@ def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- un
     )
 
 
-def _place(error: yaml.YAMLError) -> str:
+def _place(error: Exception) -> str:
     """The place of the error, without its text: a kubeconfig holds secrets."""
     mark = getattr(error, "problem_mark", None)
     return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"

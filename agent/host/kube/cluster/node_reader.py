@@ -1,21 +1,24 @@
 """Reads the status of one node: from its agent, through the API server, or from its objects."""
 
 import dataclasses
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from agent.codec.cluster import decode_name
-from agent.codec.narrow import read_object, read_pod
+from agent.codec.narrow import inside, objects_in, read_object, read_pod
 from agent.codec.objects import decode_pod
 from agent.core.cluster.pods import NodeView, PodView
 from agent.core.errors import ApiError
 from agent.host.kube.api import KubeNode
-from agent.host.kube.cluster.reader import METADATA_LIST, PAGE_LIMITS
+from agent.host.kube.cluster.reader import AGENTS, METADATA_LIST, PAGE_LIMITS
 from agent.host.kube.lists import Lists
 from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
-AGENTS: Final = "app.kubernetes.io/name=hami-agent"
-"""The label of the agent's pods, as the chart sets it."""
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that does not serve any more, such as an evicted one."""
 PORT: Final = 9394
+"""Where the pod names none."""
+PORT_NAME: Final = "http"
 DOCUMENT: Final = ("api", "v1", "status")
 
 
@@ -43,11 +46,15 @@ class NodeReader:
         query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
         listed = await Lists(self._session).fetch(request, read_object)
-        metas = [item.get("metadata") or {} for item in listed.items]
-        if not metas:
+        alive = [item for item in listed.items if inside(item, "status").get("phase") not in ENDED]
+        if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
-        namespace, name = str(metas[0].get("namespace", "")), str(metas[0].get("name", ""))
-        path = path_of("namespaces", namespace, "pods", f"{name}:{PORT}", "proxy", *DOCUMENT)
+        # During an update the old pod, which is deleted, may be listed first.
+        alive.sort(key=lambda item: "deletionTimestamp" in inside(item, "metadata"))
+        metadata = inside(alive[0], "metadata")
+        namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+        place = f"{name}:{_port(alive[0])}"
+        path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
         return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
 
     async def objects(self, resource: str) -> NodeObjects | None:
@@ -72,3 +79,13 @@ class NodeReader:
             request, decode_name
         )
         return tuple(sorted(name for _, name in listed.items))
+
+
+def _port(pod: Mapping[str, Any]) -> int:
+    """The agent's port, which the chart chooses: beside HAMi's monitor it is another one."""
+    for container in objects_in(inside(pod, "spec"), "containers"):
+        for port in objects_in(container, "ports"):
+            number = port.get("containerPort")
+            if port.get("name") == PORT_NAME and isinstance(number, int):
+                return number
+    return PORT
