@@ -155,7 +155,10 @@ class ReadApi:
     async def _stream(
         self, request: web.BaseRequest, name: str, gpu: str, headers: Mapping[str, str]
     ) -> web.StreamResponse:
-        """Send the document when it changes, for STREAM_SECONDS; the id of an event is its ETag."""
+        """Send the document when it changes, for STREAM_SECONDS; the id of an event is its ETag.
+
+        With `watch=etag` an event has no more than that.
+        """
         if self._streams >= STREAMS:
             text = f"There are {STREAMS} streams already; ask again without watch=1."
             raise NoDocument(503, text)
@@ -174,7 +177,10 @@ class ReadApi:
                     break
                 if answer.etag != seen:
                     seen = answer.etag
-                    body = envelope(_kind(name, gpu), answer.data, answer.made.at, answer.following)
+                    body = seen.encode()
+                    if request.query["watch"] != "etag":
+                        kind = _kind(name, gpu)
+                        body = envelope(kind, answer.data, answer.made.at, answer.following)
                     await response.write(b"id: %s\ndata: %s\n\n" % (seen.encode(), body))
                 if await self._is_over(request):
                     break

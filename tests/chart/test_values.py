@@ -171,6 +171,15 @@ def test_the_toolkit_is_waited_for_before_anything_else(helm: Helm):
     assert ["toolkit", "library"] == [one["name"] for one in pod["initContainers"]]
 
 
+def test_who_may_read_at_the_port_is_chosen_by_a_value(helm: Helm):
+    def readers(given: dict[str, object]) -> str | None:
+        pod = pod_of(helm.objects({**values("least"), **given}))
+        return environment(container(pod)).get("HAMI_AGENT_WEB_READERS")
+
+    assert readers({}) is None
+    assert "all" == readers({"web": {"readers": "all"}})
+
+
 def test_the_monitor_keeps_its_port_and_the_agent_gives_way(helm: Helm):
     objects = helm.objects(values("monitor"))
     pod, services = pod_of(objects), of_kind(objects, "Service")

@@ -55,6 +55,19 @@ async def test_a_stream_sends_each_change_once_and_ends_by_itself(monkeypatch):
     assert first != second
 
 
+async def test_a_reader_who_wants_a_signal_alone_gets_no_more(monkeypatch):
+    monkeypatch.setattr(api, "LOOK", 0.01)
+    monkeypatch.setattr(api, "STREAM_SECONDS", 0.05)
+    async with (
+        reading(facts) as client,
+        client.get("/api/v1/status?watch=etag") as answer,
+    ):
+        lines = (await answer.text()).splitlines()
+
+    (etag,) = (line.removeprefix("id: ") for line in lines if line.startswith("id: "))
+    assert [f"data: {etag}"] == [line for line in lines if line.startswith("data: ")]
+
+
 async def test_there_are_never_more_streams_than_allowed(monkeypatch):
     monkeypatch.setattr(api, "STREAMS", 2)
     async with reading(facts) as client, contextlib.AsyncExitStack() as stack:

@@ -93,7 +93,7 @@
 
   function follow() {
     if (stream) stream.close();
-    stream = new EventSource("api/v1/status?watch=1");
+    stream = new EventSource("api/v1/status?watch=etag");
     const mine = stream;
     mine.onopen = mine.onmessage = () => {
       polls = false;
