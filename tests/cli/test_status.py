@@ -285,11 +285,6 @@ def test_a_stranger_at_the_socket_is_not_taken_for_an_agent(cli, monkeypatch):
     assert (3, True) == (code, "This agent stands by" in err)
 
 
-def test_an_archive_and_a_node_of_the_cluster_do_not_go_together(tmp_path, capsys):
-    assert 2 == dispatch(["status", "--from", str(tmp_path / "b.tgz"), "--node", "a"], {})
-    assert "give --from or --node" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("verb", ["status", "bundle", "recheck 0", "release 0", "simulate list"])
 def test_an_escape_in_an_argument_does_not_reach_the_terminal(verb, tmp_path, capsys):
     first, *rest = verb.split()
