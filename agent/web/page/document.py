@@ -3,7 +3,7 @@
 The page has one renderer, this one. Its script (`script.js`) holds no template: when the stream
 `/api/v1/status?watch=etag` says that something is new, the script fetches `/` again and changes
 only the nodes of the page that differ, so that focus, filter, open details and scroll stay. A
-stream of its own with rendered parts would save bytes on loopback and need a second door for streams.
+stream of its own with rendered parts would save bytes on loopback and need a second door.
 
 Style and script are inside the document, and the policy names their hashes: one request shows the
 page, and nothing else may run in it. Where something is left out for want of room, the page says so
