@@ -8,7 +8,12 @@ from agent.core.cluster.annotations import ALLOCATED, REGISTER
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
 from tests.process.agent_process import PATIENCE, options, run, started
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(120),
+]
 
 
 def a_pod(name: str) -> dict:
