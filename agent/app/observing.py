@@ -31,8 +31,12 @@ class NodeRead:
     missing: str = ""
 
 
-async def read_node(connection: Connection, node: str, resource: str, clock: Clock) -> NodeRead:
+async def read_node(
+    connection: Connection, node: str, resource: str, clock: Clock, *, ask: bool = True
+) -> NodeRead:
     """Read the agent of the node through the API server; where it does not answer, the objects.
+
+    Without `ask` the objects at once, which are what HAMi's scheduler reads.
 
     Raises:
         SettingsError: the files of the connection cannot be used.
@@ -42,10 +46,12 @@ async def read_node(connection: Connection, node: str, resource: str, clock: Clo
     check(connection)
     session = KubeSession(connection, random.SystemRandom(), PROGRAM)
     reader = NodeReader(session, node)
+    missing = ""
     try:
         try:
-            found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
-            return NodeRead(found, at)
+            if ask:
+                found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
+                return NodeRead(found, at)
         except (ApiError, MalformedText) as error:
             missing = str(error)
         at = clock.now()

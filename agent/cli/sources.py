@@ -81,10 +81,14 @@ def status_of(
     if connection is None:
         raise SourceUnreachable(NO_KUBECONFIG)
     try:
-        read = asyncio.run(read_node(connection, node, resource, SystemClock()))
+        read = asyncio.run(
+            read_node(connection, node, resource, SystemClock(), ask=not args.objects)
+        )
     except (SettingsError, ApiError) as error:
         raise SourceUnreachable(str(error)) from error
     source = f"API server by {connection.source}"
+    if args.objects:
+        return StatusRead(read.found, read.at, f"objects of the {source}")
     if not read.missing:
         return StatusRead(read.found, read.at, f"agent of {node} through the {source}")
     missing = f"only what its objects show, because the agent was not read: {read.missing}"

@@ -80,6 +80,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="a node of the cluster: its agent through the API server, else its objects",
     )
     parser.add_argument(
+        "--objects",
+        action="store_true",
+        help="with --node: what HAMi's scheduler reads, the objects, also where an agent answers",
+    )
+    parser.add_argument(
         "--resource",
         default=SharingSettings().resource,
         metavar="NAME",
@@ -92,8 +97,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
-    if args.bundle is not None and args.node is not None:
-        return _fail("an archive is of one node: give --from or --node", USAGE)
+    if args.objects and args.node is None:
+        return _fail("--objects needs --node", USAGE)
     configure("error", "auto", environ)
     try:
         read = _read(args, environ)

@@ -149,7 +149,7 @@ def spark(values: Sequence[int | None], *, plain: bool) -> str:
 
 def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """The node and its agent, the settings in force, and the lock if it is held."""
-    ready = {True: "READY", False: "NOT READY", None: "no agent answers"}[node.ready]
+    ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
     parts = [f"{cap(node.name)}  {ready}"]
     if node.version:
         up = f" up {age(node.started_at, now)}" if node.started_at else ""

@@ -25,7 +25,7 @@ async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys)
         listed = await rig.run("status", "--node", "a", "-o", "json")
 
     assert 5 == found.code
-    assert "a  no agent answers" in found.out
+    assert "a  by its objects" in found.out
     assert "lock  held by default/train for " in found.out
     assert "GPU 1 bad: the Node's register annotation says that it is unhealthy" in found.out
     assert "no pod of the agent is on the node a" in found.err
@@ -34,6 +34,17 @@ async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys)
         for one in listed.data["allocations"]
         for share in one["shares"]
     ]
+
+
+async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        found = await rig.run("status", "--node", "a", "--objects")
+        alone = await rig.run("status", "--objects")
+
+    assert (0, "") == (found.code, found.err)
+    assert "source: objects of the API server by " in found.out
+    assert (2, True) == (alone.code, "--objects needs --node" in alone.err)
 
 
 async def test_an_unknown_node_is_answered_with_the_nearest_names(tmp_path, capsys):
