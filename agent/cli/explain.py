@@ -15,6 +15,7 @@ from agent.cli.explain_view import document, rendered
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_view import terminal_columns
+from agent.cli.terminal import working
 from agent.core.cluster.snapshot import ClusterSnapshot, RefusedPod
 from agent.core.errors import ApiError, SettingsError, cap
 from agent.host.clock import SystemClock
@@ -78,10 +79,12 @@ def _answer(args: argparse.Namespace, connection: Connection, namespace: str, na
     """Print the answer and return the exit code. Raises SettingsError, ApiError."""
     clock = SystemClock()
     if args.recent:
-        refused = asyncio.run(read_refused(connection, args.namespace or "", clock))
+        with working("reading pods and Events"):
+            refused = asyncio.run(read_refused(connection, args.namespace or "", clock))
         return _write_recent(args, connection, refused, clock)
     namespace = namespace or default_namespace(connection)
-    found = asyncio.run(read_cluster(connection, namespace, name, clock))
+    with working("reading the pod, Nodes and pods with GPUs"):
+        found = asyncio.run(read_cluster(connection, namespace, name, clock))
     if isinstance(found, NoSuchPod):
         return _fail(_missing(found, namespace, name), NOT_FOUND)
     return _write(args, connection, found, clock)
@@ -92,7 +95,9 @@ def _write(
 ) -> int:
     settings = SchedulerSettings(scheduler_name=args.scheduler_name)
     now = clock.now()
-    explanation = explain_pod(found, now, random.Random(0), settings)  # noqa: S311 -- breaks ties
+    chance = random.Random(0)  # noqa: S311 -- breaks ties
+    with working(f"trying changes on {len(found.nodes)} Nodes"):
+        explanation = explain_pod(found, now, chance, settings)
     source = f"API server by {connection.source}"
     if args.output == "text":
         sys.stdout.write(rendered(explanation, source, now, terminal_columns()))

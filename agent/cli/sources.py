@@ -13,6 +13,7 @@ from typing import Final
 from agent.app.observing import read_node
 from agent.cli.api_socket import Unreachable, call
 from agent.cli.cluster_args import NO_KUBECONFIG, connection_of
+from agent.cli.terminal import working
 from agent.codec.status_document import StatusDocument, open_envelope
 from agent.core.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.clock import SystemClock
@@ -81,9 +82,10 @@ def status_of(
     if connection is None:
         raise SourceUnreachable(NO_KUBECONFIG)
     try:
-        read = asyncio.run(
-            read_node(connection, node, resource, SystemClock(), ask=not args.objects)
-        )
+        with working(f"reading {cap(node, 64)}"):
+            read = asyncio.run(
+                read_node(connection, node, resource, SystemClock(), ask=not args.objects)
+            )
     except (SettingsError, ApiError) as error:
         raise SourceUnreachable(str(error)) from error
     source = f"API server by {connection.source}"

@@ -1,9 +1,10 @@
 """What the output can show."""
 
+import contextlib
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 NARROWEST: Final = 20
@@ -23,3 +24,18 @@ def terminal_width(environ: Mapping[str, str]) -> int:
 def writes_utf8() -> bool:
     """Whether standard output takes characters beyond ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on a terminal what the block waits for, and clear the line at its end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"{text} ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
