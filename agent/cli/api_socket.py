@@ -1,5 +1,6 @@
 """Calls the running agent by its unix socket."""
 
+import argparse
 import http.client
 import socket
 from pathlib import Path
@@ -29,6 +30,17 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
+
+
+def add_socket(parser: argparse._ActionsContainer) -> None:
+    """Add `--socket`."""
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        default=DEFAULT_SOCKET,
+        metavar="PATH",
+        help=f"the agent's socket (default {DEFAULT_SOCKET})",
+    )
 
 
 def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str]:

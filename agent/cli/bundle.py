@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent import __version__
-from agent.cli.api_socket import DEFAULT_SOCKET, Unreachable, call
+from agent.cli.api_socket import Unreachable, add_socket, call
 from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN
 from agent.cli.main import Subparsers
 from agent.core.errors import cap
@@ -48,13 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="PATH",
         help="the archive; it must not exist yet (default hami-agent-TIME.tgz)",
     )
-    parser.add_argument(
-        "--socket",
-        type=Path,
-        default=DEFAULT_SOCKET,
-        metavar="PATH",
-        help=f"the agent's socket (default {DEFAULT_SOCKET})",
-    )
+    add_socket(parser)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -5,11 +5,10 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from agent.cli.api_socket import DEFAULT_SOCKET, Unreachable, call
+from agent.cli.api_socket import Unreachable, add_socket, call
 from agent.cli.arguments import add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE
 from agent.core.errors import cap
@@ -30,13 +29,7 @@ Tell = Callable[[Mapping[str, Any]], tuple[str, bool]]
 def add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
     """Add the arguments GPU, `--socket` and `-o`. `names` says how a GPU can be named."""
     parser.add_argument("gpu", metavar="GPU", type=_name, help=names)
-    parser.add_argument(
-        "--socket",
-        type=Path,
-        default=DEFAULT_SOCKET,
-        metavar="PATH",
-        help=f"the agent's socket (default {DEFAULT_SOCKET})",
-    )
+    add_socket(parser)
     add_output(parser)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.app.observing import NoSuchNode
-from agent.cli.api_socket import DEFAULT_SOCKET
+from agent.cli.api_socket import add_socket
 from agent.cli.arguments import add_output, nearest
 from agent.cli.cluster_args import add_cluster
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE
@@ -60,13 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="also show refusals and changes of that time, at most 24h",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--socket",
-        type=Path,
-        default=DEFAULT_SOCKET,
-        metavar="PATH",
-        help=f"the agent's socket (default {DEFAULT_SOCKET})",
-    )
+    add_socket(source)
     source.add_argument(
         "--from",
         dest="bundle",

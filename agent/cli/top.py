@@ -4,10 +4,9 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
-from agent.cli.api_socket import DEFAULT_SOCKET
+from agent.cli.api_socket import add_socket
 from agent.cli.codes import OK, UNREACHABLE, USAGE
 from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, status_at
@@ -36,13 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="seconds between two looks, 1 to 3600 (default 2)",
     )
-    parser.add_argument(
-        "--socket",
-        type=Path,
-        default=DEFAULT_SOCKET,
-        metavar="PATH",
-        help=f"the agent's socket (default {DEFAULT_SOCKET})",
-    )
+    add_socket(parser)
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
 
 
