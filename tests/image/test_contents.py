@@ -125,7 +125,8 @@ def test_it_has_nothing_to_build_with(image: ImageArchive):
 
 @pytest.mark.parametrize("base", ["small"], indirect=True)
 def test_the_small_one_has_no_shell_no_tool_and_no_pip(image: ImageArchive):
-    assert {"hami-agent", "idna", "protoc-gen-grpclib_python", "protoc-gen-python_grpc"} == {
+    programs = {"hami-agent", "kubectl-hami", "idna"}
+    assert programs | {"protoc-gen-grpclib_python", "protoc-gen-python_grpc"} == {
         name for name in commands(image) if not name.startswith("python")
     }
     assert set() == commands(image) & HANDS
