@@ -98,9 +98,10 @@ class MachineWorld(MachineSite):
         text = "".join("".join(f"{s.uuid},NVIDIA,1,0:" for s in group) + ";" for group in groups)
         changes = {"metadata": {"annotations": {ALLOCATED: text}}}
         name = pod["metadata"]["name"]
-        self.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, changes))
-        self.scheduler.restart()
-        self.refusals.lies += 1
+        with contextlib.suppress(StatusError):  # it may have ended meanwhile
+            self.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, changes))
+            self.scheduler.restart()
+            self.refusals.lies += 1
 
     # What happens on the node
 
