@@ -9,8 +9,8 @@ from pathlib import Path
 from agent.sandbox.lab.places import Places
 
 Entry = tuple[str, ...]
-STATE = re.compile(r"\.?state\..*")
-"""The agent's own files, written anew with every pod: now under this name, now under that."""
+STATE = re.compile(r"\.?(state|journal)\..*")
+"""The agent's own files, written anew with pods and refusals: now under this name, now under that."""
 REPLACED = frozenset({"kubelet_internal_checkpoint", "lock"})
 """Written anew by the kubelet with every pod; by an agent that starts, which tells its process."""
 CHANCE = re.compile(r"-[0-9a-f]{8}\.sock$")
