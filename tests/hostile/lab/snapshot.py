@@ -10,7 +10,7 @@ from agent.sandbox.lab.places import Places
 
 Entry = tuple[str, ...]
 STATE = re.compile(r"\.?(state|journal)\..*")
-"""The agent's own files, written anew with pods and refusals: now under this name, now under that."""
+"""The agent's own files, written anew with pods and refusals, under changing names."""
 REPLACED = frozenset({"kubelet_internal_checkpoint", "lock"})
 """Written anew by the kubelet with every pod; by an agent that starts, which tells its process."""
 CHANCE = re.compile(r"-[0-9a-f]{8}\.sock$")
