@@ -323,7 +323,8 @@ async def test_of_pods_that_run_and_that_were_refused_the_verbs_tell_what_agent_
     assert ["passed"] * 7 == [gate["verdict"] for gate in running.data["gates"]]
     assert holds_told(running) == shares_noted(cluster, "pair")
     assert (1, ("allocation", identifier)) == (refused.code, refused.blocked)
-    assert message in refused.gate("allocation")["said"]
+    (sentence,) = re.findall(r"desc = (.*?)\.? \[HA-", message)
+    assert sentence in refused.gate("allocation")["said"]
     recent = await verb(cluster, "explain", "--recent", "-o", "json")
     assert [("stray", identifier)] == [(one["pod"], one["id"]) for one in recent.document["data"]]
 
