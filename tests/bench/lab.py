@@ -229,9 +229,7 @@ async def _allocates(cluster: SandboxCluster) -> list[Figure]:
                 told.write(f"{size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
-            count, total = await _spent(cluster)
-            if count != number + 1:
-                raise RuntimeError(f"the agent counts {count:g} Allocates after {number + 1} pods")
+            total = await _spent(cluster, number + 1)
             took.append(total - sum(took))
             tolls.append((disk, question))
     # The first of each has to find its way.
@@ -250,16 +248,21 @@ def _rpcs(cluster: SandboxCluster) -> list[float]:
     return found
 
 
-async def _spent(cluster: SandboxCluster) -> tuple[float, float]:
-    """How many Allocates were answered, and the ms of all of them together."""
-    found = {
-        name.rpartition("_")[2]: value
-        for name, labels, value in await scrape(cluster.web_address or "")
-        if name.startswith("hami_agent_rpc_duration_seconds_")
-        and labels["method"] == "allocate"
-        and "le" not in labels
-    }
-    return found["count"], found["sum"] * 1000
+async def _spent(cluster: SandboxCluster, pods: int) -> float:
+    """The ms of all Allocates together, once the page counts that many: it may be 0.25 s old."""
+    while True:
+        found = {
+            name.rpartition("_")[2]: value
+            for name, labels, value in await scrape(cluster.web_address or "")
+            if name.startswith("hami_agent_rpc_duration_seconds_")
+            and labels["method"] == "allocate"
+            and "le" not in labels
+        }
+        if found["count"] == pods:
+            return found["sum"] * 1000
+        if found["count"] > pods:
+            raise RuntimeError(f"the agent counts {found['count']:g} Allocates after {pods} pods")
+        await asyncio.sleep(0.05)
 
 
 def _resident_mb(pid: int) -> float:
