@@ -11,9 +11,8 @@ from typing import Final
 
 from agent import __version__
 from agent.cli.api_socket import Unreachable, add_socket, call
-from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN
+from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN, fail
 from agent.cli.main import Subparsers
-from agent.core.errors import cap
 from agent.host.clock import SystemClock
 
 DEADLINE: Final = 10.0
@@ -60,14 +59,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         files = dict(_read(args.socket, missing))
     except Unreachable as error:
-        return _fail(str(error), UNREACHABLE)
+        return fail("bundle", str(error), UNREACHABLE)
     try:
         with open(path, "xb", opener=_private) as file:  # never over an archive that is there
             _write(file, files, int(now.timestamp()))
     except FileExistsError:
-        return _fail(f"{path} exists already: choose another --file", UNWRITTEN)
+        return fail("bundle", f"{path} exists already: choose another --file", UNWRITTEN)
     except OSError as error:
-        return _fail(f"{path} cannot be written: {error.strerror}", UNWRITTEN)
+        return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for text in missing:
         sys.stderr.write(f"hami-agent bundle: missing: {text}\n")
@@ -97,8 +96,3 @@ def _write(file: io.BufferedIOBase, files: Mapping[str, bytes], seconds: int) ->
             member = tarfile.TarInfo(f"hami-agent/{name}")
             member.size, member.mtime, member.mode = len(content), seconds, 0o600
             archive.addfile(member, io.BytesIO(content))
-
-
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent bundle: {cap(text, 4096)}\n")
-    return code

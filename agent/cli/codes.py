@@ -1,4 +1,8 @@
-"""Exit codes of the verbs. Those of the daemon are in agent.app.codes."""
+"""Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes."""
+
+import sys
+
+from agent.core.errors import cap
 
 OK = 0
 PROBLEM = 1
@@ -13,3 +17,9 @@ WARNED = 6
 UNWRITTEN = 74
 """The answer could not be written."""
 INTERRUPTED = 130
+
+
+def fail(verb: str, text: str, code: int) -> int:
+    """Say on standard error why the verb fails, safe to show; return the exit code."""
+    sys.stderr.write(f"hami-agent {verb}: {cap(text, 4096)}\n")
+    return code

@@ -12,13 +12,13 @@ from typing import Final
 from agent.app.cordoning import NoSuchGpu, plan_cordon, write_cordon
 from agent.cli.arguments import add_output
 from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
-from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
 from agent.cli.gpu_action import NAME
 from agent.cli.logs import configure
 from agent.cli.settings_args import looked
 from agent.codec.status_document import API_VERSION
 from agent.core.cluster.annotations import CORDON
-from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError, cap
+from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError
 from agent.core.node.cordon import CordonEdit
 from agent.host.kube.connection import Connection, check
 from agent.host.surroundings import host_name
@@ -54,17 +54,17 @@ def change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool
     """Ask, write, print the result, and return the exit code."""
     configure("error", "auto", environ)
     if not args.yes and not sys.stdin.isatty():
-        return _fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
     try:
         place = _place(args, environ)
         edit = asyncio.run(plan_cordon(place.connection, place.node, args.gpu, cordon=cordon))
         if edit.changes and not args.yes and not _agreed(edit, place.node, cordon=cordon):
-            return _fail(args.verb, "nothing was changed", PROBLEM)
+            return fail(args.verb, "nothing was changed", PROBLEM)
         if edit.changes:
             agreed = edit.gpu.uuid  # an index may be another GPU's by now
             edit = asyncio.run(write_cordon(place.connection, place.node, agreed, cordon=cordon))
     except AgentError as error:
-        return _fail(args.verb, _sentence(error), _code(error))
+        return fail(args.verb, _sentence(error), _code(error))
     if args.output == "json":
         _write_json(edit, place.node, cordon=cordon)
     else:
@@ -145,8 +145,3 @@ def _code(error: AgentError) -> int:
     if isinstance(error, ApiError):
         return PROBLEM if error.status else UNREACHABLE
     return UNREACHABLE if isinstance(error, SettingsError) else PROBLEM
-
-
-def _fail(verb: str, text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent {verb}: {cap(text, 4096)}\n")
-    return code

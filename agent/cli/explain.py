@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from agent.app.explaining import read_cluster, read_refused
 from agent.cli.arguments import add_output
 from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
-from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
 from agent.cli.explain_recent import recent_document, recent_text
 from agent.cli.explain_view import document, rendered
 from agent.cli.logs import configure
@@ -63,16 +63,16 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
     namespace, name, mistake = ("", "", "") if args.recent else _named(args)
     if mistake:
-        return _fail(mistake, USAGE)
+        return fail("explain", mistake, USAGE)
     connection = connection_of(args, environ)
     if connection is None:
-        return _fail(NO_KUBECONFIG, UNREACHABLE)
+        return fail("explain", NO_KUBECONFIG, UNREACHABLE)
     try:
         return _answer(args, connection, namespace, name)
     except (SettingsError, ApiError) as error:
         advice = ": give --kubeconfig, or set KUBECONFIG"
         is_ours = isinstance(error, SettingsError)
-        return _fail(f"{error.said}{advice}" if is_ours else str(error), UNREACHABLE)
+        return fail("explain", f"{error.said}{advice}" if is_ours else str(error), UNREACHABLE)
 
 
 def _answer(args: argparse.Namespace, connection: Connection, namespace: str, name: str) -> int:
@@ -86,7 +86,7 @@ def _answer(args: argparse.Namespace, connection: Connection, namespace: str, na
     with working("reading the pod, Nodes and pods with GPUs"):
         found = asyncio.run(read_cluster(connection, namespace, name, clock))
     if isinstance(found, NoSuchPod):
-        return _fail(_missing(found, namespace, name), NOT_FOUND)
+        return fail("explain", _missing(found, namespace, name), NOT_FOUND)
     return _write(args, connection, found, clock)
 
 
@@ -141,8 +141,3 @@ def _missing(found: NoSuchPod, namespace: str, name: str) -> str:
     if found.unread:
         text += f"; no other name is known: {found.unread}"
     return text
-
-
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent explain: {cap(text, 4096)}\n")
-    return code

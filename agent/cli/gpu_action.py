@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from agent.cli.api_socket import Unreachable, add_socket, call
 from agent.cli.arguments import add_output
-from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE
-from agent.core.errors import cap
+from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, fail
 
 FOUND: Final = 200
 NONE_SUCH: Final = 404
@@ -48,20 +47,15 @@ def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> i
     try:
         status, text = call(args.socket, "POST", target, deadline)
     except Unreachable as error:
-        return _fail(args.verb, str(error), UNREACHABLE)
+        return fail(args.verb, str(error), UNREACHABLE)
     if status != FOUND:
-        return _fail(args.verb, text.strip(), NOT_FOUND if status == NONE_SUCH else PROBLEM)
+        return fail(args.verb, text.strip(), NOT_FOUND if status == NONE_SUCH else PROBLEM)
     try:
         document = json.loads(text)
         answer, is_good = tell(document["data"])
     except (ValueError, LookupError, TypeError):
-        return _fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
+        return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
     if args.output == "json":
         answer = json.dumps({**document, "source": str(args.socket)}, indent=2) + "\n"
     sys.stdout.write(answer)
     return OK if is_good else PROBLEM
-
-
-def _fail(verb: str, text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent {verb}: {cap(text, 4096)}\n")
-    return code

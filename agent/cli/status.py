@@ -15,7 +15,7 @@ from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import add_socket
 from agent.cli.arguments import add_output, nearest
 from agent.cli.cluster_args import add_cluster
-from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE
+from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE, fail
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
@@ -92,18 +92,18 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
     if args.objects and args.node is None:
-        return _fail("--objects needs --node", USAGE)
+        return fail("status", "--objects needs --node", USAGE)
     configure("error", "auto", environ)
     try:
         read = _read(args, environ)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except SourceUnreachable as error:
-        return _fail(str(error), UNREACHABLE)
+        return fail("status", str(error), UNREACHABLE)
     except (GpuNotFound, NoSuchNode) as error:
-        return _fail(str(error), NOT_FOUND)
+        return fail("status", str(error), NOT_FOUND)
     sys.stdout.writelines(_written(dataclasses.replace(read, found=found), args, environ))
     if read.missing:
-        return _fail(read.missing, INCOMPLETE)
+        return fail("status", read.missing, INCOMPLETE)
     return OK
 
 
@@ -200,8 +200,3 @@ def _age(text: str) -> dt.timedelta:
     if seconds > DAY:
         raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is longer than 24h; see the log")
     return dt.timedelta(seconds=seconds)
-
-
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent status: {cap(text, 4096)}\n")
-    return code

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.cli.api_socket import add_socket
-from agent.cli.codes import OK, UNREACHABLE, USAGE
+from agent.cli.codes import OK, UNREACHABLE, USAGE, fail
 from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, status_at
-from agent.core.errors import cap
 
 FASTEST: Final = 1.0
 SLOWEST: Final = 3600.0
@@ -44,13 +43,13 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
     if importlib.util.find_spec("textual") is None:
         text = "the package is installed without its extra `cli`: run `uv sync --extra cli` in its"
-        return _fail(f"{text} source directory, or use `hami-agent status`", USAGE)
+        return fail("top", f"{text} source directory, or use `hami-agent status`", USAGE)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _fail("there is no terminal: use `hami-agent status`", USAGE)
+        return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
     try:
         first = status_at(args.socket)
     except SourceUnreachable as error:
-        return _fail(str(error), UNREACHABLE)
+        return fail("top", str(error), UNREACHABLE)
     from agent.cli.top_screen import TopScreen  # noqa: PLC0415 -- only with the extra
 
     TopScreen(lambda: status_at(args.socket), first, interval=args.interval, plain=args.ascii).run()
@@ -65,8 +64,3 @@ def _interval(text: str) -> float:
     if not FASTEST <= seconds <= SLOWEST:
         raise argparse.ArgumentTypeError(f"{text[:64]!r} is not a number from 1 to 3600")
     return seconds
-
-
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent top: {cap(text, 4096)}\n")
-    return code
