@@ -23,7 +23,9 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceList
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.web.hami import HamiSettings
 from agent.web.metrics import PREFIX, AgentCollector, MetricCells, MetricSources
+from agent.web.policy import HamiNames
 from agent.web.version import BuildInfo
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -52,7 +54,10 @@ how to scrape the agents, and has alerts and a dashboard.
 - The label `gpu` is the GPU's index, as [RUNBOOK.md](RUNBOOK.md#a-gpu-in-the-metrics) explains.
 - Series with the labels `namespace`, `pod` and `container` name the containers that hold slices.
   Scrape them with `honor_labels: true`, or Prometheus renames these labels.
-  `metrics.containers: false` leaves the series out.
+  `metrics.containers: false` leaves the series out, HAMi's about containers too.
+- What a container uses is read every 5 s from HAMi-core's shared region in its directory. Processes
+  of the container may write there: they can lie about their own container, not about others. A
+  container that has not used CUDA yet has no such series.
 - `hami_agent_gpu_health` is a gauge with the label `state`, and no StateSet of OpenMetrics, so that
   both forms have the same series.
 - Plain mode (`scheduler: none`) has no series about the API server and the scheduler.
@@ -63,8 +68,10 @@ how to scrape the agents, and has alerts and a dashboard.
 
 ## HAMi's series
 
-Only with `metrics.hamiHost: true`. Names, labels and scales are those of HAMi's vGPUmonitor 2.10;
-[COMPATIBILITY.md](COMPATIBILITY.md#hamis-metrics) says which of its series are not served.
+`metrics.hami` chooses: `current` (the default) serves the names that begin with `hami_`, `legacy`
+the older ones, `both` all, `none` none. Names, labels, texts and scales are those of HAMi's
+vGPUmonitor 2.10 (`zone` is always `vGPU`).
+[COMPATIBILITY.md](COMPATIBILITY.md#hamis-metrics) says what differs.
 
 {hami}
 
@@ -90,9 +97,14 @@ class Described:
     meaning: str
 
     @property
+    def is_hamis(self) -> bool:
+        """Whether it is one of HAMi's, which has other scales."""
+        return not self.name.startswith((PREFIX, "process_", "python_"))
+
+    @property
     def unit(self) -> str:
         """In what it is counted; empty: things."""
-        if "in percent" in self.meaning:
+        if self.is_hamis and self.name.endswith("_ratio"):
             return PERCENT
         name = self.name.removesuffix("_total")
         return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
@@ -107,7 +119,7 @@ def document() -> str:
     """The whole text."""
     families = described()
     own = [one for one in families if one.name.startswith(PREFIX)]
-    hami = [one for one in families if one.name.startswith("hami_") and one not in own]
+    hami = [one for one in families if one.is_hamis]
     process = [one for one in families if one not in own and one not in hami]
     reasons = "".join(f"| `{one.name.lower()}` | {one.value} |\n" for one in RefusalReason)
     return TEXT.format(
@@ -130,7 +142,11 @@ def described() -> list[Described]:
 def of_page() -> Iterable[Metric]:
     """The families that are made of the facts of a node, here of none."""
     facts = MetricCells(
-        Cell(Inventory()), Cell(SliceList()), Cell(Ledger()), names_pods=True, hami_node="node"
+        Cell(Inventory()),
+        Cell(SliceList()),
+        Cell(Ledger()),
+        names_pods=True,
+        hami=HamiSettings(HamiNames.BOTH, "node"),
     )
     return AgentCollector(BuildInfo("", "", ""), facts, tuple, MetricSources()).collect()
 

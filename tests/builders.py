@@ -11,9 +11,11 @@ from agent.core.inventory.condition import Condition, Health
 from agent.core.inventory.gpu import Gpu, GpuUuid, Link
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.share import Share
-from agent.core.inventory.slices import SliceId, slice_id, type_name
+from agent.core.inventory.slices import MIB, SliceId, slice_id, type_name
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Holder, Row
+from agent.core.usage.region import MemoryUse, RegionState
+from agent.core.usage.use import ContainerGpuUse, ContainerUse
 
 NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""
@@ -156,6 +158,7 @@ def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
     containers: Iterable[ContainerView] | None = None,
     annotations: Mapping[str, str] | None = None,
     static: bool = False,
+    scheduled: bool = True,
     reason: str = "",
     message: str = "",
     resource_version: str = "1",
@@ -174,6 +177,7 @@ def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
         containers=(a_container(),) if containers is None else tuple(containers),
         annotations={} if annotations is None else dict(annotations),
         static=static,
+        scheduled=scheduled,
         reusable_name=reusable_name,
         reason=reason,
         message=message,
@@ -227,6 +231,29 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         offered=offered,
         resource=resource,
         lock=lock,
+    )
+
+
+def a_gpu_use(
+    uuid: str = G1, *, mib: int = 1500, sm_percent: int = 20, limit_mib: int = 3000
+) -> ContainerGpuUse:
+    """The use of one GPU by one container."""
+    return ContainerGpuUse(
+        index=0,
+        uuid=uuid,
+        memory_limit=limit_mib * MIB,
+        core_limit=30,
+        memory=MemoryUse(context=100 * MIB, buffer=(mib - 100) * MIB, total=mib * MIB),
+        sm_percent=sm_percent,
+    )
+
+
+def a_container_use(
+    *gpus: ContainerGpuUse, at: dt.datetime = NOON, idle: dt.timedelta = dt.timedelta()
+) -> ContainerUse:
+    """What one container uses, `idle` after its last kernel."""
+    return ContainerUse(
+        at, RegionState.READABLE, gpus or (a_gpu_use(),), last_kernel=at - idle, processes=1
     )
 
 

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ MODELS = ("test_apiserver_*.py", "test_kubelet_*.py", "test_witness.py")
 # On Python 3.11 pytest-asyncio asks for "the current loop" before its first test; asyncio then
 # makes one that nobody closes, and its ResourceWarning fails whatever test runs later.
 asyncio.set_event_loop(None)
+
+# The tests themselves are a million objects, and stay: they are looked through less often.
+gc.set_threshold(50_000)
 
 # Whether a property holds is no question of time. In CI hypothesis has a profile of its own, which
 # plays the same examples each time: that stays.
@@ -45,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         base = Path(config.option.basetemp)
         config.option.basetemp = base.with_name(config.workerinput["workerid"])
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Virtual time moves as soon as nothing can run; by default a loop looks 42 times before."""
+    session.add_marker(pytest.mark.looptime(noop_cycles=0))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,10 +1,11 @@
 """Opens the adapters that the registration needs."""
 
 import contextlib
-import dataclasses
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+import msgspec
 
 from agent.core.ports import Driver
 from agent.host.clock import SystemClock
@@ -21,17 +22,20 @@ DISK_QUEUE = 64
 CLEARING_QUEUE = 2
 """Calls that may wait while a file system hangs: one of a removal and one of a measurement."""
 
+REGIONS_QUEUE = 2
+"""Calls that may wait while a file system hangs: one that reads regions and one that writes."""
+
 READER_QUEUE = 2
 """Reads of settings files that may wait while a file system hangs."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Adapters:
+class Adapters(msgspec.Struct, frozen=True):
     """The adapters by port. `worker` runs blocking calls, `loader` runs imports.
 
     The state's disk and `reader` (settings files, on any file system) have threads of their own:
     while one hangs, the rest goes on and can report it. One more thread removes and measures the
-    directories of containers, which can hold millions of files.
+    directories of containers, which can hold millions of files. One more reads and writes regions,
+    so that no Allocate waits for them.
     """
 
     driver: Driver
@@ -41,6 +45,7 @@ class Adapters:
     files: HostFileWatch
     disk: HostDisk
     hooks: HostHookDirs
+    regions: Worker
     registrar: KubeletRegistrar
     clock: SystemClock
     random: random.Random
@@ -65,6 +70,7 @@ async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Ada
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
         loader = await stack.enter_async_context(Worker("loader", DISK_QUEUE))
         reader = await stack.enter_async_context(Worker("settings", READER_QUEUE))
+        regions = await stack.enter_async_context(Worker("regions", REGIONS_QUEUE))
         clearing = await stack.enter_async_context(Worker("clearing", CLEARING_QUEUE))
         driver = await stack.enter_async_context(open_driver(settings))
         paths = settings.paths
@@ -77,6 +83,7 @@ async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Ada
             files=HostFileWatch(reader),
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), version, worker, clearing),
+            regions=regions,
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),
             clock=SystemClock(),
             random=random.SystemRandom(),

@@ -1,11 +1,13 @@
 """The back half, which loads after Register: the API server, answers, and what follows them."""
 
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+import msgspec
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
+from agent.app.usage import UsageServices, join_usage
 from agent.core.node.readiness import Check
 from agent.core.ports import NodeApi, PodApi, Witness
 from agent.core.reconcile.reconcile import judge_by_scheduler
@@ -39,8 +41,7 @@ from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiServer:
+class ApiServer(msgspec.Struct, frozen=True):
     """Clients of the API server and of the kubelet."""
 
     session: KubeSession
@@ -51,8 +52,7 @@ class ApiServer:
     records: KubeletRecordsFile
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Back:
+class Back(msgspec.Struct, frozen=True):
     """Watches of the API server, answers, and the services that reconcile."""
 
     api: ApiServer
@@ -66,6 +66,7 @@ class Back:
     reconcile: Reconcile
     announcer: Announcer
     condition: GpuCondition
+    usage: UsageServices
 
     @property
     def clients(self) -> tuple[KubeSession, ...]:
@@ -84,6 +85,7 @@ class Back:
             "announcer": self.announcer.run,
             "condition": self.condition.run,
             "report": self.report.run,
+            **self.usage.runs,
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -123,7 +125,9 @@ async def open_back(
             records=KubeletRecordsFile(paths.plugins, adapters.worker),
         )
         if settings.observe:
-            api = dataclasses.replace(api, node=ObservedNode(api.node), pods=ObservedPods(api.pods))
+            api = msgspec.structs.replace(
+                api, node=ObservedNode(api.node), pods=ObservedPods(api.pods)
+            )
         yield _join(settings, adapters, front, api)
 
 
@@ -139,7 +143,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
         api=api,
         node=node,
         pods=pods,
-        allocation=Allocation(source, storage, front.notices.say, front.journal.refused),
+        allocation=Allocation(source, storage, front.notices.say, front.refused),
         report=Reporter(
             api.node,
             ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),
@@ -171,6 +175,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             facts.inventory,
             clock,
         ),
+        usage=join_usage(settings, adapters, front, source.calls),
     )
 
 

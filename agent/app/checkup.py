@@ -1,13 +1,15 @@
 """`doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing."""
 
-import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from agent.app.cluster_sight import ClusterSight, see_cluster
 from agent.app.preflight import (
+    bytecode_finding,
     driver_findings,
     library_finding,
     path_findings,
@@ -17,6 +19,7 @@ from agent.app.preflight import (
 from agent.codec.handshake import decode_handshake
 from agent.codec.node_report import read_register
 from agent.codec.nodelock import decode_node_lock, decode_stamp
+from agent.codec.register_colon import is_json_form
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.core.cluster.pods import NodeLock
 from agent.core.errors import MalformedText
@@ -40,8 +43,7 @@ from agent.settings.sections import Settings
 _PRELOAD: Final = "ld.so.preload"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CheckupRequest:
+class CheckupRequest(msgspec.Struct, frozen=True):
     """What to check, and what the caller already knows.
 
     - `agent`: the answer of the agent's readiness page.
@@ -84,8 +86,7 @@ async def examine_running(
     return in_groups(traced(findings), groups)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Checkup:
+class _Checkup(msgspec.Struct, eq=False):
     """One run of the checks. `cluster`, `scan`: what was seen; None: nothing."""
 
     settings: Settings
@@ -106,6 +107,7 @@ class _Checkup:
         sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
         yield from judge_agent(self.request.agent)
         yield judge_instances(look_at(lock), holder, waiting, sockets)
+        yield bytecode_finding()
 
     def paths(self) -> Iterator[Finding]:
         paths = self.settings.paths
@@ -147,7 +149,7 @@ class _Checkup:
         alive = [one for one in sockets if one.alive]
         # The register annotation is the agent's own here, and no sign of HAMi's plugin.
         answer = self.cluster.answer if self.cluster else None
-        answer = answer and dataclasses.replace(answer, annotations={})
+        answer = answer and msgspec.structs.replace(answer, annotations={})
         yield from preflight.judge_plugins(place, alive, answer, takeover=self.settings.takeover)
         if self.node is not None:
             report = self._report(self.node.traces)
@@ -214,7 +216,7 @@ class _Checkup:
             is_there=True,
             gpus=len(gpus),
             healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
-            is_json=text.lstrip().startswith("["),
+            is_json=is_json_form(text),
             differences=differences,
             written=_stamp(traces.last_written) if REGISTER in traces.written else None,
         )

@@ -1,7 +1,8 @@
 """Asks the API server what `doctor` checks beside a running agent."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from agent.app.preflight import ask_cluster, connection_of, failure_of, open_session
 from agent.core.errors import ApiError, ApiNotFound, SettingsError
@@ -16,8 +17,7 @@ from agent.host.kube.sight import KubeSight, NodeSight
 from agent.settings.sections import Settings
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterSight:
+class ClusterSight(msgspec.Struct, frozen=True):
     """The API server's answers. `node` None: it was not shown, and `answer` says why.
 
     - `excess`: granted rights that the agent does not need; None: not asked.
@@ -27,7 +27,7 @@ class ClusterSight:
     answer: ClusterAnswer
     node: NodeSight | None = None
     excess: tuple[Right, ...] | None = None
-    names: Mapping[str, NamedNode] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, NamedNode] = msgspec.field(default_factory=dict)
 
 
 async def see_cluster(
@@ -52,10 +52,10 @@ async def see_cluster(
             try:
                 node = await sight.look(settings.node, settings.sharing.resource)
             except ApiNotFound:
-                answer = dataclasses.replace(answer, found=False)
+                answer = msgspec.structs.replace(answer, found=False)
                 return ClusterSight(answer, excess=excess, names=unasked)
             annotations = node.traces.annotations
-            answer = dataclasses.replace(
+            answer = msgspec.structs.replace(
                 answer, found=True, labels=node.labels, annotations=annotations
             )
             asked = {name: await sight.named(name) for name in names[:ASKED]}

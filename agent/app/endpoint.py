@@ -1,9 +1,10 @@
 """Joins the device plugin server, its registration, and the watch for another plugin."""
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import Callable
+
+import msgspec
 
 from agent.app.adapters import Adapters
 from agent.app.late import LateAllocator
@@ -11,7 +12,7 @@ from agent.app.policies import EXPECTED, POLICIES
 from agent.core.cluster.changes import NodeEvent
 from agent.core.inventory.slices import SliceId, SliceList
 from agent.core.ports import SocketWatch
-from agent.core.reconcile.reconcile import check_start
+from agent.core.reconcile.mismatch import check_start
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.supervisor import supervise
@@ -22,8 +23,7 @@ from agent.services.registration.service import Registration
 from agent.settings.sections import Settings
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """The device plugin server of our resource, with the list that it serves."""
 
     lists: Cell[SliceList]
@@ -57,8 +57,7 @@ class Endpoint:
                 group.create_task(supervise(name, run, POLICIES[name], self.chance, EXPECTED))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointFacts:
+class EndpointFacts(msgspec.Struct, frozen=True):
     """What the endpoint follows: our resource's name, its list, and the ledger for the fence.
 
     `directory`: the kubelet's. `say`: posts an Event about the Node.

@@ -1,7 +1,8 @@
 """The shared facts of the node, each in one cell with one writer."""
 
-import dataclasses
 from collections.abc import Mapping
+
+import msgspec
 
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
@@ -11,8 +12,7 @@ from agent.core.report_settings import ReportSettings
 from agent.kit.cell import Cell
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SharedCells:
+class SharedCells(msgspec.Struct, frozen=True):
     """Cells that more than one package reads.
 
     Each cell has one writer: `app.settings` for sharing, resource, report and edits; in

@@ -5,20 +5,23 @@ agent.app.back and loads later.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
 
 from agent.app.adapters import Adapters
 from agent.app.endpoint import Endpoint, EndpointFacts, join_endpoint
 from agent.app.facts import SharedCells, new_facts
 from agent.app.late import LateAllocator
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.app.withholding import looks_of
+from agent.app.withholding import cues_of, looks_of
+from agent.core.errors import Refusal
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.core.node.withholding import Withholding
 from agent.core.ports import ServiceNotifier
 from agent.core.state.last_good import LastGood
+from agent.core.state.ledger import Row
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
 from agent.services.cluster.recent import RecentlyRegistered
@@ -35,14 +38,14 @@ from agent.services.reconcile.measuring import Measuring
 from agent.services.registration.kubelet import KubeletWatch
 from agent.services.registration.service import Registration
 from agent.services.report.announce import NodeEventQueue
+from agent.services.report.cordons import CordonEvents
 from agent.services.state import Recovered, StateService
 from agent.settings.reading import SourcesRead
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True):
     """The facts about the host before anything runs. `stop` ends the process.
 
     `start`: the settings as they were read. `look` reads them again, at once when `asked` is set.
@@ -59,13 +62,13 @@ class HostFacts:
     stored: LastGood | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KnowledgeServices:
+class KnowledgeServices(msgspec.Struct, frozen=True):
     """Services that observe the host."""
 
     keeper: InventoryKeeper
     left_out: LeftOut
     gpu_events: GpuEvents
+    cordons: CordonEvents
     listing: Listing
     discovery: Discovery
     health: HealthWatch
@@ -77,8 +80,7 @@ class KnowledgeServices:
     measuring: Measuring
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Front:
+class Front(msgspec.Struct, frozen=True):
     """The services that run first. `notices`: Events that wait for the API server.
 
     `journal`: what happened lately.
@@ -97,6 +99,11 @@ class Front:
         """Pass the ids in use to the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
             self.knowing.keeper.hold(ledger.held_ids())
+
+    def refused(self, refusal: Refusal, row: Row | None) -> None:
+        """Record a refusal, and check whether the node would refuse every new pod."""
+        self.journal.refused(refusal, row)
+        self.knowing.withholder.look()
 
     @property
     def server(self) -> PluginServer:
@@ -210,13 +217,19 @@ def _services(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
         gpu_events=GpuEvents(facts.inventory, state.ledger, keeper.left_out, notices.say),
+        cordons=CordonEvents(facts.node, facts.inventory, notices.say),
         listing=listing,
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
         kubelet=kubelet,
         recent=RecentlyRegistered(facts.inventory),
-        withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
+        withholder=Withholder(
+            looks_of(settings, adapters, state.error),
+            withhold,
+            notices.say,
+            cues_of(settings, adapters, state.error),
+        ),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
         measuring=Measuring(adapters.hooks, state.ledger, notices.say),
     )

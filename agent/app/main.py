@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from agent import __version__
@@ -40,7 +40,8 @@ from agent.core.errors import (
 from agent.core.ports import Disk, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
-from agent.host.clock import SystemClock, boot_id, machine_id
+from agent.host.clock import SystemClock
+from agent.host.identity import boot_id, machine_id
 from agent.host.kube.connection import Connection, check
 from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
@@ -77,8 +78,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """What the process was started with. `look` reads all sources again."""
 
     environ: Mapping[str, str]
@@ -87,8 +87,7 @@ class Process:
     look: Callable[[Sources, Offload], Awaitable[SourcesRead]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Memory:
+class _Memory(msgspec.Struct, frozen=True):
     """The recovered state, and the settings that its rows allow. `waiting`: why some must wait."""
 
     boot_id: str
@@ -99,8 +98,7 @@ class _Memory:
     waiting: SettingsError | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Signals:
+class _Signals(msgspec.Struct, frozen=True):
     """What signals have requested."""
 
     stop: asyncio.Event
@@ -245,10 +243,10 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
     stored = await _read_stored(disk)
     ledger = recovered.state.ledger
     plan = process.start.taken().keeping(ledger)
-    start = dataclasses.replace(process.start, plan=plan)
+    start = msgspec.structs.replace(process.start, plan=plan)
     settings = plan.settings(NodeFacts()) if plan.held else process.settings
-    state = dataclasses.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
-    recovered = dataclasses.replace(recovered, state=state)
+    state = msgspec.structs.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
+    recovered = msgspec.structs.replace(recovered, state=state)
     return _Memory(boot, recovered, stored, start, settings, plan.undrained(ledger))
 
 

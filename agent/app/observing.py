@@ -1,10 +1,11 @@
 """Reads the status of one node for commands, by a kubeconfig alone."""
 
-import dataclasses
 import datetime as dt
 import difflib
 import random
 from typing import Final
+
+import msgspec
 
 from agent.codec.observed_status import observed_status
 from agent.codec.status_document import StatusDocument, open_envelope
@@ -22,8 +23,7 @@ class NoSuchNode(AgentError):  # noqa: N818 -- names what was found
     """The cluster has no Node of that name."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeRead:
+class NodeRead(msgspec.Struct, frozen=True):
     """What was read. `missing`: why the agent itself was not read; empty if it was."""
 
     found: StatusDocument

@@ -1,11 +1,13 @@
 """The back half in plain mode, which loads after Register: answers without an API server."""
 
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+import msgspec
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
+from agent.app.usage import UsageServices, join_usage
 from agent.core.allocation.plain import PlainSettings
 from agent.core.cluster.pods import PodTable
 from agent.core.node.readiness import Check
@@ -27,18 +29,22 @@ from agent.services.report.announce import NoticeLog
 from agent.settings.sections import Settings
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlainBack:
+class PlainBack(msgspec.Struct, frozen=True):
     """The services of plain mode: answers, and the reconcile with the kubelet."""
 
     allocation: Allocation
     reconcile: Reconcile
     announcer: NoticeLog
+    usage: UsageServices
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Its standing activities by task name."""
-        return {"reconcile": self.reconcile.run, "announcer": self.announcer.run}
+        return {
+            "reconcile": self.reconcile.run,
+            "announcer": self.announcer.run,
+            **self.usage.runs,
+        }
 
     @property
     def clients(self) -> tuple[()]:
@@ -86,7 +92,8 @@ async def open_plain(
     )
     with contextlib.closing(witness):
         yield PlainBack(
-            Allocation(source, storage, front.notices.say, front.journal.refused),
+            Allocation(source, storage, front.notices.say, front.refused),
             reconcile,
             NoticeLog(front.notices),
+            join_usage(settings, adapters, front, source.calls),
         )

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import random
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 
+import msgspec
+
+import agent
 from agent.app.adapters import open_driver
 from agent.codec.node_report import register_differences, report_of
 from agent.core.cluster.annotations import REGISTER
@@ -29,6 +32,7 @@ from agent.core.node.preflight import ClusterAnswer
 from agent.core.state.holdings import Holding
 from agent.host.clock import SystemClock
 from agent.host.hook.directories import HostHookDirs
+from agent.host.inspection import uncompiled
 from agent.host.kube.api import KubeNode
 from agent.host.kube.connection import Connection
 from agent.host.kube.review import KubeReview
@@ -58,7 +62,7 @@ async def examine(
     cluster = None if plain else await _cluster(settings, environ, reader=reader)
     scan, driver = await driver_findings(settings)
     library, _ = await library_finding(settings)
-    findings = [*path_findings(settings), library, *driver]
+    findings = [*path_findings(settings), bytecode_finding(), library, *driver]
     plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
     place = look_at(plugins)
     findings.append(preflight.judge_kubelet(place, look_at(socket)))
@@ -95,8 +99,14 @@ def path_findings(settings: Settings) -> list[Finding]:
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
     hook, home = look_at(paths.hook), look_at(paths.hook / "vgpu")
     if home.kind:  # a pod mounts only this directory, and its root is read-only
-        hook = dataclasses.replace(hook, writable=home.writable)
+        hook = msgspec.structs.replace(hook, writable=home.writable)
     return [*made, preflight.judge_path(hook, made=False)]
+
+
+def bytecode_finding() -> Finding:
+    """Judge whether this program, as far as it is loaded, was compiled when it was installed."""
+    modules = list(sys.modules.values())
+    return preflight.judge_bytecode(str(Path(agent.__file__).parent), uncompiled(modules))
 
 
 async def library_finding(settings: Settings) -> tuple[Finding, HookFacts | None]:

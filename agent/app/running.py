@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from agent.app.front import Front
 from agent.app.policies import EXPECTED, POLICIES
@@ -15,6 +16,7 @@ from agent.core.ports import ServiceNotifier
 from agent.kit.cell import Cell
 from agent.kit.news import news
 from agent.kit.supervisor import supervise
+from agent.kit.ticks import until_tick
 from agent.kit.tiers import Task
 from agent.services.registration.service import RegistrationState
 
@@ -24,16 +26,19 @@ if TYPE_CHECKING:
 
 Run = Callable[[], Awaitable[None]]
 
-SCHEDULED = (*("node", "pods", "reconcile", "settlement", "outbox", "announcer", "condition"),)
+SCHEDULED = (
+    *("node", "pods", "reconcile", "settlement", "outbox", "announcer", "condition"),
+    *("usage", "pressure"),
+)
 """Tasks of the back half in hami mode."""
 
-PLAIN = ("reconcile", "announcer")
+PLAIN = ("reconcile", "announcer", "usage", "pressure")
 """Tasks of the back half in plain mode."""
 
-OBSERVING = ("node", "announcer")
+OBSERVING = ("node", "announcer", "usage")
 """Tasks of the back half with `observe`: none acts on pods, locks, rows or directories."""
 
-OBSERVING_PLAIN = ("announcer",)
+OBSERVING_PLAIN = ("announcer", "usage")
 """The same in plain mode."""
 
 STATUS_PERIOD = 10.0
@@ -43,8 +48,7 @@ MEETING = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AgentParts:
+class AgentParts(msgspec.Struct, frozen=True):
     """Both halves; the back half once it is loaded. `plain`: it is that of plain mode.
 
     `observe`: neither registers or writes.
@@ -53,7 +57,7 @@ class AgentParts:
     front: Front
     plain: bool = False
     observe: bool = False
-    back: "Cell[Back | PlainBack | None]" = dataclasses.field(default_factory=lambda: Cell(None))
+    back: "Cell[Back | PlainBack | None]" = msgspec.field(default_factory=lambda: Cell(None))
 
     async def loaded(self) -> "Back | PlainBack":
         """The back half, once it is loaded."""
@@ -75,8 +79,7 @@ class WritableDirectory(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProcessTasks:
+class ProcessTasks(msgspec.Struct, frozen=True):
     """Standing tasks of the process itself. `load` opens the back half and keeps it open.
 
     `mounts` ends the process when it fails: this process never sees the new mounts.
@@ -121,6 +124,7 @@ def tiers(
             task("inventory", knowing.keeper.run),
             task("left_out", knowing.left_out.run),
             task("gpu_events", knowing.gpu_events.run),
+            task("cordons", knowing.cordons.run),
             task("held", front.follow_held),
             *(() if parts.observe else (task("withholder", knowing.withholder.run),)),
             *(() if parts.observe else (task("clearing", knowing.clearing.run),)),
@@ -164,7 +168,7 @@ async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
 async def lost(state: Cell[RegistrationState], written: WritableDirectory) -> None:
     """Watch the kubelet's directory. Raises DirectoryLost: this process cannot write there."""
     while not written.is_lost():
-        await news(state, within=STATUS_PERIOD)
+        await news(state, within=until_tick(STATUS_PERIOD))
     raise DirectoryLost(
         f"{written.path} was created again, and this process cannot write there: restart the agent"
     )
@@ -186,7 +190,7 @@ async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
         if now != text:
             text = now
             notifier.status(text)
-        await news(front.registration.state, front.facts.slices, within=STATUS_PERIOD)
+        await news(front.registration.state, front.facts.slices, within=until_tick(STATUS_PERIOD))
 
 
 @contextlib.asynccontextmanager
@@ -200,7 +204,7 @@ async def alive(notifier: ServiceNotifier) -> AsyncIterator[None]:
     async def beat() -> None:
         while True:
             notifier.alive()
-            await asyncio.sleep(period)
+            await asyncio.sleep(until_tick(period))
 
     async with asyncio.TaskGroup() as group:
         beating = group.create_task(beat())

@@ -29,7 +29,10 @@ def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
             front.notices.unposted,
             traffic.calls,
         ),
-        durations=(traffic.durations,),
+        durations=(
+            traffic.durations,
+            back.allocation.waits.durations,
+        ),
         readings=(*_front_readings(front), *readings),
     )
 

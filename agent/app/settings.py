@@ -7,11 +7,11 @@ node keeps its value until then; everything else is applied.
 
 import asyncio
 import contextlib
-import dataclasses
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, NoReturn
 
+import msgspec
 import structlog
 
 from agent.app.facts import SharedCells
@@ -54,8 +54,7 @@ _REPORTED = "; remove the report from the Node, or HAMi's scheduler may still pl
 log = structlog.get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SettingsPorts:
+class SettingsPorts(msgspec.Struct, frozen=True):
     """What the service reads and acts on. `look` reads all sources again.
 
     `asked`: set to request a read now. `refresh`: rebuilds the inventory after a change. `say`:
@@ -111,7 +110,7 @@ class SettingsService:
         """Take over the stored copy, first of all. Its labels count until the Node is seen."""
         self._stored = stored
         if stored is not None and stored.labels is not None and stored.node == self._facts.name:
-            self._learn(dataclasses.replace(self._facts, labels=stored.labels))
+            self._learn(msgspec.structs.replace(self._facts, labels=stored.labels))
 
     async def run(self) -> None:
         """Follow the Node's labels, the rows and the files, and save the copy, for ever."""
@@ -248,7 +247,7 @@ class SettingsService:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
         async for node in self._cells.node.follow():
             if node is not None:
-                self._learn(dataclasses.replace(self._facts, labels=node.labels))
+                self._learn(msgspec.structs.replace(self._facts, labels=node.labels))
                 self.labelled.set()
 
     async def _follow_rows(self) -> None:

@@ -13,7 +13,8 @@ from agent.web.status import StatusFacts
 def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None:
     """What the agent knows now; None for a standby, and before the back half is loaded."""
     parts = watched.parts
-    if parts is None or parts.back.value is None:
+    back = parts.back.value if parts else None
+    if parts is None or back is None:
         return None
     front = parts.front
     facts, knowing = front.facts, front.knowing
@@ -27,6 +28,8 @@ def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None
         ledger=front.state.ledger.value,
         newest=knowing.samples.newest,
         history=knowing.samples.history,
+        used=back.usage.containers.newest,
+        past=back.usage.containers.history,
         changes=front.journal.changes,
         refusals=front.journal.refusals,
         journal_since=front.journal.since,

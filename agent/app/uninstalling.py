@@ -1,11 +1,12 @@
 """`uninstall`: removes what the agent wrote from this Node or from all Nodes."""
 
 import contextlib
-import dataclasses
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import AgentError, PermissionFault
 from agent.core.node.leftovers import Agents, LeftoverOutcome
@@ -26,12 +27,11 @@ class InUse(AgentError):  # noqa: N818 -- the state, not the call, is the error
     """The uninstall is refused. Nothing was changed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Uninstalled:
+class Uninstalled(msgspec.Struct, frozen=True):
     """The result for the Nodes, and the paths that stay on this host, each with the reason."""
 
     outcome: LeftoverOutcome
-    host: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    host: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 async def uninstall_here(

@@ -1,8 +1,9 @@
 """Computes the readiness checks of the agent from its cells."""
 
-import dataclasses
 import enum
 from collections.abc import Sequence
+
+import msgspec
 
 from agent.app.front import Front
 from agent.app.running import AgentParts
@@ -19,8 +20,7 @@ class WebDoor(enum.StrEnum):
     SOCKET = "web_socket"
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class WebSubjects:
+class WebSubjects(msgspec.Struct, eq=False):
     """What the web pages show; a standby has no parts. `shut`: why a listener cannot open.
 
     A standby opens only the port. The unix socket belongs to the agent that serves.
@@ -29,7 +29,7 @@ class WebSubjects:
     heartbeat: Heartbeat
     standby: str = ""
     parts: AgentParts | None = None
-    shut: dict[WebDoor, str] = dataclasses.field(default_factory=dict)
+    shut: dict[WebDoor, str] = msgspec.field(default_factory=dict)
 
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""

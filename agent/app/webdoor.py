@@ -1,33 +1,39 @@
 """Opens the web pages. Imported late: aiohttp takes longer to load than a registration takes."""
 
 import contextlib
-import dataclasses
 import platform
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 
+import msgspec
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from agent import __version__
+from agent.app.running import AgentParts
 from agent.app.series import series_of
 from agent.app.status import status_facts
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
 from agent.core.health.maintenance import GpuRelease
 from agent.core.health.news import holders
-from agent.core.inventory.gpu import NO_INDEX
+from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceList
 from agent.core.state.ledger import Ledger
+from agent.core.usage.limit_answer import LimitAnswer
+from agent.core.usage.live_limits import LimitRefused, LimitWish
 from agent.kit.cell import Cell
 from agent.settings.sections import Settings
 from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.api import ReadApi
-from agent.web.gpus import labelled
+from agent.web.gpus import gpu_labels, labelled
+from agent.web.hami import HamiSettings
+from agent.web.limits import LimitDoor
 from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
 from agent.web.page.door import PageDoor
+from agent.web.policy import HamiNames
 from agent.web.probes import Probes
 from agent.web.readers import Readers
 from agent.web.server import Listeners, Page, WebServer, near
@@ -41,7 +47,9 @@ class _AgentMetrics(Collector):
     def __init__(self, watched: WebSubjects, settings: Settings) -> None:
         self._watched = watched
         self._names_pods = settings.metrics.containers
-        self._hami_node = settings.node if settings.metrics.hami_host else ""
+        # Who observes is beside HAMi's own plugin, which has its monitor.
+        names = HamiNames.NONE if settings.observe else settings.metrics.hami
+        self._hami = HamiSettings(names, settings.node)
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -63,7 +71,8 @@ class _AgentMetrics(Collector):
             front.knowing.samples.newest,
             lambda: front.knowing.keeper.gone,
             names_pods=self._names_pods,
-            hami_node=self._hami_node,
+            use=back.usage.containers.newest,
+            hami=self._hami,
         )
         return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 
@@ -108,10 +117,11 @@ async def open_web(
 
 
 def _actions(watched: WebSubjects) -> Actions | None:
-    """The actions on GPUs. A standby has none."""
-    if watched.parts is None:
+    """The actions on GPUs and limits. A standby has none."""
+    parts = watched.parts
+    if parts is None:
         return None
-    front = watched.parts.front
+    front = parts.front
     health, ledger = front.knowing.health, front.state.ledger
     recheck = health.recheck
 
@@ -123,8 +133,7 @@ def _actions(watched: WebSubjects) -> Actions | None:
 
     def left_out(name: str) -> str:
         for fault in front.knowing.keeper.left_out.value:
-            index = fault.gpu.removeprefix("index ")
-            if name in {fault.gpu, index if fault.index == NO_INDEX else str(fault.index)}:
+            if name in {fault.gpu, str(fault.index)}:
                 return fault.text
         return ""
 
@@ -132,12 +141,31 @@ def _actions(watched: WebSubjects) -> Actions | None:
         found = await health.release(name)
         pods = front.facts.pods.value
         held_by = holders(ledger.value, found.gpus, pods) if found else ()
-        return found and dataclasses.replace(found, held_by=held_by)
+        return found and msgspec.structs.replace(found, held_by=held_by)
 
     return Actions(
         {
             "recheck": recheck_act(recheck, known, uuids, left_out),
             "release": release_act(release, known, left_out),
             "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids, left_out),
-        }
+        },
+        _limits(parts),
     )
+
+
+def _limits(parts: AgentParts) -> LimitDoor:
+    async def limit(wish: LimitWish) -> LimitAnswer:
+        back = parts.back.value
+        if parts.observe:
+            raise LimitRefused(
+                "This agent only observes and changes no limits: another plugin gave the container "
+                "its GPUs."
+            )
+        if back is None:
+            raise LimitRefused("The agent is still loading; try again in a few seconds.")
+        return await back.usage.limits.limit(wish)
+
+    def labels() -> Mapping[GpuUuid, str]:
+        return gpu_labels(parts.front.facts.inventory.value)
+
+    return LimitDoor(limit, labels)

@@ -1,13 +1,23 @@
 """Parses command lines; a mistake gets one sentence that names the verb."""
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 from typing_extensions import override
 
+from agent.codec.known_keys import nearest
 from agent.core.errors import cap
+
+TABLE: Final = "table"
+FORMS: Final = (TABLE, "json", "yaml")
+_FORM_WORDS: Final = {
+    TABLE: "for people",
+    "wide": "with all columns",
+    "json": "everything, for programs",
+    "yaml": "the same as YAML",
+    "name": "names alone",
+}
 
 
 class _WholeWords(argparse.HelpFormatter):
@@ -66,11 +76,12 @@ class Parser(argparse.ArgumentParser):
 
 def add_output(
     parser: argparse.ArgumentParser,
-    default: str = "text",
-    forms: Sequence[str] = ("text", "json"),
+    default: str = TABLE,
+    forms: Sequence[str] = FORMS,
 ) -> None:
-    """Add `-o text|json` and `--json`. `forms`: those of the verb."""
-    parser.add_argument("-o", "--output", choices=forms, default=default)
+    """Add `-o table|json|yaml` and `--json`. `forms`: those of the verb."""
+    words = "; ".join(f"{form}: {_FORM_WORDS[form]}" for form in forms)
+    parser.add_argument("-o", "--output", choices=forms, default=default, help=words)
     parser.add_argument(
         "--json",
         dest="output",
@@ -79,10 +90,3 @@ def add_output(
         default=default,
         help="the same as -o json",
     )
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown word, in any case; empty if no known one is similar."""
-    words = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.65)
-    return f"; did you mean {words[close[0]]}?" if close else ""

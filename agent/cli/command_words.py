@@ -1,12 +1,12 @@
 """Reads from the parser which words can follow on a command line."""
 
 import argparse
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CommandWords:
+
+class CommandWords(msgspec.Struct, frozen=True):
     """The words after one command. `path`: its verbs, for example `config show`; empty: none yet.
 
     - `verbs`: the verbs that may follow. `places`: the values of its arguments that have choices.

@@ -4,18 +4,20 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from agent.app.codes import BAD_SETTINGS
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK
 from agent.cli.config_check import add_check, check
+from agent.cli.documents import document
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
-from agent.cli.settings_view import plain, table, terminal_columns
-from agent.codec.status_document import API_VERSION
+from agent.cli.settings_view import plain, table
+from agent.cli.terminal import UNFOLDED, terminal_width
 from agent.core.errors import SettingsError
-from agent.settings.fields import DEFAULT, Setting
+from agent.host.clock import SystemClock
+from agent.settings.fields import DEFAULT
 from agent.settings.json_schema import json_schema
 from agent.settings.profiles import NodeFacts
 
@@ -71,13 +73,10 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     settings = [
         setting for setting in values.values() if not args.diff or setting.origin != DEFAULT
     ]
-    if args.output == "json":
-        sys.stdout.write(json.dumps(_document(settings), indent=2) + "\n")
-    else:
-        columns = terminal_columns()
+    if args.output == TABLE:
+        columns = terminal_width(environ, UNFOLDED)
         sys.stdout.writelines(table(settings, origin=args.origin, columns=columns))
+    else:
+        data = [plain(setting) for setting in settings]
+        sys.stdout.write(document("Config", data, args.output, SystemClock().now()))
     return OK
-
-
-def _document(settings: Iterable[Setting]) -> dict[str, object]:
-    return {"apiVersion": API_VERSION, "kind": "Config", "data": [plain(s) for s in settings]}

@@ -3,27 +3,30 @@
 import argparse
 import asyncio
 import dataclasses
-import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.cli.arguments import add_output
+import msgspec
+
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK, PROBLEM
+from agent.cli.documents import document
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, looked, sources
-from agent.cli.settings_view import plain, table, terminal_columns
+from agent.cli.settings_view import plain, table
+from agent.cli.terminal import UNFOLDED, terminal_width
 from agent.codec.device_config import SECTION
 from agent.codec.faults import Faults
 from agent.codec.json_places import read_json
 from agent.codec.nodeconfig import WHAT as NODES
-from agent.codec.status_document import API_VERSION
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.core.state.last_good import SourceFile
-from agent.host.surroundings import host_name
+from agent.host.clock import SystemClock
+from agent.host.identity import host_name
 from agent.host.worker import Worker
 from agent.settings.fields import DEFAULT
 from agent.settings.profiles import NodeFacts
@@ -42,8 +45,7 @@ STDIN: Final = Path("/dev/stdin")
 OWN: Final = "the agent's own file"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _NodeSettings:
+class _NodeSettings(msgspec.Struct, frozen=True):
     """The settings of one node that differ from their defaults."""
 
     title: str
@@ -92,22 +94,17 @@ def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print what each node gets, or every fault in one sentence; return the exit code."""
     try:
         plan = _plan(args, environ)
-        nodes = _nodes(args, plan)
+        nodes = _nodes(args, plan, terminal_width(environ, UNFOLDED) - len(INDENT))
     except SettingsError as error:
         sys.stderr.writelines(f"hami-agent: {text}\n" for text in error.every)
-        if args.output == "json":
-            _write({"ok": False, "error": str(error), "errors": list(error.every)})
+        if args.output != TABLE:
+            _write({"ok": False, "error": str(error), "errors": list(error.every)}, args.output)
         return PROBLEM
     notes = list(_notes(args, plan))
-    if args.output == "json":
-        _write(
-            {
-                "ok": True,
-                "warnings": list(plan.warnings),
-                "notes": notes,
-                "nodes": [_plain(node) for node in nodes],
-            }
-        )
+    if args.output != TABLE:
+        each = [_plain(node) for node in nodes]
+        said = {"ok": True, "warnings": list(plan.warnings), "notes": notes, "nodes": each}
+        _write(said, args.output)
         return OK
     sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
     sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
@@ -131,13 +128,13 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
     return dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
 
 
-def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[_NodeSettings]:
+def _nodes(args: argparse.Namespace, plan: NodeValues, columns: int) -> Sequence[_NodeSettings]:
     """The settings of each node. Raises SettingsError."""
     faults = Faults()
     nodes: list[_NodeSettings] = []
     for title, facts in _facts(args, plan, _labels(args)):
         with faults.kept():
-            nodes.append(_node(plan, title, facts))
+            nodes.append(_node(plan, title, facts, columns))
     faults.refuse()
     return nodes
 
@@ -154,9 +151,8 @@ def _notes(args: argparse.Namespace, plan: NodeValues) -> Iterator[str]:
                 yield f"the profile {cap(profile.name, 64)} is left out: it needs {option}"
 
 
-def _write(data: dict[str, object]) -> None:
-    document = {"apiVersion": API_VERSION, "kind": "ConfigCheck", **data}
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+def _write(data: dict[str, object], form: str) -> None:
+    sys.stdout.write(document("ConfigCheck", data, form, SystemClock().now()))
 
 
 def _plain(node: _NodeSettings) -> dict[str, object]:
@@ -235,7 +231,7 @@ def _facts(
         yield OTHERS, NodeFacts("", labels, models)
 
 
-def _node(plan: NodeValues, title: str, facts: NodeFacts) -> _NodeSettings:
+def _node(plan: NodeValues, title: str, facts: NodeFacts, columns: int) -> _NodeSettings:
     values = plan.resolve(facts)
     gpus = max(1, len(facts.gpus or ()))
     build(values, host_name=facts.name or host_name(), gpus=gpus)
@@ -244,7 +240,6 @@ def _node(plan: NodeValues, title: str, facts: NodeFacts) -> _NodeSettings:
     heads: Sequence[str] = (title, *(f"profile {name}" for name in values.profiles))
     lines = [", ".join(heads) + ("\n" if changed else ": all defaults\n")]
     if changed:
-        columns = terminal_columns()
-        rows = table(changed, origin=True, columns=columns and columns - len(INDENT))
+        rows = table(changed, origin=True, columns=columns)
         lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
     return _NodeSettings(title, values.profiles, tuple(map(plain, changed)), tuple(lines))

@@ -2,26 +2,27 @@
 
 import argparse
 import asyncio
-import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from agent.app.cordoning import NoSuchGpu, plan_cordon, write_cordon
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
+from agent.cli.documents import document
 from agent.cli.gpu_action import NAME
 from agent.cli.logs import configure
 from agent.cli.settings_args import looked
-from agent.codec.status_document import API_VERSION
 from agent.core.cluster.annotations import CORDON
 from agent.core.errors import AgentError, ApiError, ApiForbidden, SettingsError
 from agent.core.node.cordon import CordonEdit
+from agent.host.clock import SystemClock
+from agent.host.identity import host_name
 from agent.host.kube.connection import Connection, check
-from agent.host.surroundings import host_name
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 
@@ -31,8 +32,7 @@ CODES: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CordonPlace:
+class CordonPlace(msgspec.Struct, frozen=True):
     """The Node, and the way to the API server."""
 
     node: str
@@ -65,10 +65,18 @@ def change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool
             edit = asyncio.run(write_cordon(place.connection, place.node, agreed, cordon=cordon))
     except AgentError as error:
         return fail(args.verb, _sentence(error), _code(error))
-    if args.output == "json":
-        _write_json(edit, place.node, cordon=cordon)
-    else:
+    if args.output == TABLE:
         sys.stdout.write(_told(edit, place.node, cordon=cordon))
+        return OK
+    data = {
+        "node": place.node,
+        "gpu": edit.gpu.index,
+        "uuid": edit.gpu.uuid,
+        "cordoned": cordon,
+        "changed": bool(edit.changes),
+    }
+    source = f"API server by {place.connection.source}"
+    sys.stdout.write(document("Cordon", data, args.output, SystemClock().now(), source))
     return OK
 
 
@@ -115,19 +123,6 @@ def _told(edit: CordonEdit, node: str, *, cordon: bool) -> str:
         return f"{subject} {state}; nothing was changed\n"
     state = "cordoned" if cordon else "no longer cordoned"
     return f"{subject} is {state}. {_effect(cordon=cordon)} This takes up to 15 s.\n"
-
-
-def _write_json(edit: CordonEdit, node: str, *, cordon: bool) -> None:
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": "Cordon",
-        "node": node,
-        "gpu": edit.gpu.index,
-        "uuid": edit.gpu.uuid,
-        "cordoned": cordon,
-        "changed": bool(edit.changes),
-    }
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 def _sentence(error: AgentError) -> str:

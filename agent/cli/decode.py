@@ -1,28 +1,28 @@
 """`hami-agent decode`: prints any HAMi annotation value as JSON."""
 
 import argparse
-import dataclasses
 import datetime as dt
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM, USAGE
+from agent.cli.documents import document
 from agent.cli.main import Subparsers
 from agent.codec.annotation_kinds import MIG_KEY, PHASES, bare, keys_of_first, kind_of
 from agent.codec.handshake import decode_handshake
 from agent.codec.nodeconfig import decode_nodeconfig
 from agent.codec.nodelock import decode_node_lock
 from agent.codec.pod import decode_pod_devices, vendor_words
-from agent.codec.register import decode_register
-from agent.codec.register_colon import decode_register_colon
+from agent.codec.register_colon import decode_either, is_json_form
 from agent.codec.score import decode_scores
-from agent.codec.status_document import API_VERSION
 from agent.core.errors import MalformedText, cap
+from agent.host.clock import SystemClock
 
 MAX_CHARS = 4 * 1024 * 1024
 STDIN: Final = "-"
@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--kind", choices=tuple(DECODERS), help="the value's kind; recognised by its form if absent"
     )
-    add_output(parser, "json", ("json",))
+    add_output(parser, "json", ("json", "yaml"))
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -71,8 +71,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         data = _decoded(kind, text)
     except MalformedText as error:
         return _fail(str(error), PROBLEM)
-    document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
-    sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
+    sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
     return OK
 
 
@@ -122,14 +121,13 @@ def _is_file(text: str) -> bool:
 
 
 def _register(text: str) -> object:
-    is_json = text.startswith("[") or text == "null"
-    if is_json and MIG_KEY in keys_of_first(text):
+    if is_json_form(text) and MIG_KEY in keys_of_first(text):
         raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON: read it as it is")
-    gpus = decode_register(text) if is_json else decode_register_colon(text)
+    gpus = decode_either(text)
     for place, gpu in enumerate(gpus):
         if not gpu.uuid:
             raise MalformedText(f"register annotation, GPU {place} has no id")
-    return [dataclasses.asdict(gpu) for gpu in gpus]
+    return [msgspec.structs.asdict(gpu) for gpu in gpus]
 
 
 def _devices(text: str) -> object:
@@ -141,7 +139,7 @@ def _devices(text: str) -> object:
         groups = groups[:-1]
     return [
         [
-            {"uuid": share.uuid, "type": word, **dataclasses.asdict(share)}
+            {"uuid": share.uuid, "type": word, **msgspec.structs.asdict(share)}
             for share, word in zip(group, types, strict=True)
         ]
         for group, types in zip(groups, words, strict=False)
@@ -159,7 +157,8 @@ def _handshake(text: str) -> object:
 
 
 def _score(text: str) -> object:
-    return [{"uuid": uuid, "score": pairs} for uuid, pairs in decode_scores(text).items()]
+    scores = {uuid: dict(pairs) for uuid, pairs in decode_scores(text).items()}
+    return [{"uuid": uuid, "score": pairs} for uuid, pairs in scores.items()]
 
 
 def _time(text: str) -> object:
@@ -191,7 +190,3 @@ DECODERS: Mapping[str, Callable[[str], object]] = {
     "cordon": _cordon,
     "nodeconfig": decode_nodeconfig,
 }
-
-
-def _plain(value: object) -> object:
-    return value.isoformat() if isinstance(value, dt.datetime) else str(value)

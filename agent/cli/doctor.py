@@ -4,18 +4,22 @@ import argparse
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agent.app.checkup import CheckupRequest, examine_running
 from agent.app.preflight import examine
 from agent.cli.api_socket import Unreachable, call
-from agent.cli.arguments import add_output, nearest
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import INCOMPLETE, OK, PROBLEM, WARNED
-from agent.cli.doctor_view import write_document, write_lines
+from agent.cli.doctor_view import document_of, write_lines
+from agent.cli.documents import document
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources, started
+from agent.cli.terminal import UNFOLDED, terminal_width
+from agent.codec.known_keys import nearest
 from agent.core.errors import SettingsError, cap
 from agent.core.node.check_groups import ALL_GROUPS, CheckGroup, in_groups
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
@@ -68,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="do not check the rights to write, for an account that may only read",
     )
-    add_output(parser, forms=("text", "json", "yaml"))
+    add_output(parser)
     add_settings(parser)
 
 
@@ -78,10 +82,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     read = asyncio.run(_read(sources(args, environ), before=args.pre))
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
     findings = tuple(_findings(read, environ, args, groups))
-    if args.output == "text":
-        write_lines(findings, before=args.pre)
+    if args.output == TABLE:
+        write_lines(findings, terminal_width(environ, UNFOLDED), before=args.pre)
     else:
-        write_document(findings, args.output, before=args.pre)
+        kind, data = document_of(findings, before=args.pre)
+        sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
     return _code({one.verdict for one in findings}, strict=args.strict)
 
 

@@ -1,65 +1,67 @@
-"""Prints the findings of `doctor`: lines for people, or a document for programs."""
+"""Renders the findings of `doctor`: lines for people, data for programs."""
 
-import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-import yaml
-
-from agent.codec.status_document import API_VERSION
 from agent.core.errors import cap
 from agent.core.node.check_groups import consequence, group_of
 from agent.core.node.findings import Finding, PreflightVerdict, counted
 
+_INDENT: Final = 20
 _LONGEST: Final = 1024
 """Characters of a text; some come from the cluster."""
 
 
-def write_lines(findings: Sequence[Finding], *, before: bool) -> None:
-    """Print a line for each finding and one with their numbers. `before`: of `doctor --pre`."""
-    if before:
-        sys.stdout.writelines(map(_line, findings))
-    else:
-        sys.stdout.writelines(line for one in findings for line in _lines(one))
-    sys.stdout.write(_sum(findings))
+def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> None:
+    """Print a line for each finding and one with their numbers, folded at `columns`.
+
+    `before`: of `doctor --pre`.
+    """
+    each = _line if before else _lines
+    lines = (line for one in findings for line in each(one))
+    indent = " " * min(_INDENT, columns // 4)
+    for line in (*lines, _sum(findings)):
+        begin = indent if line.startswith(("means: ", "to do: ")) else ""
+        parts = textwrap.wrap(
+            line,
+            columns,
+            initial_indent=begin,
+            subsequent_indent=f"{indent}  ",
+            break_on_hyphens=False,
+        )
+        sys.stdout.writelines(f"{part}\n" for part in parts)
 
 
-def write_document(findings: Sequence[Finding], form: str, *, before: bool) -> None:
-    """Print the findings as JSON or YAML (`form`)."""
+def document_of(findings: Sequence[Finding], *, before: bool) -> tuple[str, dict[str, object]]:
+    """The kind and the data of the findings for programs."""
     counts = Counter(one.verdict for one in findings)
-    document: dict[str, Any] = {
-        "apiVersion": API_VERSION,
-        "kind": "Preflight" if before else "Checkup",
-        "ok": not counts[PreflightVerdict.WRONG],
-    }
+    data: dict[str, object] = {"ok": not counts[PreflightVerdict.WRONG]}
     if not before:
-        document["complete"] = not counts[PreflightVerdict.UNKNOWN]
-    document["findings"] = [_entry(one, before=before) for one in findings]
-    if form == "yaml":
-        yaml.safe_dump(document, sys.stdout, sort_keys=False, allow_unicode=True, width=100)
-    else:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        data["complete"] = not counts[PreflightVerdict.UNKNOWN]
+    data["findings"] = [_entry(one, before=before) for one in findings]
+    return "Preflight" if before else "Checkup", data
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Finding) -> Iterator[str]:
     verdict, point = finding.verdict, finding.point.value
     line = f"{verdict.value:<6} {point:<11} {_safe(f'{finding.subject}: {finding.said}')}"
     if finding.advice:
         line += f"; {_safe(finding.advice)}"
-    return line + ("\n" if verdict is PreflightVerdict.OK else f" [RUNBOOK {point}]\n")
+    yield line if verdict is PreflightVerdict.OK else f"{line} [RUNBOOK {point}]"
 
 
 def _lines(finding: Finding) -> Iterator[str]:
     group, verdict, point = group_of(finding.point).value, finding.verdict, finding.point.value
     said = _safe(f"{finding.subject}: {finding.said}")
-    yield f"{group:<10} {verdict.value:<8} {point:<12} {said}\n"
+    yield f"{group:<10} {verdict.value:<8} {point:<12} {said}"
     if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
-        yield f"{'':<20}means: {consequence(finding)}\n"
+        yield f"means: {consequence(finding)}"
     if verdict is not PreflightVerdict.OK:
         advice = _safe(finding.advice)
-        yield f"{'':<20}to do: {advice}{' ' if advice else ''}[RUNBOOK {point}]\n"
+        yield f"to do: {advice}{' ' if advice else ''}[RUNBOOK {point}]"
 
 
 def _safe(text: str) -> str:
@@ -73,7 +75,7 @@ def _sum(findings: Sequence[Finding]) -> str:
     unknown = counts[PreflightVerdict.UNKNOWN]
     unseen = f", {unknown} not checked" if unknown else ""
     wrong = counts[PreflightVerdict.WRONG]
-    return f"{wrong} wrong, {notes}, {counts[PreflightVerdict.OK]} ok{unseen}\n"
+    return f"{wrong} wrong, {notes}, {counts[PreflightVerdict.OK]} ok{unseen}"
 
 
 def _entry(finding: Finding, *, before: bool) -> dict[str, str]:

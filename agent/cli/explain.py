@@ -7,15 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from agent.app.explaining import read_cluster, read_refused
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
-from agent.cli.explain_recent import recent_document, recent_text
-from agent.cli.explain_view import document, rendered
+from agent.cli.documents import document
+from agent.cli.explain_recent import recent_data, recent_text
+from agent.cli.explain_view import explanation_data, rendered
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_view import terminal_columns
-from agent.cli.terminal import working
+from agent.cli.terminal import UNFOLDED, terminal_width, working
 from agent.core.cluster.snapshot import ClusterSnapshot, RefusedPod
 from agent.core.errors import ApiError, SettingsError, cap
 from agent.host.clock import SystemClock
@@ -55,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="name of HAMi's scheduler (default %(default)s)",
     )
-    add_output(parser, forms=("text", "json", "yaml"))
+    add_output(parser)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -68,30 +68,37 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if connection is None:
         return fail("explain", NO_KUBECONFIG, UNREACHABLE)
     try:
-        return _answer(args, connection, namespace, name)
+        columns = terminal_width(environ, UNFOLDED)
+        return _answer(args, connection, namespace, name, columns)
     except (SettingsError, ApiError) as error:
         advice = ": give --kubeconfig, or set KUBECONFIG"
         is_ours = isinstance(error, SettingsError)
         return fail("explain", f"{error.said}{advice}" if is_ours else str(error), UNREACHABLE)
 
 
-def _answer(args: argparse.Namespace, connection: Connection, namespace: str, name: str) -> int:
+def _answer(
+    args: argparse.Namespace, connection: Connection, namespace: str, name: str, columns: int
+) -> int:
     """Print the answer and return the exit code. Raises SettingsError, ApiError."""
     clock = SystemClock()
     if args.recent:
         with working("reading pods and Events"):
             refused = asyncio.run(read_refused(connection, args.namespace or "", clock))
-        return _write_recent(args, connection, refused, clock)
+        return _write_recent(args, connection, refused, clock, columns)
     namespace = namespace or default_namespace(connection)
     with working("reading the pod, Nodes and pods with GPUs"):
         found = asyncio.run(read_cluster(connection, namespace, name, clock))
     if isinstance(found, NoSuchPod):
         return fail("explain", _missing(found, namespace, name), NOT_FOUND)
-    return _write(args, connection, found, clock)
+    return _write(args, connection, found, clock, columns)
 
 
 def _write(
-    args: argparse.Namespace, connection: Connection, found: ClusterSnapshot, clock: SystemClock
+    args: argparse.Namespace,
+    connection: Connection,
+    found: ClusterSnapshot,
+    clock: SystemClock,
+    columns: int,
 ) -> int:
     settings = SchedulerSettings(scheduler_name=args.scheduler_name)
     now = clock.now()
@@ -99,10 +106,11 @@ def _write(
     with working(f"trying changes on {len(found.nodes)} Nodes"):
         explanation = explain_pod(found, now, chance, settings)
     source = f"API server by {connection.source}"
-    if args.output == "text":
-        sys.stdout.write(rendered(explanation, source, now, terminal_columns()))
+    if args.output == TABLE:
+        sys.stdout.write(rendered(explanation, source, now, columns))
     else:
-        sys.stdout.write(document(explanation, source, now, args.output))
+        data = explanation_data(explanation)
+        sys.stdout.write(document("Explanation", data, args.output, found.taken, source))
     if explanation.missing:
         return INCOMPLETE
     return PROBLEM if explanation.is_blocked else OK
@@ -113,12 +121,13 @@ def _write_recent(
     connection: Connection,
     refused: Sequence[RefusedPod],
     clock: SystemClock,
+    columns: int,
 ) -> int:
     source, now = f"API server by {connection.source}", clock.now()
-    if args.output == "text":
-        sys.stdout.write(recent_text(refused, source, now, terminal_columns()))
+    if args.output == TABLE:
+        sys.stdout.write(recent_text(refused, source, now, columns))
     else:
-        sys.stdout.write(recent_document(refused, source, now, args.output))
+        sys.stdout.write(document("Refusals", recent_data(refused), args.output, now, source))
     return OK
 
 

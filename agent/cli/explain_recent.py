@@ -4,7 +4,7 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agent.cli.explain_view import enveloped, folded
+from agent.cli.explain_view import folded
 from agent.codec.nodelock import encode_stamp
 from agent.core.cluster.snapshot import RefusedPod
 from agent.core.errors import cap
@@ -16,16 +16,14 @@ _SENTENCE: Final = 512
 _UNKNOWN: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def recent_text(
-    refused: Sequence[RefusedPod], source: str, now: dt.datetime, columns: int | None
-) -> str:
-    """The refusals for people, folded at `columns` (None: not at all)."""
+def recent_text(refused: Sequence[RefusedPod], source: str, now: dt.datetime, columns: int) -> str:
+    """The refusals for people, folded at `columns`."""
     return folded(_lines(refused, source, now), columns)
 
 
-def recent_document(refused: Sequence[RefusedPod], source: str, now: dt.datetime, form: str) -> str:
-    """All refusals as a document; `form` is json or yaml."""
-    data = [
+def recent_data(refused: Sequence[RefusedPod]) -> list[dict[str, object]]:
+    """All refusals, for programs."""
+    return [
         {
             "namespace": pod.namespace,
             "pod": pod.name,
@@ -36,8 +34,6 @@ def recent_document(refused: Sequence[RefusedPod], source: str, now: dt.datetime
         }
         for pod in _ordered(refused)
     ]
-    origin = {"name": source, "readAt": encode_stamp(now)}
-    return enveloped("Refusals", data, origin, now, form)
 
 
 def _lines(

@@ -1,16 +1,12 @@
-"""Renders an explanation as text for people, and as JSON or YAML for programs."""
+"""Renders an explanation as text for people, and as data for programs."""
 
-import dataclasses
 import datetime as dt
-import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-import yaml
+import msgspec
 
-from agent.codec.nodelock import encode_stamp
-from agent.codec.status_document import API_VERSION
 from agent.core.errors import cap
 from agent.sandbox.explain.story import (
     Explanation,
@@ -23,34 +19,30 @@ from agent.sandbox.explain.story import (
 from agent.sandbox.explain.words import span
 
 NODES_SHOWN: Final = 5
-_WIDEST: Final = 10_000
-"""Columns without a terminal: a line is not folded."""
-_NARROWEST: Final = 20
 
 
-def rendered(explanation: Explanation, source: str, now: dt.datetime, columns: int | None) -> str:
-    """The explanation for people, folded at `columns` (None: not at all)."""
+def rendered(explanation: Explanation, source: str, now: dt.datetime, columns: int) -> str:
+    """The explanation for people, folded at `columns`."""
     return folded(_lines(explanation, source, now), columns)
 
 
-def folded(lines_of: Iterable[tuple[int, int, str]], columns: int | None) -> str:
-    """Lines of indent, indent of what is folded, and text, folded at `columns` (None: not)."""
-    width = max(columns, _NARROWEST) if columns is not None else _WIDEST
+def folded(lines_of: Iterable[tuple[int, int, str]], columns: int) -> str:
+    """Lines of indent, indent of what is folded, and text, folded at `columns`."""
     lines: list[str] = []
     for indent, hanging, text in lines_of:
         lines += textwrap.wrap(
             text,
-            width,
+            columns,
             initial_indent=" " * indent,
-            subsequent_indent=" " * min(hanging, width // 3),
+            subsequent_indent=" " * min(hanging, columns // 3),
             break_on_hyphens=False,
         )
     return "".join(f"{line}\n" for line in lines)
 
 
-def document(explanation: Explanation, source: str, now: dt.datetime, form: str) -> str:
-    """The explanation as a document; `form` is json or yaml."""
-    data = {
+def explanation_data(explanation: Explanation) -> dict[str, object]:
+    """The explanation for programs."""
+    return {
         "namespace": explanation.namespace,
         "pod": explanation.name,
         "phase": explanation.phase,
@@ -62,24 +54,6 @@ def document(explanation: Explanation, source: str, now: dt.datetime, form: str)
         "changes": [_plain(change) for change in explanation.changes],
         "missing": list(explanation.missing),
     }
-    origin = {"name": source, "readAt": encode_stamp(explanation.taken)}
-    return enveloped("Explanation", data, origin, now, form)
-
-
-def enveloped(
-    kind: str, data: object, source: Mapping[str, str], now: dt.datetime, form: str
-) -> str:
-    """A document of this kind; `form` is json or yaml."""
-    whole = {
-        "apiVersion": API_VERSION,
-        "kind": kind,
-        "generatedAt": encode_stamp(now),
-        "source": dict(source),
-        "data": data,
-    }
-    if form == "yaml":
-        return yaml.safe_dump(whole, sort_keys=False, allow_unicode=False)
-    return json.dumps(whole, indent=2) + "\n"
 
 
 def _lines(
@@ -145,8 +119,7 @@ def _gate(gate: Gate) -> dict[str, object]:
 
 def _plain(value: NodeVerdict | GpuVerdict | PlacingChange) -> dict[str, object]:
     """A value of the story for JSON, with JSON's names."""
-    fields = dataclasses.fields(value)
-    return {_camel(one.name): _entry(getattr(value, one.name)) for one in fields}
+    return {_camel(name): _entry(one) for name, one in msgspec.structs.asdict(value).items()}
 
 
 def _entry(value: object) -> object:

@@ -9,8 +9,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from agent.cli.api_socket import Unreachable, add_socket, call
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, fail
+from agent.cli.documents import document
+from agent.host.clock import SystemClock
 
 FOUND: Final = 200
 NONE_SUCH: Final = 404
@@ -43,7 +45,11 @@ def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> i
 
     It is 0 or 1 by `tell`, 3 if no agent answers, 4 if there is no such GPU.
     """
-    target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
+    return request(args, f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}", deadline, tell)
+
+
+def request(args: argparse.Namespace, target: str, deadline: float, tell: Tell) -> int:
+    """Request the action at that path; the rest as in act()."""
     try:
         status, text = call(args.socket, "POST", target, deadline)
     except Unreachable as error:
@@ -51,11 +57,12 @@ def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> i
     if status != FOUND:
         return fail(args.verb, text.strip(), NOT_FOUND if status == NONE_SUCH else PROBLEM)
     try:
-        document = json.loads(text)
-        answer, is_good = tell(document["data"])
+        said = json.loads(text)
+        answer, is_good = tell(said["data"])
     except (ValueError, LookupError, TypeError):
         return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
-    if args.output == "json":
-        answer = json.dumps({**document, "source": str(args.socket)}, indent=2) + "\n"
+    if args.output != TABLE:
+        kind, data, at = said["kind"], said["data"], SystemClock().now()
+        answer = document(kind, data, args.output, at, str(args.socket))
     sys.stdout.write(answer)
     return OK if is_good else PROBLEM

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from agent.cli.arguments import Parser, nearest
+from agent.cli.arguments import Parser
 from agent.cli.codes import INTERRUPTED, OK, UNWRITTEN, USAGE
 from agent.cli.inherited import Unwritten, drop_output
+from agent.codec.known_keys import nearest
 from agent.core.errors import cap
 
 VERBS: Mapping[str, tuple[str, str]] = {
@@ -25,6 +26,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "top": ("agent.cli.top", "show this node live: GPUs and who holds them"),
     "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
     "release": ("agent.cli.release", "release a GPU for work on it"),
+    "limit": ("agent.cli.limit", "give a running container other limits"),
     "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
     "cordon": ("agent.cli.cordon", "place no new pods on a GPU"),
     "uncordon": ("agent.cli.uncordon", "let new pods be placed on a cordoned GPU again"),
@@ -91,6 +93,7 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         sys.stderr.write(f"hami-agent: {text}\n")
         return USAGE
     module: Verb | None = None
+    leads = bool(argv) and argv[0] == verb
     for name, (path, text) in VERBS.items():
         if name == verb:
             module = importlib.import_module(path)
@@ -98,7 +101,7 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
             if not gc.isenabled():
                 gc.freeze()  # loaded modules stay: collecting them would take 30 ms
                 gc.enable()
-        else:
+        elif not leads:  # nobody will see the list of all verbs
             subparsers.add_parser(name, help=text)
     try:
         args = parser.parse_args(argv)

@@ -14,11 +14,14 @@ from typing import Final
 
 from agent.cli import sandbox_scheduler
 from agent.cli import sandbox_view as view
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK, PROBLEM, USAGE
+from agent.cli.documents import document
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.core.errors import AgentError
+from agent.host.clock import SystemClock
 from agent.sandbox.apiserver_kubectl import PREFIX
 from agent.sandbox.hardware_file import DRIVER_VERSION, Description
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, kubeconfig, open_cluster
@@ -56,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--split-count", type=int, default=10, metavar="COUNT", help="slices per GPU (default 10)"
     )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    add_output(parser)
     parser.add_argument(
         "--interactive", action="store_true", help="place a few pods, then stay up until ctrl-c"
     )
@@ -124,7 +127,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         web_port=free_port() if args.interactive else 0,
         keep=args.keep,
     )
-    screen = _Screen(environ, quiet=args.output == "json")
+    screen = _Screen(environ, quiet=args.output != TABLE)
     async with open_cluster(options) as cluster:
         stage = open_stage(cluster, args.split_count, screen.moment)
         gpus = counted(args.gpus, f"{args.profile} GPU")
@@ -136,11 +139,11 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.interactive and stage.placed:
             await _stay(stage, screen)
         log = [] if record.ok else cluster.log.last(view.LOG_LINES)
-    if args.output == "json":
-        document = view.document(record.claims, record.moments, record.measured, log)
-        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    else:
+    if args.output == TABLE:
         screen.end(record, log)
+    else:
+        data = view.sandbox_data(record.claims, record.moments, record.measured, log)
+        sys.stdout.write(document("Sandbox", data, args.output, SystemClock().now()))
     return OK if record.ok else PROBLEM
 
 

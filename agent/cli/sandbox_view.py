@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.codec.status_document import API_VERSION
+import msgspec
+
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
 
 WIDTH: Final = 80
@@ -29,16 +30,14 @@ _COLOURS: Final = {True: "\x1b[32m", False: "\x1b[31m", None: "\x1b[2m"}
 _PLAIN: Final = "\x1b[0m"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Style:
+class Style(msgspec.Struct, frozen=True):
     """The width of a line, and whether it is coloured."""
 
     width: int = WIDTH
     colour: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Addresses:
+class Addresses(msgspec.Struct, frozen=True):
     """The paths and addresses of an interactive sandbox.
 
     `quiet`: the agent's health.quietPeriod. `gpu`: the index of a GPU for the examples. `program`:
@@ -119,23 +118,19 @@ def log_lines(lines: Sequence[str]) -> Iterator[str]:
     yield from lines
 
 
-def document(
+def sandbox_data(
     claims: Sequence[ScenarioClaim],
     timeline: Sequence[Moment],
     measured: Mapping[str, float],
     log: Sequence[str],
 ) -> dict[str, object]:
-    """The result as a JSON document; `log` is empty if all claims were true."""
+    """The result for programs; `log` is empty if all claims were true."""
     return {
-        "apiVersion": API_VERSION,
-        "kind": "Sandbox",
-        "data": {
-            "ok": all(claim.ok for claim in claims),
-            "claims": [dataclasses.asdict(claim) for claim in claims],
-            "timeline": [dataclasses.asdict(moment) for moment in timeline],
-            "measured": dict(measured),
-            "agentLog": list(log),
-        },
+        "ok": all(claim.ok for claim in claims),
+        "claims": [dataclasses.asdict(claim) for claim in claims],
+        "timeline": [dataclasses.asdict(moment) for moment in timeline],
+        "measured": dict(measured),
+        "agentLog": list(log),
     }
 
 
@@ -154,6 +149,8 @@ def invitation(at: Addresses) -> str:
           curl '{at.web}/readyz?verbose'
           curl {at.web}/metrics
           {at.program} status --socket {at.directory}/run/api.sock
+          {at.program} status --by pod --socket {at.directory}/run/api.sock
+          {at.program} limit demo/one --memory 8Gi --socket {at.directory}/run/api.sock
           {at.program} doctor {shlex.join(at.settings)}
           {at.program} bundle --socket {at.directory}/run/api.sock
           {at.program} simulate --socket {at.hardware_socket} list

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.host.surroundings import host_name
+from agent.host.identity import host_name
 from agent.host.worker import Worker
 from agent.settings.fields import Field
 from agent.settings.kinds import boolean

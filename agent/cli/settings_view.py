@@ -1,8 +1,6 @@
 """Renders settings as a table for people and as JSON for programs."""
 
 import json
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -22,12 +20,7 @@ def plain(setting: Setting) -> dict[str, object]:
     }
 
 
-def terminal_columns() -> int | None:
-    """The width of the terminal; None without a terminal: lines may have any length."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def table(settings: Sequence[Setting], *, origin: bool, columns: int | None) -> Iterable[str]:
+def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterable[str]:
     """Yield a line of headings and a line for each setting. Nothing is cut.
 
     A cell that would go beyond `columns` begins a new line.
@@ -41,12 +34,12 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int | None) -> 
         yield from _folded(cells, columns)
 
 
-def _folded(cells: Sequence[str], columns: int | None) -> Iterable[str]:
+def _folded(cells: Sequence[str], columns: int) -> Iterable[str]:
     """Join the cells to one line or several."""
     line = cells[0]
     for cell in cells[1:]:
         longer = f"{line}{_GAP}{cell}"
-        if columns is not None and len(longer.rstrip()) > columns:
+        if len(longer.rstrip()) > columns:
             yield f"{line.rstrip()}\n"
             longer = f"{_GAP}{_GAP}{cell}"
         line = longer

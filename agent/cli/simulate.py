@@ -2,19 +2,17 @@
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.documents import document
 from agent.cli.main import Subparsers
-from agent.codec.status_document import API_VERSION
 from agent.core.errors import AgentError, cap
+from agent.host.clock import SystemClock
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
 from agent.settings.kinds import decimal, seconds_of
@@ -34,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "sandbox. A GPU is named by index or UUID.",
         epilog="example: hami-agent simulate xid 79 --gpu 1",
     )
-    _add_globals(parser, DEFAULT_SOCKET, "text")
+    _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     xid = _action(actions, "xid", "a GPU reports an XID; 79 takes it off the bus", "79 --gpu 1")
     xid.add_argument("number", type=_xid, help="the XID, 1 to 65535")
@@ -77,7 +75,8 @@ async def run(args: argparse.Namespace) -> int:
         return _fail(AgentError(text), UNREACHABLE)
     match reply:
         case talk.DoneReply():
-            sys.stdout.write(_json(args, reply) if args.output == "json" else _text(args, reply))
+            as_table = args.output == TABLE
+            sys.stdout.write(_table(args, reply) if as_table else _document(args, reply))
             return OK
         case talk.FailedReply(reason=reason, text=text):
             return _fail(AgentError(text), _FAILURES.get(reason, PROBLEM))
@@ -106,21 +105,12 @@ def _request(args: argparse.Namespace) -> talk.HardwareRequest:
             return requests[name](gpu=args.gpu)
 
 
-def _json(args: argparse.Namespace, reply: talk.DoneReply) -> str:
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": "Simulation",
-        "source": str(args.socket),
-        "data": {
-            "action": args.action,
-            "text": reply.text,
-            "gpus": msgspec.to_builtins(reply.gpus),
-        },
-    }
-    return json.dumps(document, indent=2) + "\n"
+def _document(args: argparse.Namespace, reply: talk.DoneReply) -> str:
+    data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
+    return document("Simulation", data, args.output, SystemClock().now(), str(args.socket))
 
 
-def _text(args: argparse.Namespace, reply: talk.DoneReply) -> str:
+def _table(args: argparse.Namespace, reply: talk.DoneReply) -> str:
     if args.action != "list":
         return reply.text + "\n"
     rows = [("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")]

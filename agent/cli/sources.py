@@ -2,13 +2,14 @@
 
 import argparse
 import asyncio
-import dataclasses
 import datetime as dt
 import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from agent.app.observing import read_node
 from agent.cli.api_socket import Unreachable, call
@@ -29,8 +30,7 @@ class SourceUnreachable(AgentError):  # noqa: N818 -- names what happened
     """No source answers."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StatusRead:
+class StatusRead(msgspec.Struct, frozen=True):
     """The status of a node. `at`: when the source made it. `missing`: what it does not know."""
 
     found: StatusDocument

@@ -1,33 +1,42 @@
 """`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
 
 import argparse
-import dataclasses
 import datetime as dt
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import add_socket
-from agent.cli.arguments import add_output, nearest
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.cluster_args import add_cluster
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE, fail
+from agent.cli.documents import document
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
-from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, stamp, status_lines
+from agent.cli.status_view import (
+    StatusStyle,
+    entry_lines,
+    pod_lines,
+    stamp,
+    status_lines,
+    wrapped,
+)
 from agent.cli.terminal import terminal_width, writes_utf8
-from agent.codec.status_document import API_VERSION, StatusDocument, names_of
+from agent.codec.known_keys import nearest
+from agent.codec.status_document import StatusDocument, names_of
 from agent.core.errors import AgentError, cap
 from agent.core.inventory.slices import SharingSettings
 from agent.host.clock import SystemClock
 from agent.settings.kinds import seconds_of
 
-FORMS: Final = ("text", "wide", "json", "yaml", "name")
+RESOURCE: Final = SharingSettings().resource
+OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")
+"""Options that only --node uses."""
 DAY: Final = 24 * 3600
 """Seconds for which an agent knows what happened."""
 
@@ -80,19 +89,19 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--resource",
-        default=SharingSettings().resource,
         metavar="NAME",
-        help="with --node: the resource name of slices (default %(default)s)",
+        help=f"with --node: the resource name of slices (default {RESOURCE})",
     )
     add_cluster(parser)
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
-    add_output(parser, forms=FORMS)
+    add_output(parser, forms=(TABLE, "wide", "json", "yaml", "name"))
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
-    if args.objects and args.node is None:
-        return fail("status", "--objects needs --node", USAGE)
+    if args.node is None and (unused := [f"--{name}" for name in OF_NODE if vars(args)[name]]):
+        text = f"{', '.join(unused)}: without --node no API server is read; give --node NAME"
+        return fail("status", text, USAGE)
     configure("error", "auto", environ)
     try:
         read = _read(args, environ)
@@ -101,7 +110,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("status", str(error), UNREACHABLE)
     except (GpuNotFound, NoSuchNode) as error:
         return fail("status", str(error), NOT_FOUND)
-    sys.stdout.writelines(_written(dataclasses.replace(read, found=found), args, environ))
+    sys.stdout.writelines(_written(msgspec.structs.replace(read, found=found), args, environ))
     if read.missing:
         return fail("status", read.missing, INCOMPLETE)
     return OK
@@ -112,7 +121,7 @@ def _read(args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
     if args.bundle is not None:
         return status_in(args.bundle)
     if args.node is not None:
-        return status_of(args.node, args.resource, args, environ)
+        return status_of(args.node, args.resource or RESOURCE, args, environ)
     return status_at(args.socket)
 
 
@@ -146,12 +155,8 @@ def _written(
 ) -> Iterator[str]:
     """The output in the form that was asked for."""
     form = args.output
-    if form == "json":
-        yield json.dumps(_plain(read), indent=2) + "\n"
-    elif form == "yaml":
-        import yaml  # noqa: PLC0415 -- only this form needs it
-
-        yield yaml.safe_dump(_plain(read), sort_keys=False)
+    if form in {"json", "yaml"}:
+        yield document("Status", read.found, form, read.at, read.source)
     elif form == "name":
         yield from (f"{name}\n" for name in names(read.found, by=args.by))
     else:
@@ -160,7 +165,9 @@ def _written(
         )
         yield from (f"{line}\n" for line in _lines(read.found, args, read.at, style))
         now = SystemClock().now()
-        yield f"source: {read.source}, {max(0, round((now - read.at).total_seconds()))} s old\n"
+        seconds = max(0, round((now - read.at).total_seconds()))
+        source = f"source: {read.source}, {seconds} s old"
+        yield from (f"{line}\n" for line in wrapped(source, style))
 
 
 def _lines(
@@ -180,17 +187,8 @@ def _lines(
             yield ""
             yield from entry_lines(title, recent, at, style)
         if found.journal_since is not None and found.journal_since > oldest:
-            yield f"(known since {stamp(found.journal_since)}; the agent's log has earlier ones)"
-
-
-def _plain(read: StatusRead) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "Status",
-        "generatedAt": stamp(read.at),
-        "source": read.source,
-        "data": msgspec.to_builtins(read.found),
-    }
+            since = stamp(found.journal_since)
+            yield from wrapped(f"(known since {since}; the agent's log has earlier ones)", style)
 
 
 def _age(text: str) -> dt.timedelta:

@@ -1,10 +1,12 @@
 """Renders the status of a node as text. Pure."""
 
-import dataclasses
 import datetime as dt
+import operator
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.cli.tables import Column, table
 from agent.codec.status_document import (
@@ -45,14 +47,18 @@ _POD_COLUMNS: Final = (
     Column("CONTAINER", rank=1, flexible=True),
     Column("GPU"),
     Column("MEMORY", right=True),
-    Column("CORES", rank=2, right=True),
-    Column("SINCE", rank=3, right=True),
-    Column("KUBELET", rank=4),
+    Column("USED", rank=2, right=True),
+    Column("CORES", rank=3, right=True),
+    Column("UTIL", rank=3, right=True),
+    Column("IDLE", rank=4, right=True),
+    Column("SINCE", rank=5, right=True),
+    Column("KUBELET", rank=6),
 )
+IDLE: Final = dt.timedelta(hours=1)
+"""From then on a container without a kernel is pointed out."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StatusStyle:
+class StatusStyle(msgspec.Struct, frozen=True):
     """How to write. `width`: columns; `wide`: all columns, however wide."""
 
     width: int = 80
@@ -65,17 +71,18 @@ def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) ->
     yield from head_lines(found.node, now, style)
     yield from gpu_lines(found.gpus, style)
     yield from attention_lines(found, now, style)
-    yield from _wrapped(_sum(found), style)
+    yield from wrapped(_sum(found), style)
 
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
     for gpu in found.gpus:
         yield from _note(gpu, found.node.name, now, style)
+    yield from _idle(found.allocations or (), now, style)
     for check in found.node.checks:
         if not check.ok and check.name != GPU_HEALTH:
             word = "not ready" if check.required else "degraded"
-            yield from _wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
+            yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
     yield from _refused(found.refusals or (), now, style)
 
 
@@ -90,7 +97,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
 
 
 def pod_lines(
-    allocations: Iterable[AllocationStatus], now: dt.datetime, style: StatusStyle
+    allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
     """A table with a line for each container and GPU."""
     rows = [pod_row(one, share, now) for one in allocations for share in one.shares]
@@ -98,6 +105,10 @@ def pod_lines(
         yield "no container holds a slice"
         return
     yield from table(_POD_COLUMNS, rows, 10_000 if style.wide else style.width)
+    for one in allocations:
+        if one.unread:
+            text = f"the use of {_container(one)} is not known: {cap(one.unread)}"
+            yield from wrapped(text, style)
 
 
 def entry_lines(
@@ -108,7 +119,7 @@ def entry_lines(
     for entry in entries:
         of = f" {cap(entry.namespace)}/{cap(entry.pod)}" if entry.pod else ""
         text = f"{age(entry.at, now)} ago  {cap(entry.reason)}{of}: {cap(entry.text, 1024)}"
-        yield from _wrapped(text, style)
+        yield from wrapped(text, style)
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
@@ -165,7 +176,7 @@ def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterat
         yield from _joined(_in_force(node), style)
     if node.lock is not None:
         held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
-        yield from _wrapped(f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}", style)
+        yield from wrapped(f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}", style)
 
 
 def _in_force(node: NodeStatus) -> list[str]:
@@ -210,18 +221,19 @@ def _note(gpu: GpuStatus, node: str, now: dt.datetime, style: StatusStyle) -> It
         since = f" for {age(gpu.since, now)}" if gpu.since else ""
         act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
         text = cap(gpu.text or gpu.cause, 1024)
-        yield from _wrapped(f"{name} {cap(gpu.condition)}{since}: {text}{act}", style)
+        yield from wrapped(f"{name} {cap(gpu.condition)}{since}: {text}{act}", style)
     for obstacle in gpu.obstacles:
-        yield from _wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style)
+        yield from wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style)
     if gpu.cordoned:
         which = gpu.uuid if gpu.index is None else gpu.index
         act = f"`hami-agent uncordon {which} --node {cap(node)}` ends it"
-        yield from _wrapped(f"{name} is cordoned: the scheduler places no new pod; {act}", style)
+        yield from wrapped(f"{name} is cordoned: the scheduler places no new pod; {act}", style)
 
 
 def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
     """The cells of one container and GPU."""
     said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
+    said += ", live limits" if one.live_limits else ""
     memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
     return [
         cap(one.namespace, 64) or "-",
@@ -229,7 +241,10 @@ def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list
         cap(one.container, 64) or "-",
         cap(share.gpu, 64),
         memory,
+        gib(share.used_mib),
         _CORES.get(share.cores, f"{share.cores}%"),
+        "-" if share.gpu_percent is None else f"{share.gpu_percent}%",
+        age(one.last_kernel, now) if one.last_kernel else "-",
         age(one.since, now) if one.since else "-",
         "other GPUs" if one.mismatched else said,
     ]
@@ -242,7 +257,31 @@ def _refused(entries: Sequence[Entry], now: dt.datetime, style: StatusStyle) -> 
             f"refused: {len(entries)} in 24 h, the last {age(last.at, now)} ago: "
             f"{cap(last.text, 1024)} [{cap(last.reason)}]"
         )
-        yield from _wrapped(text, style)
+        yield from wrapped(text, style)
+
+
+def _idle(
+    allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    """The containers that hold a share and have not used it for long, the longest first."""
+    idle = [
+        (one.last_kernel, one)
+        for one in allocations
+        if one.last_kernel is not None and now - one.last_kernel >= IDLE
+    ]
+    if idle:
+        since, longest = min(idle, key=operator.itemgetter(0))
+        some = "1 container has" if len(idle) == 1 else f"{len(idle)} containers have"
+        which = "it is" if len(idle) == 1 else "the longest is"
+        text = (
+            f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}, "
+            f"{age(since, now)}; `hami-agent status --by pod` lists all"
+        )
+        yield from wrapped(text, style)
+
+
+def _container(one: AllocationStatus) -> str:
+    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
 
 
 def _sum(found: StatusDocument) -> str:
@@ -264,11 +303,14 @@ def _joined(parts: Sequence[str], style: StatusStyle) -> Iterator[str]:
     for part in parts:
         longer = f"{line}{between}{part}" if line.strip() else f"{line}{part}"
         if line.strip() and len(longer) > style.width:
-            yield from _wrapped(line, style)
+            yield from wrapped(line, style)
             longer = f"  {part}"
         line = longer
-    yield from _wrapped(line, style)
+    yield from wrapped(line, style)
 
 
-def _wrapped(text: str, style: StatusStyle) -> Iterator[str]:
-    yield from textwrap.wrap(text, style.width, subsequent_indent="  ") or [""]
+def wrapped(text: str, style: StatusStyle) -> Iterator[str]:
+    """The text in lines that fit; words with hyphens stay whole, so that they can be copied."""
+    yield from textwrap.wrap(text, style.width, subsequent_indent="  ", break_on_hyphens=False) or [
+        ""
+    ]

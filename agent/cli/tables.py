@@ -3,18 +3,18 @@
 It is our own and not a library's: `status` also runs in the agent's image, which has none.
 """
 
-import dataclasses
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 GAP: Final = "  "
 LEAST: Final = 6
 """Characters to which a column that may be cut is cut at most."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column. `rank`: columns of the highest rank are left out first; 0: never.
 
     `flexible`: its cells may be cut to fit; `right`: it is aligned to the right.

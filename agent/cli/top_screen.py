@@ -26,7 +26,8 @@ BAR: Final = 16
 """Characters of a bar."""
 GPU_TITLES: Final = ("GPU", "HEALTH", "UTIL", "", "SLICES", "PROMISED", "", "USED", "15 MIN")
 POD_TITLES: Final = (
-    *("NAMESPACE", "POD", "CONTAINER", "GPU", "MEMORY", "CORES", "SINCE", "KUBELET"),
+    *("NAMESPACE", "POD", "CONTAINER", "GPU", "MEMORY", "USED"),
+    *("CORES", "UTIL", "IDLE", "SINCE", "KUBELET"),
 )
 
 

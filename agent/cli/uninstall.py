@@ -2,20 +2,20 @@
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from agent.app.uninstalling import InUse, Uninstalled, uninstall_everywhere, uninstall_here
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.documents import document
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, sources, started
-from agent.codec.status_document import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
 from agent.core.node.leftovers import RESOURCE, Agents, Cleaned, LeftoverOutcome
+from agent.host.clock import SystemClock
 from agent.host.kube.connection import Connection
 from agent.settings.profiles import NodeFacts
 
@@ -74,18 +74,18 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if mistake := _misused(args, environ):
         _say(mistake)
         return USAGE
-    as_text = args.output == "text"
+    as_text = args.output == TABLE
     try:
         done = asyncio.run(_done(args, environ, as_text=as_text))
     except AgentError as error:
         if not as_text:
-            _write_json(Uninstalled(LeftoverOutcome()), str(error))
+            _write_document(args, Uninstalled(LeftoverOutcome()), str(error))
         _say(str(error))
         return _code(error, everywhere=args.all_nodes)
     if as_text:
         _write_rest(done)
     else:
-        _write_json(done, "")
+        _write_document(args, done, "")
     if done.outcome.is_silent:
         return UNREACHABLE
     return OK if done.outcome.complete else PROBLEM
@@ -169,10 +169,8 @@ def _write_rest(done: Uninstalled) -> None:
     sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in done.host.items())
 
 
-def _write_json(done: Uninstalled, refusal: str) -> None:
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": "Uninstallation",
+def _write_document(args: argparse.Namespace, done: Uninstalled, refusal: str) -> None:
+    data = {
         "ok": not refusal and done.outcome.complete,
         "refusal": refusal,
         "nodes": [
@@ -190,4 +188,4 @@ def _write_json(done: Uninstalled, refusal: str) -> None:
         "notReached": list(done.outcome.unreached),
         "leftOnHost": dict(done.host),
     }
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    sys.stdout.write(document("Uninstallation", data, args.output, SystemClock().now()))

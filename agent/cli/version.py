@@ -1,15 +1,16 @@
 """`hami-agent version`: prints the versions of the agent and Python."""
 
 import argparse
-import json
 import platform
 import sys
 from collections.abc import Mapping
 
 from agent import __version__
-from agent.cli.arguments import add_output
+from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK
+from agent.cli.documents import document
 from agent.cli.main import Subparsers
+from agent.host.clock import SystemClock
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -29,8 +30,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         "registerProfile": "json",
         "stateVersion": 1,
     }
-    if args.output == "json":
-        sys.stdout.write(json.dumps(facts) + "\n")
+    if args.output != TABLE:
+        sys.stdout.write(document("Version", facts, args.output, SystemClock().now()))
     else:
         sys.stdout.write(
             f"hami-agent {facts['version']} (Python {facts['python']}, register annotation "

@@ -5,12 +5,11 @@ every row.
 """
 
 import datetime as dt
-from collections.abc import Iterable
 
 import msgspec
 
 from agent.codec.envelope import seal, unseal
-from agent.core.cluster.pods import PodUid, Role
+from agent.core.cluster.pods import DEFAULT_PRIORITY, PodUid, Role
 from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import GpuUuid
@@ -42,6 +41,8 @@ class _ScheduledRow(msgspec.Struct, frozen=True):
     told: bool = False
     resource: str = ""
     lock: str = ""
+    priority: int = DEFAULT_PRIORITY
+    live_limits: tuple[Share, ...] = ()
 
     def row(self) -> Row:
         """What it says."""
@@ -63,6 +64,7 @@ class _PlainRow(msgspec.Struct, frozen=True):
     recorded: bool = False
     adopted: bool = False
     resource: str = ""
+    live_limits: tuple[Share, ...] = ()
 
     def row(self) -> Row:
         """What it says."""
@@ -73,13 +75,14 @@ class _PlainRow(msgspec.Struct, frozen=True):
 
 
 def _written(row: Row) -> dict[str, object]:
-    """The row as the file has it."""
-    if row.decided_by is Decider.SCHEDULER:
-        return {name: getattr(row, name) for name in _ScheduledRow.__struct_fields__}
-    others = {"uid": row.key.pod_uid, "recorded": row.confirmed}
+    """The row as the file has it. Live limits are left out while nobody has set any."""
+    is_scheduled = row.decided_by is Decider.SCHEDULER
+    form: type[msgspec.Struct] = _ScheduledRow if is_scheduled else _PlainRow
+    others = {} if is_scheduled else {"uid": row.key.pod_uid, "recorded": row.confirmed}
     return {
         name: others[name] if name in others else getattr(row, name)
-        for name in _PlainRow.__struct_fields__
+        for name in form.__struct_fields__
+        if name != "live_limits" or row.live_limits
     }
 
 
@@ -123,9 +126,9 @@ class StateEncoder:
                 "boot_id": state.boot_id,
                 "machine_id": state.machine_id,
                 "ledger": {
-                    "rows": self._encoded(ledger.rows_by(Decider.SCHEDULER)),
+                    "rows": self._encoded(ledger, Decider.SCHEDULER),
                     "outbox": ledger.outbox,
-                    "plain": self._encoded(ledger.rows_by(Decider.KUBELET)),
+                    "plain": self._encoded(ledger, Decider.KUBELET),
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
                 "booted_at": state.booted_at,
@@ -133,8 +136,8 @@ class StateEncoder:
         )
         return seal(KIND, VERSION, data)
 
-    def _encoded(self, rows: Iterable[Row]) -> list[msgspec.Raw]:
-        return [self._known[id(row)][1] for row in rows]
+    def _encoded(self, ledger: Ledger, decider: Decider) -> list[msgspec.Raw]:
+        return [self._known[id(row)][1] for row in ledger.rows if row.decided_by is decider]
 
 
 def decode_state(content: bytes) -> State:

@@ -5,6 +5,7 @@ A field of another shape counts as absent: one malformed object must not hide th
 
 import datetime as dt
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from agent.codec.managed import entries
@@ -139,9 +140,25 @@ def decode_pod_event(body: Raw) -> PodEventView:
     )
 
 
-def decode_agent(body: Raw) -> AgentPod:
-    """Decode a pod of the agent. Raises MalformedText: it is not an object."""
+def is_device_plugin(pod: Mapping[str, object]) -> bool:
+    """Whether the pod mounts the kubelet's plugin directory of its host.
+
+    Labels and owners are the words of a pod's author. A pod that may mount that directory may
+    replace the device plugin of its node anyway.
+    """
+    volumes = objects_in(inside(pod, "spec"), "volumes")
+    paths = (_text(inside(volume, "hostPath"), "path") for volume in volumes)
+    return any(PurePosixPath(path).name == "device-plugins" for path in paths)
+
+
+def decode_agent(body: Raw) -> AgentPod | None:
+    """Decode a pod with the agent's label; None if it is no device plugin.
+
+    Raises MalformedText: it is not an object.
+    """
     pod = read_object(body)
+    if not is_device_plugin(pod):
+        return None
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     waits = (
         _text(inside(inside(one, "state"), "waiting"), "reason")

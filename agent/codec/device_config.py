@@ -7,20 +7,21 @@ of other vendors.
 Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device`, which the scheduler also reads.
 """
 
-import dataclasses
 from collections.abc import Mapping
+
+import msgspec
 
 from agent.codec.faults import Faults
 from agent.codec.gojson import INT32, INT64, UINT64
 from agent.codec.goyaml import flag, number, read_go_yaml, text, whole
-from agent.codec.known_keys import IgnoredKeys, KnownKey, Reader, many, nested, read_known
+from agent.codec.key_readers import Reader, many, nested, read_known
+from agent.codec.known_keys import IgnoredKeys, KnownKey
 from agent.codec.strangers import refuse_stranger
 
 SECTION = "nvidia"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceConfig:
+class DeviceConfig(msgspec.Struct, frozen=True):
     """The known keys of the section, and warnings about ignored ones.
 
     `others`: the places of the other sections, by name.
@@ -28,7 +29,7 @@ class DeviceConfig:
 
     found: tuple[KnownKey, ...] = ()
     warnings: tuple[str, ...] = ()
-    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def read_device_config(content: bytes, name: str, faults: Faults | None = None) -> DeviceConfig:

@@ -5,12 +5,13 @@ nothing; an integer has no fraction and no exponent. Encoding: no spaces; charac
 are escaped.
 """
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
 
 from agent.core.errors import MalformedText, cap
 
@@ -29,8 +30,7 @@ _HTML = re.compile("[<>&\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class JsonObject:
+class JsonObject(msgspec.Struct, frozen=True):
     """An object: its keys as written, in their order, with their values."""
 
     pairs: tuple[tuple[str, object], ...]

@@ -4,10 +4,11 @@ Source: HAMi v2.10 pkg/scheduler/scheduler.go, register. The times of v2.4 have 
 scheduler writes its local time without its zone.
 """
 
-import dataclasses
 import datetime as dt
 import enum
 import re
+
+import msgspec
 
 from agent.core.errors import MalformedText, cap
 
@@ -23,8 +24,7 @@ class HandshakeWord(enum.Enum):
     """Written by the scheduler: the agent did not answer; the node's GPUs are dropped."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Handshake:
+class Handshake(msgspec.Struct, frozen=True):
     """A decoded handshake. `stamp` is naive if the text names no zone, None if it has no time."""
 
     word: HandshakeWord

@@ -1,23 +1,18 @@
-"""Reads HAMi's files key by key: known keys are checked; a warning names each unknown one."""
+"""What is known of a file's keys: those that were found, and hints for unknown ones."""
 
-import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from agent.codec.faults import Faults
-from agent.codec.places import Place
-from agent.core.errors import cap
+import msgspec
 
 TOLD: Final = 20
 """Warnings about ignored keys of one file; further ones are only counted."""
 
-Reader = Callable[[Place], object]
-"""Checks one value and returns it. Raises SettingsError with its place."""
+LIKENESS: Final = 0.65
+"""The least likeness of a name in a hint (1: equal). Less misleads."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KnownKey:
+class KnownKey(msgspec.Struct, frozen=True):
     """A known key in the file, its value and its place (`file:line:column`)."""
 
     key: str
@@ -47,66 +42,10 @@ class IgnoredKeys:
         return (*self._warnings, *more)
 
 
-def read_known(
-    place: Place, table: Mapping[str, Reader], passed: IgnoredKeys, faults: Faults | None = None
-) -> tuple[KnownKey, ...]:
-    """Read the known keys of a mapping in their order; null counts as absent.
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name, in any case; empty if no known one is similar."""
+    import difflib  # noqa: PLC0415 -- only a mistake needs it
 
-    With `faults`, errors go there and the valid keys are returned.
-
-    Raises:
-        SettingsError: not a mapping, a repeated key, or a value of another type.
-    """
-    keys: list[KnownKey] = []
-    wrong = Faults() if faults is None else faults
-    with wrong.kept():
-        for key, here, value in place.pairs():
-            read = table.get(key)
-            if read is None:
-                passed.over(lambda: _unknown(key, here, table))  # noqa: B023 -- called at once
-            elif not value.null:
-                with wrong.kept():
-                    keys.append(KnownKey(key, read(value), value.where))
-    if faults is None:
-        wrong.refuse()
-    return tuple(keys)
-
-
-def _unknown(key: str, here: Place, known: Iterable[str]) -> str:
-    return str(here.fault(f"unknown key `{cap(key, 64)}`{nearest(key, known)}"))
-
-
-def nearest(name: str, known: Iterable[str], likeness: float = 0.75) -> str:
-    """A hint for an unknown name; empty if no known one is that similar (1: equal)."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=likeness)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def strict_whole(low: int, high: int) -> Reader:
-    """A reader of whole numbers by the rule of Go's JSON: no fraction, no exponent."""
-    return lambda place: place.integer(low, high)
-
-
-def many(read: Reader) -> Reader:
-    """A reader of lists of such values; null is an empty list, as in Go."""
-
-    def read_all(place: Place) -> tuple[object, ...]:
-        values: list[object] = []
-        faults = Faults()
-        for item in () if place.null else place.items():
-            with faults.kept():
-                values.append(read(item))
-        faults.refuse()
-        return tuple(values)
-
-    return read_all
-
-
-def nested(table: Mapping[str, Reader], passed: IgnoredKeys) -> Reader:
-    """A reader of mappings with these keys, as a dict; null has none."""
-
-    def read(place: Place) -> dict[str, object]:
-        keys = () if place.null else read_known(place, table, passed)
-        return {known.key: known.value for known in keys}
-
-    return read
+    names = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=LIKENESS)
+    return f"; did you mean {names[close[0]]}?" if close else ""

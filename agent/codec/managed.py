@@ -1,8 +1,9 @@
 """Reads metadata.managedFields: which client last changed which field of an object."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 from agent.codec.narrow import inside, objects_in
 
@@ -10,8 +11,7 @@ WRITER: Final = "hami-agent"
 """The agent's field manager: its User-Agent up to the slash."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ManagedFields:
+class ManagedFields(msgspec.Struct, frozen=True):
     """The fields that one writer changed last; `time` (RFC 3339) is that of its last change."""
 
     writer: str

@@ -4,7 +4,6 @@ A pod may have 1.5 MiB of annotations, arguments and variables that the agent do
 the fields that `agent.codec.objects` reads are decoded, one object at a time.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
@@ -56,10 +55,16 @@ class _ContainerStatus(TypedDict, total=False):
     lastState: Any
 
 
+class _Condition(TypedDict, total=False):
+    type: Any
+    status: Any
+
+
 class _Status(TypedDict, total=False):
     phase: Any
     reason: Any
     message: Any
+    conditions: list[_Condition] | None
     initContainerStatuses: list[_ContainerStatus] | None
     containerStatuses: list[_ContainerStatus] | None
 
@@ -91,8 +96,7 @@ _ITEMS: Final = b'"items":['
 _BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ListPage:
+class ListPage(msgspec.Struct, frozen=True):
     """A page of a list. `rest`: the token for the next page, empty for none."""
 
     version: str

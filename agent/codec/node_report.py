@@ -4,12 +4,12 @@ The register annotation's form depends on the scheduler's version. Annotations a
 meaning: order, spaces and keys that no scheduler reads do not count.
 """
 
-import dataclasses
 from collections.abc import Collection, Mapping
+
+import msgspec
 
 from agent.codec.register import (
     RegisteredGpu,
-    decode_register,
     encode_register,
     registered,
     same_meaning,
@@ -18,8 +18,9 @@ from agent.codec.register import (
 from agent.codec.register_colon import (
     LONG,
     SHORT,
-    decode_register_colon,
+    decode_either,
     encode_register_colon,
+    is_json_form,
     registered_colon,
     same_meaning_colon,
 )
@@ -34,8 +35,7 @@ from agent.core.report_settings import ReportProfile, ReportSettings
 Annotations = Mapping[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeReport:
+class NodeReport(msgspec.Struct, frozen=True):
     """The wanted texts, and whether the Node's differ; `score` None: there must be none.
 
     `held` are the GPUs in the present register annotation, empty when it is absent or unreadable;
@@ -94,7 +94,7 @@ def report_of(
     linked: list[Gpu] = []
     gpus = registered(inventory) if profile is ReportProfile.JSON else registered_colon(inventory)
     if not gpus:
-        gpus = tuple(dataclasses.replace(gpu, healthy=False) for gpu in held)
+        gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
         wanted = score
     else:
         linked = [shared.gpu for shared in told(inventory)] if settings.topology_score else []
@@ -116,14 +116,10 @@ def report_of(
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
     """Decode the register annotation in either form; empty if it is absent or unreadable."""
-    if text is None:
+    try:
+        return () if text is None else decode_either(text)
+    except MalformedText:
         return ()
-    for decode in (decode_register, decode_register_colon):
-        try:
-            return decode(text)
-        except MalformedText:
-            continue
-    return ()
 
 
 def register_differences(
@@ -138,7 +134,7 @@ def register_differences(
         return ()
     if not report.held:
         return ("cannot be read",)
-    is_old, was_old = (not one.lstrip().startswith("[") for one in (report.register, text))
+    is_old, was_old = (not is_json_form(one) for one in (report.register, text))
     if is_old != was_old:
         return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
@@ -183,4 +179,4 @@ def _encode(gpus: tuple[RegisteredGpu, ...], profile: ReportProfile) -> str:
 
 
 def _as_healthy(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:
-    return frozenset(dataclasses.replace(gpu, healthy=True) for gpu in gpus)
+    return frozenset(msgspec.structs.replace(gpu, healthy=True) for gpu in gpus)

@@ -5,24 +5,17 @@ the wrong type refuses the whole file. Unlike Go, it also refuses a repeated key
 Source: HAMi v2.10, the device plugin's /config/config.json, key `nodeconfig`.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from agent.codec.faults import Faults
 from agent.codec.gojson import INT64, UINT64
 from agent.codec.json_places import read_json
-from agent.codec.known_keys import (
-    TOLD,
-    IgnoredKeys,
-    KnownKey,
-    Reader,
-    many,
-    nested,
-    read_known,
-    strict_whole,
-)
+from agent.codec.key_readers import Reader, many, nested, read_known, strict_whole
+from agent.codec.known_keys import TOLD, IgnoredKeys, KnownKey
 from agent.codec.places import STR, Place
 from agent.codec.strangers import refuse_stranger
 from agent.core.errors import MalformedText, SettingsError, cap
@@ -34,8 +27,7 @@ _NAME: Final = re.compile("[a-z0-9.-]+")
 _EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeEntry:
+class NodeEntry(msgspec.Struct, frozen=True):
     """The overrides for one node; the keys are in lower case."""
 
     name: str
@@ -43,8 +35,7 @@ class NodeEntry:
     found: tuple[KnownKey, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeConfig:
+class NodeConfig(msgspec.Struct, frozen=True):
     """The entries in their order, and warnings about ignored parts."""
 
     entries: tuple[NodeEntry, ...] = ()

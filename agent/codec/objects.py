@@ -4,14 +4,24 @@ An object without uid or name is refused. Other fields that are missing or of an
 absent: the API server checked them, and one malformed pod must not hide the others.
 """
 
-import dataclasses
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping
+
+import msgspec
 
 from agent.codec.managed import entries, other_writer
 from agent.codec.narrow import inside, objects_in
 from agent.codec.nodelock import decode_stamp
-from agent.codec.pod import INT32_MAX, LENGTH_LIMIT, TYPE_WORD, Groups, decode_pod_devices, validate
+from agent.codec.pod import (
+    INT32_MAX,
+    INT32_MIN,
+    LENGTH_LIMIT,
+    TYPE_WORD,
+    Groups,
+    decode_pod_devices,
+    validate,
+)
 from agent.codec.quantity import decode_quantity, decode_whole
 from agent.core.cluster.annotations import (
     ALLOCATED,
@@ -22,7 +32,15 @@ from agent.core.cluster.annotations import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
-from agent.core.cluster.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
+from agent.core.cluster.pods import (
+    DEFAULT_PRIORITY,
+    ContainerView,
+    NodeView,
+    Phase,
+    PodUid,
+    PodView,
+    Role,
+)
 from agent.core.errors import MalformedText, cap
 
 MEMORY_RESOURCE = "nvidia.com/gpumem"
@@ -39,6 +57,9 @@ node's name, phase or time that HAMi writes.
 CONTROL_ENV = "CUDA_DISABLE_CONTROL"
 GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 """The texts that Go's strconv.ParseBool reads as true."""
+
+PRIORITY_ENV = "CUDA_TASK_PRIORITY"
+_ATOI = re.compile(r"\s*([+-]?[0-9]{1,19})", re.ASCII)
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -67,6 +88,10 @@ def decode_pod(
         containers=tuple(_containers(spec, status, (resource, memory_resource))),
         annotations=dict(_kept(annotations)),
         static=MIRROR in annotations,
+        scheduled=any(
+            (_text(each, "type"), _text(each, "status")) == ("PodScheduled", "True")
+            for each in objects_in(status, "conditions")
+        ),
         reusable_name=not _text(metadata, "generateName"),
         reason=_text(status, "reason"),
         message=_text(status, "message")[:TEXT_KEPT],
@@ -132,7 +157,7 @@ def _containers(
         own = statuses.get(_text(item, "name"), {})
         container = _container(item, Role.SIDECAR if is_sidecar else Role.INIT, own, resources)
         ended = None if is_sidecar else _ended_at(own, "OnFailure")
-        yield dataclasses.replace(container, ended_at=ended)
+        yield msgspec.structs.replace(container, ended_at=ended)
     statuses = _statuses(status, "containerStatuses")
     restarts = _text(spec, "restartPolicy")
     for item in objects_in(spec, "containers"):
@@ -140,7 +165,7 @@ def _containers(
         container = _container(item, Role.APP, own, resources)
         # A container's own policy wins, and its rules may start it again after any exit.
         policy = "Always" if item.get("restartPolicyRules") else _text(item, "restartPolicy")
-        yield dataclasses.replace(container, ended_at=_ended_at(own, policy or restarts))
+        yield msgspec.structs.replace(container, ended_at=_ended_at(own, policy or restarts))
 
 
 def _container(
@@ -167,9 +192,22 @@ def _container(
         stopped_at=_last(state, last, "finishedAt"),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
         dropped_memory=_dropped(_requested(item, memory_resource)),
+        priority=_priority(item),
         resource=resource,
         others=tuple(_others(item, resource)),
     )
+
+
+def _priority(item: Mapping[str, object]) -> int:
+    """CUDA_TASK_PRIORITY as HAMi-core reads it with atoi; the last entry of a name counts.
+
+    A value that is taken from elsewhere is not known here and counts as none.
+    """
+    given = [env for env in objects_in(item, "env") if _text(env, "name") == PRIORITY_ENV]
+    if not given or "valueFrom" in given[-1] or "$(" in _text(given[-1], "value"):
+        return DEFAULT_PRIORITY
+    number = _ATOI.match(_text(given[-1], "value"))
+    return max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0
 
 
 def _last(

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.codec.nodelock import decode_node_lock
-from agent.codec.register import RegisteredGpu, decode_register
-from agent.codec.register_colon import decode_register_colon
+from agent.codec.register import RegisteredGpu
+from agent.codec.register_colon import decode_either
 from agent.codec.status_document import (
     AllocationStatus,
     GpuStatus,
@@ -40,7 +40,7 @@ def observed_status(
     held = [pod for pod in pods if pod.groups and not pod.terminal]
     claims = [claim for pod in held for claim in _claims(pod)]
     text = node.annotations.get(REGISTER)
-    registered = () if not text else _registered(text)
+    registered = () if not text else decode_either(text)
     labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
     closed = read_cordon(node.annotations.get(CORDON))
     gpus = tuple(_gpu(gpu, claims, closed, now) for gpu in registered)
@@ -60,11 +60,6 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     except MalformedText:
         return LockStatus(since=None, holder=cap(text))
     return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
-
-
-def _registered(text: str) -> tuple[RegisteredGpu, ...]:
-    is_json = text.lstrip().startswith("[")
-    return decode_register(text) if is_json else decode_register_colon(text)
 
 
 def _gpu(

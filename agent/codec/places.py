@@ -3,11 +3,11 @@
 YAML and JSON are read into the same tree, so the same strict readers serve both.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
+import msgspec
 import yaml
 
 from agent.codec.gojson import is_float64
@@ -63,8 +63,7 @@ def place_of(text: str, offset: int, name: str) -> str:
     return f"{name}:{text.count(chr(10), 0, offset) + 1}:{offset - start + 1}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A value in a file. Messages call the file `file`; `field` is the path to the value.
 
     Every reader raises SettingsError with the place.

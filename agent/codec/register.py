@@ -5,8 +5,9 @@ Source: HAMi v2.10 pkg/device/devices.go, MarshalNodeDevices and UnMarshalNodeDe
 """
 
 import collections
-import dataclasses
 from collections.abc import Iterable
+
+import msgspec
 
 from agent.codec import gojson
 from agent.codec.meaning import same
@@ -18,16 +19,14 @@ from agent.core.inventory.inventory import Inventory, SharedGpu
 NO_GPU = GpuUuid("")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Where a MIG instance may be placed: its first memory slice and their number."""
 
     start: int = 0
     size: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MigProfile:
+class MigProfile(msgspec.Struct, frozen=True):
     """A MIG profile of the GPU."""
 
     name: str = ""
@@ -37,8 +36,7 @@ class MigProfile:
     placements: tuple[Placement, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegisteredGpu:
+class RegisteredGpu(msgspec.Struct, frozen=True):
     """One element of the annotation. Fields absent in the text have their default."""
 
     uuid: GpuUuid = NO_GPU
@@ -108,7 +106,7 @@ def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
                 "memoryMB": profile.memory_mib,
                 "core": profile.core_percent,
                 "sliceCount": profile.slice_count,
-                "placements": [dataclasses.asdict(place) for place in profile.placements],
+                "placements": [msgspec.structs.asdict(place) for place in profile.placements],
             }
             for profile in gpu.mig_profiles
         ],

@@ -7,13 +7,14 @@ Source: HAMi v2.10 pkg/device/devices.go, DecodeNodeDevices (7 fields were HAMi 
 """
 
 import collections
-import dataclasses
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from agent.codec.gojson import INT32, INT64
 from agent.codec.meaning import same
-from agent.codec.register import RegisteredGpu, registered, told
+from agent.codec.register import RegisteredGpu, decode_register, registered, told
 from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText, cap
 from agent.core.inventory.gpu import GpuUuid
@@ -33,13 +34,23 @@ _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _SEPARATORS = re.compile("[,:]")
 
 
+def is_json_form(text: str) -> bool:
+    """Whether a register annotation has the JSON form, and not that of records."""
+    return text.lstrip().startswith("[") or text == "null"
+
+
+def decode_either(text: str) -> tuple[RegisteredGpu, ...]:
+    """Decode a register annotation of either form. Raises MalformedText."""
+    return decode_register(text) if is_json_form(text) else decode_register_colon(text)
+
+
 def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
     """The elements for the inventory; these schedulers expect `NVIDIA-` before every name.
 
     Source: HAMi v2.7.1 pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
     """
     return tuple(
-        dataclasses.replace(gpu, type_name=f"NVIDIA-{shared.gpu.name}")
+        msgspec.structs.replace(gpu, type_name=f"NVIDIA-{shared.gpu.name}")
         for gpu, shared in zip(registered(inventory), told(inventory), strict=True)
     )
 

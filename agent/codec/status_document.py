@@ -112,12 +112,18 @@ class GpuStatus(Document, frozen=True):
 
 
 class ShareStatus(Document, frozen=True):
-    """A part of one GPU. `memory_mib` 0: all of its memory; None: not limited."""
+    """A part of one GPU. `memory_mib` 0: all of its memory; None: not limited.
+
+    `used_mib`: memory that the container uses of it. `gpu_percent`: the share of the whole GPU's
+    time in which its kernels ran; the sum over processes may exceed 100. None: not known.
+    """
 
     gpu: str
     uuid: str
     memory_mib: int | None = None
     cores: int | None = None
+    used_mib: int | None = None
+    gpu_percent: int | None = None
 
 
 class AllocationStatus(Document, frozen=True):
@@ -126,6 +132,10 @@ class AllocationStatus(Document, frozen=True):
     - `pod` and `namespace` are empty while the holder is not known.
     - `confirmed`: the kubelet has recorded the answer; None: not known.
     - `mismatched`: the kubelet recorded slices of other GPUs.
+    - `last_kernel`: when a process or a kernel of the container last started on a GPU.
+    - `processes`: how many of its processes use a GPU. `last_kernel` and `processes` are None if
+      they are not known; `unread`: why, if a person should know.
+    - `live_limits`: an operator has set other limits since the answer; `shares` has them.
     """
 
     namespace: str
@@ -136,7 +146,22 @@ class AllocationStatus(Document, frozen=True):
     since: Moment | None = None
     confirmed: bool | None = None
     mismatched: bool = False
+    live_limits: bool = False
     decided_by: str = "scheduler"
+    last_kernel: Moment | None = None
+    processes: int | None = None
+    unread: str = ""
+
+
+class ContainerHistory(Document, frozen=True):
+    """What a container used of one of its GPUs lately; `used_mib` and `gpu_percent` as its own."""
+
+    namespace: str
+    pod: str
+    container: str
+    gpu: str
+    uuid: str
+    history: UseHistory
 
 
 class Entry(Document, frozen=True):

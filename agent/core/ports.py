@@ -21,6 +21,7 @@ from agent.core.reconcile.clearing import Cleared
 from agent.core.reconcile.measuring import DirectorySize, DiskRoom
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey
+from agent.core.usage.region import RegionChange, RegionReading
 
 
 class Clock(Protocol):
@@ -138,7 +139,7 @@ class SocketWatch(Protocol):
 
 
 class FileWatch(Protocol):
-    """Watches settings files in any directory."""
+    """Watches files that others write, in any directory."""
 
     async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
         """Call `changed` once the files are watched, then whenever one may have changed.
@@ -271,6 +272,27 @@ class HookDirs(Protocol):
 
     async def room(self) -> DiskRoom:
         """The free space on their file system. Raises StateError."""
+        ...
+
+
+class Regions(Protocol):
+    """HAMi-core's shared regions in the container directories. Containers may write anything there.
+
+    A region that cannot be read is a reading with its reason, never an error.
+    """
+
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionReading]:
+        """Read the regions of these container directories, all in one go.
+
+        Raises StateError if the directories as a whole cannot be used.
+        """
+        ...
+
+    async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
+        """Write each change into the region of that directory, if it is still a region.
+
+        Returns why not for each directory that was not written. Raises StateError as above.
+        """
         ...
 
 

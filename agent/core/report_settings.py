@@ -1,7 +1,8 @@
 """Settings of the report to the scheduler."""
 
-import dataclasses
 import enum
+
+import msgspec
 
 
 class ReportProfile(enum.StrEnum):
@@ -20,8 +21,7 @@ class ReportProfile(enum.StrEnum):
         return self is not ReportProfile.JSON
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportSettings:
+class ReportSettings(msgspec.Struct, frozen=True):
     """`topology_score`: write the score annotation; otherwise the reporter removes it."""
 
     profile: ReportProfile = ReportProfile.JSON

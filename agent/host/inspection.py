@@ -5,8 +5,11 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from agent.core.node.device_access import CONTROL, DeviceNode, NodeAccess
@@ -15,6 +18,8 @@ from agent.core.node.library_files import LibraryFile
 FILE_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of a library; HAMi-core's has less than 1 MiB."""
 TEXT_LIMIT: Final = 4096
+_BYTECODE_HEAD: Final = struct.Struct("<4x3L")
+"""Of a file with bytecode (PEP 552): flags; if they are 0, time and size of the source."""
 _GPU: Final = re.compile(r"nvidia[0-9]+")
 _DENIALS: Final = {
     # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
@@ -56,6 +61,15 @@ def library_file(path: Path, *, text: bool = False) -> LibraryFile:
     )
 
 
+def uncompiled(modules: Iterable[ModuleType]) -> int:
+    """How many of these modules have no valid bytecode on disk, so that each start compiles them.
+
+    Python writes it when it loads a module, unless it may not.
+    """
+    specs = [getattr(module, "__spec__", None) for module in modules]
+    return sum(not _is_compiled(spec) for spec in specs if isinstance(spec, ModuleSpec))
+
+
 def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
     """The agents with the run directory `run` that do not hold the lock, by process id.
 
@@ -67,6 +81,19 @@ def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
     waiting = {number for number, ids in found.items() if pid not in ids}
     # A holder in another PID namespace is not seen, or by another number.
     return tuple(sorted(waiting)) if len(waiting) < len(found) else ()
+
+
+def _is_compiled(spec: ModuleSpec) -> bool:
+    if not isinstance(spec.loader, SourceFileLoader) or spec.cached is None:
+        return True  # it needs no bytecode
+    source = Path(spec.loader.path)
+    try:
+        with Path(spec.cached).open("rb") as file:
+            flags, date, size = _BYTECODE_HEAD.unpack(file.read(_BYTECODE_HEAD.size))
+        status = source.stat()
+    except (OSError, struct.error):
+        return False
+    return bool(flags) or (date, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
 
 
 def _opened(path: Path) -> DeviceNode:

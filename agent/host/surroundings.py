@@ -15,14 +15,6 @@ KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_
 CONNECT_SECONDS: Final = 0.5
 
 
-def host_name() -> str:
-    """This host's name, in the form in which the kubelet names its Node.
-
-    Source: kubernetes pkg/util/node/node.go GetHostname.
-    """
-    return socket.gethostname().strip().lower()
-
-
 def look_at(path: Path) -> PathFacts:
     """Inspect the path, links followed; for a missing one, whether it could be created."""
     try:

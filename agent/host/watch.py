@@ -7,13 +7,13 @@ directory is on the node's disk, and an Allocate needs its state at once: the lo
 
 import asyncio
 import contextlib
-import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar, TypeVarTuple
 
+import msgspec
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
@@ -21,6 +21,7 @@ from typing_extensions import override
 from agent.core.errors import KubeletError
 from agent.core.state.holdings import KubeletEpoch
 from agent.kit.offload import Offload
+from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,8 @@ class DirectoryWatch:
     """
 
     _mask = COMES_OR_GOES
+    _turn = 0
+    """Of the inspections: see agent.kit.ticks."""
 
     def __init__(
         self, directory: Path, names: Callable[[], Collection[str]], kubelet: str = "kubelet.sock"
@@ -91,9 +94,9 @@ class DirectoryWatch:
             opened = await self._ask(opening.open)
             if not isinstance(opened, _Opened):
                 opening.close()  # if it opens late, nothing uses it
-                yield _Sight(obstacle=opened or "no answer")
+                yield _Sight(self._turn, obstacle=opened or "no answer")
                 return
-            sight = _Sight(opened.inotify, opened.parent)
+            sight = _Sight(self._turn, opened.inotify, opened.parent)
             loop.add_reader(opened.inotify.fd, sight.wake)
             try:
                 yield sight
@@ -184,6 +187,7 @@ class FileDirectory(DirectoryWatch):
     """
 
     _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
+    _turn = 1
 
     def __init__(self, directory: Path, names: Collection[str], offload: Offload) -> None:
         super().__init__(directory, lambda: names)
@@ -246,14 +250,19 @@ class _Sight:
     """One period of watching; it ends when the watched directory is replaced or removed."""
 
     def __init__(
-        self, inotify: Inotify | None = None, parent: Watch | None = None, obstacle: str = ""
+        self,
+        turn: int,
+        inotify: Inotify | None = None,
+        parent: Watch | None = None,
+        obstacle: str = "",
     ) -> None:
+        self._turn = turn
         self.inotify = inotify
         self.parent = parent
         self.obstacle = obstacle
         self.is_over = False
         self._ready = asyncio.Event()
-        self._due = asyncio.get_running_loop().time() + POLL
+        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
 
     def wake(self) -> None:
         """Note that events can be read."""
@@ -261,7 +270,7 @@ class _Sight:
 
     def looked(self) -> None:
         """Note an inspection of the files; without inotify it ends the period."""
-        self._due = asyncio.get_running_loop().time() + POLL
+        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
         self.is_over = self.is_over or self.inotify is None
 
     async def events(self) -> list[Event]:
@@ -280,8 +289,7 @@ class _Sight:
         return []
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(msgspec.Struct, frozen=True):
     """An inotify instance that watches a directory, if it exists, and its parent."""
 
     inotify: Inotify

@@ -1,10 +1,9 @@
 """A rate limit: a burst first, then one per period."""
 
-import dataclasses
+import msgspec
 
 
-@dataclasses.dataclass(slots=True)
-class Allowance:
+class Allowance(msgspec.Struct):
     """A token bucket: `burst` at once, then one every `refill` seconds.
 
     `spent` tokens were missing at `since` (loop time).

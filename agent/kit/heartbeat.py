@@ -3,11 +3,13 @@
 import asyncio
 from typing import NoReturn
 
+from agent.kit.ticks import until_tick
+
 
 class Heartbeat:
-    """Notes the time every `interval` seconds while run() runs and the loop is not blocked."""
+    """Notes the time at each tick of `interval` seconds while the loop is not blocked."""
 
-    def __init__(self, interval: float = 1.0) -> None:
+    def __init__(self, interval: float = 5.0) -> None:
         self._interval = interval
         self._last: float | None = None
 
@@ -16,7 +18,7 @@ class Heartbeat:
         loop = asyncio.get_running_loop()
         while True:
             self._last = loop.time()
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(until_tick(self._interval))
 
     def age(self) -> float:
         """Seconds since the last beat; infinite before the first one."""

@@ -3,12 +3,13 @@
 It changes nothing and opens no file. Another process may still write into the directory.
 """
 
-import dataclasses
 import errno
 import os
 import stat
 from collections.abc import Iterator
 from typing import Final
+
+import msgspec
 
 from agent.kit.dissolve import DIRECTORY
 
@@ -16,8 +17,7 @@ OTHER_NOW: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """The errors of opening a directory that was meanwhile removed or replaced."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MeasureBounds:
+class MeasureBounds(msgspec.Struct, frozen=True):
     """Where counting ends: bytes, entries, or nested directories beyond these."""
 
     size: int

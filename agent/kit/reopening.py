@@ -8,10 +8,14 @@ from agent.kit.tally import Tally
 
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
-SPREAD = (1.0, 30.0)
-"""Seconds: the longest delay after the first lost place, and after each further one."""
+SPREAD = (4.0, 30.0)
+"""Seconds: the longest random delay after what every client of a server meets at the same moment.
+That is a break, an early end or a lost place; the second holds for each further lost place."""
 SHORTEST = 1.0
-"""Seconds: after a stream that ended sooner, the next one waits."""
+"""Seconds: after a stream that ended sooner, the delays grow."""
+LASTING = 300.0
+"""Seconds for which a stream is asked for at least. The server ended a shorter one with all others,
+as when it stops."""
 HEALTHY_AFTER = 30.0
 """Seconds: a stream that lasted so long resets the delays."""
 
@@ -37,22 +41,30 @@ class Reopening:
         self._began = asyncio.get_running_loop().time()
 
     def ended(self) -> float:
-        """After a normal end: the next one begins at once, unless this one was too short."""
+        """After a normal end: the next one begins at once, unless the server ended all of them."""
         lasted = self._over("ended")
-        return 0.0 if lasted >= SHORTEST else self._backoff.next()
+        if lasted < SHORTEST:
+            return self._backoff.next()
+        return 0.0 if lasted >= LASTING else self._spread(0)
 
     def broke(self, at_least: float = 0.0) -> float:
-        """After no answer or a bad one; the server asked for `at_least` so many seconds."""
+        """After no answer or a bad one; the server asked for `at_least` so many seconds.
+
+        It asked all its clients, so they must not come back in the same moment.
+        """
         self._over("error")
         self.failures += 1
-        return max(self._backoff.next(), at_least)
+        delay = self._spread(0) if self.failures == 1 else self._backoff.next()
+        return max(delay, at_least + self._spread(0)) if at_least else delay
 
     def gone(self) -> float:
-        """After the server forgot our place. It forgot every client's, so the delay is random."""
+        """After the server forgot our place."""
         self._over("gone")
-        longest = SPREAD[min(self._losses, len(SPREAD) - 1)]
         self._losses += 1
-        return self._random.uniform(0.0, longest)
+        return self._spread(self._losses - 1)
+
+    def _spread(self, times: int) -> float:
+        return self._random.uniform(0.0, SPREAD[min(times, len(SPREAD) - 1)])
 
     def _over(self, why: str) -> float:
         """Count the end, reset after a healthy stream, and return how many seconds it lasted."""

@@ -2,11 +2,11 @@
 
 import asyncio
 import collections
-import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.kit.backoff import Backoff
@@ -16,8 +16,7 @@ log = structlog.get_logger(__name__)
 TEXT_LIMIT = 256
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """How often an activity may fail, and how long to wait before it runs again.
 
     `delays` (seconds; the last one repeats) and `jitter`: see Backoff. At most `budget` restarts

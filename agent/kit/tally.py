@@ -1,9 +1,10 @@
 """Counters and histograms as plain data. The code that counts owns them; a page renders them."""
 
 import bisect
-import dataclasses
 import itertools
 from collections.abc import Iterable
+
+import msgspec
 
 
 class Tally:
@@ -40,8 +41,7 @@ class Tally:
         return tuple(sorted(self._counts.items()))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DurationRow:
+class DurationRow(msgspec.Struct, frozen=True):
     """The observations of one set of label values; `total` is their sum in seconds.
 
     `cumulative[i]` observations took at most `buckets[i]` seconds; the last entry counts all.

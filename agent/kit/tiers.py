@@ -1,16 +1,15 @@
 """Runs standing tasks in nested tiers: the outer tier starts first and stops last."""
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 import structlog
 
 log = structlog.get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """A standing task: `run` ends only when it is cancelled."""
 
     name: str

@@ -5,10 +5,11 @@ the client. The ids tell which question a request belongs to.
 """
 
 import asyncio
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+
+import msgspec
 
 BOOKING = 0.1
 """Seconds that the client has after an answer to record it."""
@@ -23,8 +24,7 @@ MOST = 64
 """Questions remembered: more than the client has open at once."""
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Turn:
+class Turn(msgspec.Struct, eq=False):
     """One turn of `client`; `at` is the loop time of its beginning.
 
     `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
@@ -38,7 +38,7 @@ class Turn:
     overtaken: bool = False
     doubted: bool = False
     yields: bool = False
-    over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class Turns:

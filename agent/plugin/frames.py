@@ -4,9 +4,9 @@ The generated encoder takes 17 µs a slice, on the loop. Here a list joins the k
 groups. A property test proves the bytes equal to the generated encoder's.
 """
 
-import dataclasses
 import itertools
 
+import msgspec
 from betterproto2 import encode_varint
 from typing_extensions import override
 
@@ -40,8 +40,7 @@ class ListFrame(ListAndWatchResponse):
         return self._wire
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EncodedGroup:
+class EncodedGroup(msgspec.Struct, frozen=True):
     """The encoded entries of one GPU's slices; `worst_size` is their bytes when unhealthy."""
 
     wire: bytes

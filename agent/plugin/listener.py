@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import os
 import socket
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
+import msgspec
 import structlog
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
@@ -80,8 +80,7 @@ class PeerConnections:
             log.warning(event, **fields, more=left_out)
 
 
-@dataclasses.dataclass(slots=True)
-class RateBound:
+class RateBound(msgspec.Struct):
     """Allows `most` of something in PERIOD."""
 
     most: int

@@ -5,11 +5,11 @@ the wrong type, and takes 40 ms for 16,000 ids, on the loop. So requests are dec
 shapes below.
 """
 
-import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from grpclib.encoding.base import CodecBase
 from typing_extensions import override
 
@@ -34,8 +34,7 @@ class FieldKind(enum.Enum):
     """An int32."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MessageShape:
+class MessageShape(msgspec.Struct, frozen=True):
     """A message type: its fields' names and kinds by number. A field with a shape is repeated."""
 
     message: type

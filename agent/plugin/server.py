@@ -137,8 +137,13 @@ class PluginServer:
             await asyncio.Event().wait()
         finally:
             self._stopped = True
-            async with self._turn:
-                await self._retire()
+            # In a task of its own: in one that is being cancelled, Python before 3.11.3 ends each
+            # asyncio.timeout by a cancellation, and the calls under way would be cut off.
+            await asyncio.shield(self._finish())
+
+    async def _finish(self) -> None:
+        async with self._turn:
+            await self._retire()
 
     async def rebind(self) -> None:
         """Stop the present server, if any, and serve on a new socket, which answers on return.
@@ -150,10 +155,11 @@ class PluginServer:
             PermissionFault, SettingsError, KubeletError: the socket cannot be bound, or does not
                 answer. Then no server runs.
         """
+        await asyncio.shield(self._finish())  # a caller that is cancelled cuts off no open call
         async with self._turn:
             if self._stopped:
                 raise KubeletError("the plugin server is stopping")
-            await self._retire()
+            await self._retire()  # one that another call has bound meanwhile
             resource = self._resource.value
             for name in sweep(self._directory, resource):
                 log.info("plugin.stale_socket_removed", name=name)

@@ -4,7 +4,6 @@ No name is used twice: the kubelet may still have a record of an earlier one, an
 stops late would delete its successor's file.
 """
 
-import dataclasses
 import errno
 import os
 import random
@@ -12,6 +11,8 @@ import re
 import socket
 import stat
 from pathlib import Path
+
+import msgspec
 
 from agent.core.errors import KubeletError, PermissionFault, SettingsError
 from agent.kit.cell import Cell
@@ -26,8 +27,7 @@ NVIDIA = "nvidia.com"
 _TRIES = 5
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BoundSocket:
+class BoundSocket(msgspec.Struct, frozen=True):
     """A socket of the agent, bound and private (0600), not yet listening."""
 
     path: Path
@@ -143,8 +143,7 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
     return tuple(dead)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rival:
+class Rival(msgspec.Struct, frozen=True):
     """The socket of HAMi's or NVIDIA's plugin for a resource; both give it the same name.
 
     The name omits the resource's domain. So it counts only for resources in NVIDIA's domain: for

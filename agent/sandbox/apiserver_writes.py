@@ -75,6 +75,8 @@ def create(
         metadata.setdefault("namespace", target.namespace)
     if admit is not None and target.resource == "pods":
         given = admit(given)
+    if target.resource == "pods":
+        given.pop("status", None)
     restrict(None, given)
     return store.create(target.resource, given)
 

@@ -6,8 +6,9 @@ Time is the running loop's.
 
 import asyncio
 import collections
-import dataclasses
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import AgentError
 from agent.core.health.reports import (
@@ -51,11 +52,11 @@ class HardwareError(AgentError):
     """The hardware cannot do what was requested; nothing changed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SimulatedGpu:
+class SimulatedGpu(msgspec.Struct, frozen=True):
     """One simulated GPU. `xids`: all XIDs that it has reported.
 
     `lost`: it does not answer. `refused`: the driver only answers that it must be reset.
+    `used_mib`, `percent`: what processes use of it.
     """
 
     gpu: Gpu
@@ -63,6 +64,8 @@ class SimulatedGpu:
     needs_reset: bool = False
     refused: bool = False
     xids: tuple[int, ...] = ()
+    used_mib: int = 0
+    percent: int = 0
 
     @property
     def words(self) -> str:
@@ -105,9 +108,9 @@ class SimulatedHardware:
             driver_version=self.driver_version,
             gpus=tuple(one.gpu for one in self.states if not one.lost and not one.refused),
             faults=tuple(
-                GpuFault(one.gpu.uuid, LOST, Trouble.LOST)
+                GpuFault(one.gpu.uuid, LOST, Trouble.LOST, one.gpu.index)
                 if one.lost
-                else GpuFault(one.gpu.uuid, REFUSED, Trouble.RESET)
+                else GpuFault(one.gpu.uuid, REFUSED, Trouble.RESET, one.gpu.index)
                 for one in self.states
                 if one.lost or one.refused
             ),
@@ -133,9 +136,9 @@ class SimulatedHardware:
         return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
     def sample(self, uuid: GpuUuid) -> GpuSample:
-        """The use of the GPU, which is always 0. Raises LostGpuError, RefusedGpuError."""
-        self._answering(uuid)
-        return GpuSample(uuid, gpu_percent=0, memory_percent=0, used_mib=0)
+        """The use of the GPU. Raises LostGpuError, RefusedGpuError."""
+        state = self._answering(uuid)
+        return GpuSample(uuid, gpu_percent=state.percent, memory_percent=0, used_mib=state.used_mib)
 
     @property
     def hanging(self) -> float:
@@ -143,6 +146,12 @@ class SimulatedHardware:
         return max(0.0, self._hang_until - asyncio.get_running_loop().time())
 
     # Changes of the hardware.
+
+    def use(self, name: str, mib: int, percent: int) -> SimulatedGpu:
+        """A process on GPU `name` begins to use so many MiB, and so much of its time."""
+        state = self.find(name)
+        busy = min(100, state.percent + percent)
+        return self._put(state, used_mib=state.used_mib + mib, percent=busy)
 
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
@@ -192,7 +201,7 @@ class SimulatedHardware:
         if index == MOST_GPUS:
             raise HardwareError(f"this node is full: it has {MOST_GPUS} GPUs")
         model = self._model(profile)
-        gpu = dataclasses.replace(
+        gpu = msgspec.structs.replace(
             model,
             uuid=derived_uuid(f"added/{self._serial}"),
             index=index,
@@ -210,7 +219,7 @@ class SimulatedHardware:
         state = self._states.pop(self.find(name).gpu.uuid)
         for other in self.states:
             links = tuple(link for link in other.gpu.links if link.peer != state.gpu.uuid)
-            self._put(other, gpu=dataclasses.replace(other.gpu, links=links))
+            self._put(other, gpu=msgspec.structs.replace(other.gpu, links=links))
         self._report(DriverEvent(EventKind.CHANGED))
         return state
 
@@ -250,7 +259,7 @@ class SimulatedHardware:
         news.set()
 
     def _put(self, state: SimulatedGpu, **changes: object) -> SimulatedGpu:
-        changed = dataclasses.replace(state, **changes)  # type: ignore[arg-type]
+        changed = msgspec.structs.replace(state, **changes)
         self._states[state.gpu.uuid] = changed
         return changed
 

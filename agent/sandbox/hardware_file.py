@@ -16,11 +16,12 @@ gpus:
       - {peer: GPU-…, path: single-switch, nvlinks: 18}
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from agent.codec.places import Place
 from agent.codec.yaml_places import read_yaml
@@ -50,8 +51,7 @@ _VERSION: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
 _LARGEST_MIB: Final = 16 * 1024 * 1024
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Description:
+class Description(msgspec.Struct, frozen=True):
     """The hardware of one node at power-on. GPUs are sorted by index."""
 
     driver_version: str
@@ -156,19 +156,19 @@ def _ids(gpus: Iterable[Gpu]) -> list[GpuUuid]:
 
 def _moved(gpu: Gpu, index: int, uuids: Mapping[GpuUuid, GpuUuid]) -> Gpu:
     """The profile's GPU at its place in this node, links included."""
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         gpu,
         uuid=uuids[gpu.uuid],
         index=index,
         minor=index,
         pci=pci_address(index, gpu.numa or 0),
-        links=tuple(dataclasses.replace(link, peer=uuids[link.peer]) for link in gpu.links),
+        links=tuple(msgspec.structs.replace(link, peer=uuids[link.peer]) for link in gpu.links),
     )
 
 
 def _gpu(entry: Place, fields: Mapping[str, Place], taken: _Taken, base: Gpu) -> Gpu:
     """`base` with the fields of the entry."""
-    gpu = dataclasses.replace(
+    gpu = msgspec.structs.replace(
         base,
         name=fields["name"].text() if "name" in fields else base.name,
         memory_mib=_number(fields.get("memory_mib"), base.memory_mib, 1, _LARGEST_MIB),
@@ -178,10 +178,10 @@ def _gpu(entry: Place, fields: Mapping[str, Place], taken: _Taken, base: Gpu) ->
     )
     if "pci" in fields:
         address = _matched(fields["pci"], _PCI, "a PCI address like 0000:1b:00.0")
-        gpu = dataclasses.replace(gpu, pci=address)
+        gpu = msgspec.structs.replace(gpu, pci=address)
     if "links" in fields:
         links = tuple(_link(place, taken) for place in fields["links"].items())
-        gpu = dataclasses.replace(gpu, links=links)
+        gpu = msgspec.structs.replace(gpu, links=links)
     if gpu.memory_mib == 0:
         raise entry.fault("`memory_mib` is needed (null: the driver cannot tell)")
     for field, value in (("uuid", gpu.uuid), ("pci", gpu.pci), ("minor", gpu.minor)):

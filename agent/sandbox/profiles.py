@@ -1,11 +1,12 @@
 """Built-in GPU models, with the driver's values for an H100, an A100, a T4 and an RTX 3090."""
 
-import dataclasses
 import enum
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 
@@ -26,8 +27,7 @@ class Bridging(enum.Enum):
     """Switches connect every GPU with every other."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuProfile:
+class GpuProfile(msgspec.Struct, frozen=True):
     """One GPU model. `name` and `memory_mib` are NVML's values; `nvlinks` counts per peer."""
 
     key: str

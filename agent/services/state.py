@@ -7,12 +7,12 @@ write hangs, `error` says so.
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.codec.checkpoint import StateEncoder, decode_state
@@ -51,8 +51,7 @@ LAST_WRITE = 2.0
 Change = Callable[[Ledger], Ledger]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True):
     """The state with which the agent starts.
 
     `notice`: what the operator should know about the recovery. Empty if the newest generation was
@@ -89,7 +88,7 @@ async def recover(
             found[name] = content = await _content(disk, name)
             state = _decoded(content, name, machine_id)
             before = state.booted_at if state.boot_id == boot_id else None
-            state = dataclasses.replace(
+            state = msgspec.structs.replace(
                 state,
                 health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
                 booted_at=booted_at,
@@ -129,7 +128,7 @@ def _decoded(content: bytes, name: str, machine_id: str) -> State:
         raise StateCorrupt(f"{name} is not usable: {error}") from error
     if machine_id and state.machine_id not in {"", machine_id}:
         raise StateCorrupt(f"{name} is not usable: it belongs to another machine")
-    return dataclasses.replace(state, machine_id=machine_id or state.machine_id)
+    return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
 
 
 def _joined(problems: list[StateError]) -> str:
@@ -161,8 +160,7 @@ async def _keep_aside(disk: Disk, found: Mapping[str, bytes]) -> str:
     return notice
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _WaitingCommit:
+class _WaitingCommit(msgspec.Struct, eq=False):
     change: Change
     done: asyncio.Future[None]
 
@@ -173,7 +171,7 @@ class StateService:
     def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
         self._disk = disk
         self._encoder = StateEncoder()
-        self._state = dataclasses.replace(recovered, boot_id=boot_id)
+        self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
         self._waiting: deque[_WaitingCommit] = deque()
         self._health: Mapping[GpuUuid, Health] | None = None
         self._news = asyncio.Event()
@@ -267,7 +265,7 @@ class StateService:
         unchanged = ledger == self._state.ledger and health == self._state.health
         if not unchanged or self.error.value:
             generation = self._state.generation + 1
-            state = dataclasses.replace(
+            state = msgspec.structs.replace(
                 self._state, generation=generation, ledger=ledger, health=health
             )
             with self._timed():

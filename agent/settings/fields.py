@@ -1,9 +1,9 @@
 """The definition of a setting, and a value of it with its origin."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import msgspec
 from typing_extensions import override
 
 from agent.core.errors import SettingsError
@@ -15,8 +15,7 @@ def as_it_is(value: Value) -> Value:
     return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """The definition of one setting.
 
     `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
@@ -55,8 +54,7 @@ class Field:
         return (f"HAMI_AGENT_{words.upper()}", *self.env)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A value and its origin (`default`, file:line:column, `env NAME` or a flag)."""
 
     field: Field

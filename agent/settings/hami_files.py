@@ -9,35 +9,11 @@ from agent.codec.known_keys import IgnoredKeys, KnownKey
 from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
 from agent.core.errors import cap
 from agent.settings.fields import Setting, setting
+from agent.settings.hami_keys import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.kinds import shown
 from agent.settings.profiles import ProfileMatch, SettingsProfile
 from agent.settings.sources import Layer
 from agent.settings.table import BY_KEY, SECTIONS
-
-DEVICE_CONFIG: Final[Mapping[str, str]] = {
-    "resourceCountName": "sharing.resourceName",
-    "resourceMemoryName": "sharing.memoryResourceName",
-    "deviceSplitCount": "sharing.splitCount",
-    "deviceMemoryScaling": "sharing.memoryScaling",
-    "deviceCoreScaling": "sharing.coreScaling",
-    "preConfiguredDeviceMemory": "sharing.preconfiguredMemoryMiB",
-    "enableNumaTopology": "sharing.numaTopology",
-    "libCudaLogLevel": "library.cudaLogLevel",
-    "disableCoreLimit": "library.disableCoreLimit",
-    "gpuCorePolicy": "library.corePolicy",
-}
-"""Key of device-config.yaml → setting. The other keys are for scheduler, webhook or MIG."""
-
-NODE_CONFIG: Final[Mapping[str, str]] = {
-    "operatingmode": "sharing.operatingMode",
-    "devicesplitcount": "sharing.splitCount",
-    "devicememoryscaling": "sharing.memoryScaling",
-    "devicecorescaling": "sharing.coreScaling",
-    "preconfigureddevicememory": "sharing.preconfiguredMemoryMiB",
-    "libcudaloglevel": "library.cudaLogLevel",
-    "enablenumatopology": "sharing.numaTopology",
-}
-"""Key of config.json → setting."""
 
 WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "migstrategy": (

@@ -1,12 +1,13 @@
 """Types of setting values: they read and write values, check bounds and have a JSON schema."""
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import cap
 
@@ -34,8 +35,7 @@ class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its 
         self.found = found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ValueType:
+class ValueType(msgspec.Struct, frozen=True):
     """A type with bounds. `schema`: the same bounds in JSON Schema, for editors.
 
     `read` takes a YAML scalar, or the text of a variable or flag. It returns the value or raises

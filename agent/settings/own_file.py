@@ -1,29 +1,29 @@
 """Reads the agent's own file: settings with their places, and profiles. Refuses unknown keys."""
 
-import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from agent.codec.faults import Faults
-from agent.codec.known_keys import nearest
+from agent.codec.known_keys import LIKENESS, nearest
 from agent.codec.places import Place
 from agent.codec.strangers import refuse_files_of_hami, refuse_stranger
 from agent.codec.yaml_places import read_yaml
-from agent.core.errors import SettingsError, cap
+from agent.core.cluster.selector import parse_selector
+from agent.core.errors import MalformedText, SettingsError, cap
 from agent.settings.fields import Field, Setting, setting
-from agent.settings.profiles import SettingsProfile, read_match
+from agent.settings.profiles import ProfileMatch, SettingsProfile
 from agent.settings.sources import Layer
 from agent.settings.table import BY_KEY
 
 PROFILES: Final = "profiles"
-LIKENESS: Final = 0.7
-"""The least likeness of a name in a hint. Less misleads."""
+MATCH_KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and field.profiled}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _SettingEntry:
+class _SettingEntry(msgspec.Struct, frozen=True):
     """A key, its place and its value. `above`: the keys above it, joined by dots."""
 
     name: str
@@ -61,7 +61,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """The end of a refusal of an unknown name: a similar name, or the command that lists all."""
-    return nearest(name, known, LIKENESS) or "; `hami-agent config show` lists all"
+    return nearest(name, known) or "; `hami-agent config show` lists all"
 
 
 def _profiles(place: Place, faults: Faults) -> Iterator[SettingsProfile]:
@@ -82,7 +82,30 @@ def _profile(item: Place, seen: set[str], faults: Faults) -> SettingsProfile:
     if text in seen:
         raise name.value.fault(f"the profile {name.value.shown()} is defined twice")
     seen.add(text)
-    return SettingsProfile(text, read_match(match.value), tuple(settings), item.where)
+    return SettingsProfile(text, _match(match.value), tuple(settings), item.where)
+
+
+def _match(place: Place) -> ProfileMatch:
+    """Read the condition of a profile. Raises SettingsError with its place."""
+    parts = place.mapping(MATCH_KEYS)
+    if not parts:
+        raise place.fault("`nodes`, `labels` or `gpus` is needed")
+    labels = None
+    if "labels" in parts:
+        try:
+            labels = parse_selector(parts["labels"].text())
+        except MalformedText as error:
+            raise parts["labels"].fault(str(error)) from error
+    return ProfileMatch(_texts(parts.get("nodes")), labels, _texts(parts.get("gpus")))
+
+
+def _texts(place: Place | None) -> tuple[str, ...]:
+    if place is None:
+        return ()
+    texts = tuple(item.text() for item in place.items())
+    if not texts:
+        raise place.fault("an empty list selects nothing")
+    return texts
 
 
 def _settings(

@@ -1,25 +1,22 @@
 """Profiles: settings for the nodes that names, a label selector or GPU models select."""
 
-import dataclasses
 import fnmatch
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from agent.codec.known_keys import KnownKey
-from agent.codec.places import Place
-from agent.core.cluster.selector import Selector, parse_selector
-from agent.core.errors import MalformedText
+from agent.core.cluster.selector import Selector
 from agent.core.inventory.gpu import Scan
 from agent.settings.fields import Setting
 
 WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
-KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(msgspec.Struct, frozen=True):
     """The facts that settings may depend on. `labels` and `gpus` None: not known yet.
 
     `gpus`: the model of each GPU by its UUID, as the driver names it. `former`: the same of GPUs
@@ -29,7 +26,7 @@ class NodeFacts:
     name: str = ""
     labels: Mapping[str, str] | None = None
     gpus: Mapping[str, str] | None = None
-    former: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    former: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def after(self, scan: Scan) -> "NodeFacts":
         """The facts after a scan. Models of GPUs that are gone count until other GPUs come.
@@ -41,13 +38,12 @@ class NodeFacts:
         gpus = {uuid: model for uuid, model in known.items() if uuid in silent}
         gpus |= {gpu.uuid: gpu.name for gpu in scan.gpus}
         gone = {uuid: model for uuid, model in known.items() if uuid not in gpus}
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self, gpus=gpus, former=gone if gpus.keys() <= known.keys() else {}
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProfileMatch:
+class ProfileMatch(msgspec.Struct, frozen=True):
     """A profile's condition. All parts that are set must hold; one of several names suffices.
 
     Names may contain `*` and `?`. With `exact` they are literal, and no names match no node. A
@@ -86,8 +82,7 @@ class ProfileMatch:
         return self.labels is None and not self.gpus
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SettingsProfile:
+class SettingsProfile(msgspec.Struct, frozen=True):
     """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
 
     An entry of HAMi's config.json becomes a profile with an exact match and no name. `empty`: its
@@ -127,26 +122,3 @@ class Profiles:
         """The profiles that match the name; labels and GPUs do not count here."""
         numbers = sorted({*self._others, *self._named.get(name, ())})
         return [one for one in (self._all[number] for number in numbers) if one.match.names(name)]
-
-
-def read_match(place: Place) -> ProfileMatch:
-    """Read the condition of a profile. Raises SettingsError with its place."""
-    parts = place.mapping(KEYS)
-    if not parts:
-        raise place.fault("`nodes`, `labels` or `gpus` is needed")
-    labels = None
-    if "labels" in parts:
-        try:
-            labels = parse_selector(parts["labels"].text())
-        except MalformedText as error:
-            raise parts["labels"].fault(str(error)) from error
-    return ProfileMatch(_texts(parts.get("nodes")), labels, _texts(parts.get("gpus")))
-
-
-def _texts(place: Place | None) -> tuple[str, ...]:
-    if place is None:
-        return ()
-    texts = tuple(item.text() for item in place.items())
-    if not texts:
-        raise place.fault("an empty list selects nothing")
-    return texts

@@ -4,10 +4,11 @@ agent.settings.values interprets their content.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from agent import __version__
 from agent.codec.last_good import decode_last_good
@@ -36,8 +37,7 @@ MAX_COPY: Final = 4 * 1024 * 1024
 """Bytes: the largest files, in base64, and the labels."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SourcesRead:
+class SourcesRead(msgspec.Struct, frozen=True):
     """The result of one read of the sources.
 
     `asked`: the files that were looked for, whether they exist or not. `sources`: what was read
@@ -101,7 +101,7 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         last = _recalled(copy, start.sources)
     except SettingsError as error:
         raise _both(refusal, file, error) from error
-    return dataclasses.replace(start, plan=last, refusal=refusal)
+    return msgspec.structs.replace(start, plan=last, refusal=refusal)
 
 
 async def read_text(path: Path, offload: Offload) -> SourceFile:
@@ -159,13 +159,13 @@ async def _read(sources: Sources, files: TextFiles, paths: list[Path]) -> AsyncI
     paths.append(path)
     if sources.file is not None or await files.is_there(path):
         own = SourceFile(str(path), await files.read(path, MAX_YAML))
-        sources = dataclasses.replace(sources, own=own)
+        sources = msgspec.structs.replace(sources, own=own)
         yield sources
     values = (await files.offload.call(make_plan, sources)).resolve(NodeFacts())
     named = values[DEVICE_CONFIG], values[NODE_CONFIG]
     # Both are watched even if one is refused: the operator may have to change both.
     paths += [Path(str(one.value)) for one in named if one.value]
-    yield dataclasses.replace(
+    yield msgspec.structs.replace(
         sources,
         device_config=await _named(named[0], MAX_YAML, files, paths),
         node_config=await _named(named[1], MAX_JSON, files, paths),
@@ -202,7 +202,7 @@ def _refuse_removed(sources: Sources, good: Sources | None, paths: Sequence[Path
 
 def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
     """Like recalled(), but raises SettingsError if the result is refused."""
-    then = dataclasses.replace(
+    then = msgspec.structs.replace(
         sources, device_config=copy.device_config, own=copy.own, node_config=copy.node_config
     )
     plan = make_plan(then)
@@ -235,8 +235,8 @@ def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsErro
 
 def _copy_file(sources: Sources) -> Path | None:
     """The path of the copy, by our own file if it is good, else by environment and flags."""
-    ours = dataclasses.replace(sources, device_config=None, node_config=None)
-    for known in (ours, dataclasses.replace(ours, own=None)):
+    ours = msgspec.structs.replace(sources, device_config=None, node_config=None)
+    for known in (ours, msgspec.structs.replace(ours, own=None)):
         try:
             return make_plan(known).settings(NodeFacts()).paths.state / COPY
         except SettingsError:

@@ -1,9 +1,10 @@
 """Builds the frozen sections of settings that the parts of the agent receive."""
 
-import dataclasses
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from agent.core.allocation.plain import PlainSettings
 from agent.core.allocation.settings import MatchSettings
@@ -14,11 +15,10 @@ from agent.core.inventory.slices import MIG_MODE, SharingSettings, check_list_si
 from agent.core.report_settings import ReportSettings
 from agent.settings.fields import DEFAULT, Values
 from agent.settings.health_table import switches_of
-from agent.web.policy import ReaderPolicy
+from agent.web.policy import HamiNames, ReaderPolicy
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostPaths:
+class HostPaths(msgspec.Struct, frozen=True):
     """Directories and sockets of this host."""
 
     state: Path
@@ -35,8 +35,7 @@ class HostPaths:
         return self.kubelet_socket.parent
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DriverSettings:
+class DriverSettings(msgspec.Struct, frozen=True):
     """The driver: NVML or simulated GPUs. `root`: the directory to search first for its library."""
 
     nvml_library: str | None
@@ -45,8 +44,7 @@ class DriverSettings:
     exit_without: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WebSettings:
+class WebSettings(msgspec.Struct, frozen=True):
     """Address and port of the probes and metrics, and who may read at the port what names pods."""
 
     address: str
@@ -54,30 +52,28 @@ class WebSettings:
     readers: ReaderPolicy = ReaderPolicy.LOCAL
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MetricSettings:
-    """Which series are served: those that name containers, and HAMi's own about the host."""
+class MetricSettings(msgspec.Struct, frozen=True):
+    """Which series are served: those that name containers, and HAMi's own."""
 
     containers: bool
-    hami_host: bool
+    hami: HamiNames
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LogSettings:
+class LogSettings(msgspec.Struct, frozen=True):
     """Level and format of the log."""
 
     level: str
     format: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """All settings of one node. `fenced`: the kubelet asks before each start of a container.
 
     `plain`: without HAMi's scheduler, the kubelet's ids decide; None in hami mode. `observe`:
     register and write nothing, beside another plugin. `takeover`: another plugin may serve the
     same resource. `node_condition`: write the Node's condition GpuDegraded. `memory_resource`:
-    the resource name under which pods request memory.
+    the resource name under which pods request memory. `feedback`: limit and hold back containers
+    that share GPUs.
     """
 
     node: str
@@ -96,6 +92,7 @@ class Settings:
     paths: HostPaths
     observe: bool
     takeover: bool
+    feedback: bool
     web: WebSettings
     metrics: MetricSettings
     log: LogSettings

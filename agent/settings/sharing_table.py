@@ -1,7 +1,8 @@
 """Settings of sharing, of the answers to containers, and of HAMi-core's library."""
 
-import dataclasses
 from pathlib import Path
+
+import msgspec
 
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.containers.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
@@ -25,7 +26,7 @@ from agent.settings.kinds import (
 POLICIES = {"": "default", "FORCE": "force", "DISABLE": "disable"}
 """Other spellings that HAMi-core accepts. The empty one is its default."""
 
-MODES = dataclasses.replace(
+MODES = msgspec.structs.replace(
     choice("hami-core", "mps", "mig"), schema=choice("hami-core", "mps").schema
 )
 """HAMi's operating modes. The agent does not share GPUs in `mig` yet. HAMi's config.json may set it

@@ -4,17 +4,17 @@ Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profil
 HAMi's config.json for this node, the environment, flags.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+
+import msgspec
 
 from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Setting
 from agent.settings.profiles import SettingsProfile
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(msgspec.Struct, frozen=True):
     """The sources of settings. A file that does not exist, or was not read yet, is None.
 
     `file`: the path of our own file; None: the default file, if it exists. `flags`: the given
@@ -22,16 +22,15 @@ class Sources:
     """
 
     file: Path | None = None
-    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environ: Mapping[str, str] = msgspec.field(default_factory=dict)
+    flags: Mapping[str, str] = msgspec.field(default_factory=dict)
     host: str = ""
     device_config: SourceFile | None = None
     own: SourceFile | None = None
     node_config: SourceFile | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True):
     """What one source sets for all nodes and for some, and warnings about what it ignores."""
 
     settings: tuple[Setting, ...] = ()

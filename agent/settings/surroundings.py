@@ -1,10 +1,10 @@
 """Reads settings from the environment and from flags."""
 
-import dataclasses
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
@@ -30,8 +30,7 @@ _CDI: Final = "the agent writes no CDI specification"
 _IMEX: Final = "the agent serves no IMEX channels"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class InheritedSetting:
+class InheritedSetting(msgspec.Struct, frozen=True):
     """A variable and a flag of HAMi's and NVIDIA's plugins without effect here, and the reason.
 
     `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
@@ -174,8 +173,8 @@ def _variable(field: Field, environ: Mapping[str, str], faults: Faults) -> Itera
     for name in names[:1]:
         with faults.kept():
             kept = field.kept_read if name != own else None
-            read = field if kept is None else dataclasses.replace(field, read=kept)
-            yield dataclasses.replace(setting(read, environ[name], f"env {name}"), field=field)
+            read = field if kept is None else msgspec.structs.replace(field, read=kept)
+            yield msgspec.structs.replace(setting(read, environ[name], f"env {name}"), field=field)
 
 
 def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
@@ -192,6 +191,8 @@ def _hint(name: str) -> str:
     if words in OWN_FILE:
         return "; only the flag --config names the settings file"
     known = [variable.removeprefix(PREFIX) for variable in VARIABLES]
+    import difflib  # noqa: PLC0415 -- only a mistake needs it
+
     flag = f"--{words.lower().replace('_', '-')}"
     flags = [one.variables[0].removeprefix(PREFIX) for one in FIELDS if one.flag == flag]
     ends = [variable for variable in known if words and variable.endswith(f"_{words}")]

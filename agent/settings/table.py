@@ -21,7 +21,7 @@ from agent.settings.kinds import (
     whole,
 )
 from agent.settings.sharing_table import SHARING
-from agent.web.policy import ReaderPolicy
+from agent.web.policy import HamiNames, ReaderPolicy
 
 TRUTH = dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")
 """NVIDIA's FAIL_ON_INIT_ERROR as values of driver.onNoDriver."""
@@ -230,16 +230,26 @@ FIELDS: tuple[Field, ...] = (
         default=True,
         read=boolean,
         text="Name namespace, pod and container in the metrics, with what each container was "
-        "promised of each GPU.",
+        "promised of each GPU and what it uses.",
         section="metrics.containers",
     ),
     Field(
-        "metrics.hamiHost",
-        default=False,
+        "metrics.hami",
+        HamiNames.CURRENT,
+        choice(*HamiNames),
+        "Serve the series of HAMi's vGPUmonitor, too: none, by its current names (2.9 and later), "
+        "by its legacy names (up to 2.8), or by both. An agent that observes serves none. Sums "
+        "over them double where the monitor of the same node is scraped: set none there.",
+        section="metrics.hami",
+        part=HamiNames,
+    ),
+    Field(
+        "usage.feedback",
+        default=True,
         read=boolean,
-        text="Also serve the series hami_host_gpu_* of HAMi's vGPUmonitor. Sums over them double "
-        "where the monitor of the same node is scraped too.",
-        section="metrics.hami_host",
+        text="Limit and hold back containers by priority while others use the same GPUs, as HAMi's "
+        "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
+        section="feedback",
     ),
     Field(
         "log.level",

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from agent.codec.faults import Faults
 from agent.codec.known_keys import IgnoredKeys, KnownKey
 from agent.core.errors import SettingsError, cap
@@ -17,9 +19,8 @@ from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, u
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Values
-from agent.settings.hami_files import NODE_CONFIG, read_device_layer, read_node_layer
+from agent.settings.hami_keys import NODE_CONFIG
 from agent.settings.kinds import Value, shown
-from agent.settings.own_file import read_own_file
 from agent.settings.profiles import NodeFacts, Profiles
 from agent.settings.sections import Settings, build
 from agent.settings.sources import Layer, Sources
@@ -66,13 +67,13 @@ class NodeValues:
         Raises SettingsError: the values do not fit these GPUs.
         """
         name = facts.name or self.name
-        values = self.resolve(dataclasses.replace(facts, name=name))
+        values = self.resolve(msgspec.structs.replace(facts, name=name))
         return build(values, host_name=name, gpus=max(1, len(facts.gpus or ())))
 
     def resolve(self, facts: NodeFacts) -> Values:
         """The values of a node with these facts."""
         if not self.labelled:
-            facts = dataclasses.replace(facts, labels=None)
+            facts = msgspec.structs.replace(facts, labels=None)
         applied = self.profiles.of(facts)
         values = self.of_all_nodes()
         profiled = (profile.settings for profile in applied)
@@ -127,9 +128,7 @@ class NodeValues:
 def make_plan(sources: Sources) -> NodeValues:
     """Merge all sources. Raises SettingsError with every error that they contain."""
     faults = Faults()
-    device_config = _read(sources.device_config, read_device_layer, faults)
-    own = _read(sources.own, read_own_file, faults)
-    node_config = _read(sources.node_config, read_node_layer, faults)
+    device_config, own, node_config = _files(sources, faults)
     surroundings = read_surroundings(sources.environ, sources.flags, faults)
     faults.refuse()
     layers = (device_config, own, node_config, surroundings)
@@ -145,6 +144,21 @@ def make_plan(sources: Sources) -> NodeValues:
     for say in _overriding_nothing(plan):  # last: there may be one for each node
         ignored.over(say)
     return dataclasses.replace(plan, warnings=(*plan.warnings, *ignored.warnings))
+
+
+def _files(sources: Sources, faults: Faults) -> tuple[Layer, Layer, Layer]:
+    """Read HAMi's device-config.yaml, our own file and HAMi's config.json."""
+    if sources.device_config is None and sources.own is None and sources.node_config is None:
+        return Layer(), Layer(), Layer()
+    # Late: the start of a node without files does not load YAML.
+    from agent.settings.hami_files import read_device_layer, read_node_layer  # noqa: PLC0415
+    from agent.settings.own_file import read_own_file  # noqa: PLC0415
+
+    return (
+        _read(sources.device_config, read_device_layer, faults),
+        _read(sources.own, read_own_file, faults),
+        _read(sources.node_config, read_node_layer, faults),
+    )
 
 
 def _read(

@@ -1,14 +1,14 @@
-"""Answers the actions on the unix socket: `POST /api/v1/gpus/GPU:ACTION`."""
+"""Answers the actions on the unix socket: `POST /api/v1/gpus/GPU:ACTION`, and on limits."""
 
 import asyncio
 import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
-from aiohttp import web
 
 from agent.codec.status_document import API_VERSION
 from agent.core.errors import cap
@@ -16,7 +16,10 @@ from agent.core.health.maintenance import ALL, GpuRelease, Recheck
 from agent.core.inventory.gpu import NO_INDEX
 from agent.kit.peer import peer_uid
 from agent.kit.throttle import Throttle
+from agent.web import aiohttp_server as web
 from agent.web.gate import TELL_PERIOD
+from agent.web.limits import FORM, LimitDoor
+from agent.web.limits import PATH as LIMIT_PATH
 
 log = structlog.get_logger(__name__)
 
@@ -34,17 +37,18 @@ LeftOut = Callable[[str], str]
 class Actions:
     """Answers POST for root and the agent's own user; others are refused."""
 
-    def __init__(self, acts: Mapping[str, Act]) -> None:
+    def __init__(self, acts: Mapping[str, Act], limits: LimitDoor | None = None) -> None:
         self._acts = acts
+        self._limits = limits
         self._refused = Throttle(TELL_PERIOD)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""
-        match = PATH.fullmatch(request.path)
-        act = self._acts.get(match[2]) if match else None
-        if match is None or act is None:
-            paths = " ".join(f"/api/v1/gpus/GPU:{name}" for name in self._acts)
-            return _text(404, f"No such action. There is: {paths}")
+        doing = self._action(request)
+        if doing is None:
+            paths = [f"/api/v1/gpus/GPU:{name}" for name in self._acts]
+            paths += [FORM] if self._limits else []
+            return _text(404, f"No such action. There is: {' '.join(paths)}")
         uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
             left_out = self._refused.admit()
@@ -52,7 +56,18 @@ class Actions:
                 log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
             return _text(403, "Only root may do this.")
         log.info("web.action", path=request.path, uid=uid)
-        return await act(match[1])
+        return await doing()
+
+    def _action(self, request: web.BaseRequest) -> Callable[[], Awaitable[web.Response]] | None:
+        """What the path asks for; None: there is no such action."""
+        match = PATH.fullmatch(request.path)
+        act = self._acts.get(match[2]) if match else None
+        if match is not None and act is not None:
+            return partial(act, match[1])
+        named = LIMIT_PATH.fullmatch(request.path)
+        if self._limits is None or named is None:
+            return None
+        return partial(self._limits.answer, named, request.query)
 
 
 def recheck_act(

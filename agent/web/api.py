@@ -2,20 +2,21 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from aiohttp import web
+import msgspec
 
 from agent.codec.status_document import GpuStatus, encode, envelope, names_of
 from agent.core.errors import cap
+from agent.web import aiohttp_server as web
 from agent.web.readers import Readers
 from agent.web.status import (
     StatusFacts,
     allocations_of,
+    container_histories_of,
     entries_of,
     gpus_of,
     node_of,
@@ -42,6 +43,7 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "node": ("Node", node_of),
     "gpus": ("Gpus", gpus_of),
     "allocations": ("Allocations", allocations_of),
+    "container-history": ("ContainerHistories", container_histories_of),
     "refusals": ("Refusals", lambda facts: entries_of(facts.refusals)),
     "changes": ("Changes", lambda facts: entries_of(facts.changes)),
     "settings": ("Settings", lambda facts: facts.settings()),
@@ -49,8 +51,7 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
 """The documents by the last part of their path, each with its kind."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(msgspec.Struct, frozen=True):
     """A document before it is cut. `at`: the wall time; `until`: the loop time of its reuse."""
 
     data: object
@@ -58,8 +59,7 @@ class _Made:
     until: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(msgspec.Struct, frozen=True):
     """A document's data as JSON, made of `made`. `following`: where the rest of a list begins."""
 
     data: bytes

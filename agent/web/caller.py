@@ -3,8 +3,10 @@
 import asyncio
 from http import HTTPStatus
 
-from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11
 from typing_extensions import override
+
+from agent.web import aiohttp_server as web
 
 HEADERS = {
     "Server": "hami-agent",

@@ -2,17 +2,18 @@
 
 import asyncio
 import collections
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import structlog
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from typing_extensions import override
 
 from agent.kit.throttle import Throttle
+from agent.web import aiohttp_server as web
 from agent.web.caller import Caller, WebRequest, ours
 
 log = structlog.get_logger(__name__)
@@ -32,8 +33,7 @@ TELL_PERIOD = 60.0
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-@dataclasses.dataclass(slots=True)
-class _Guest:
+class _Guest(msgspec.Struct):
     """An open connection. `source`: the caller's address, empty on a unix socket."""
 
     transport: asyncio.Transport

@@ -1,62 +1,215 @@
-"""Renders HAMi's series about the host's GPUs, by HAMi's names, labels and scales.
+"""Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels, texts and scales.
 
-Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go.
+Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go.
 """
 
-from collections.abc import Callable, Iterator
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+import msgspec
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
-from agent.core.inventory.inventory import Inventory, SharedGpu
+from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import MIB
+from agent.core.state.ledger import Holder
+from agent.core.usage.use import ContainerGpuUse, ContainerUse
+from agent.web.containers import Used
+from agent.web.policy import HamiNames
+from agent.web.version import BuildInfo
 
 ZONE: Final = "vGPU"
 UUID_LENGTH: Final = 40
 TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
+WHOLE: Final = 2**64
+"""HAMi's sums are of 64 bits without a sign."""
 
-_WITHOUT_NODE: Final = ("device_index", "device_uuid", "device_type", "zone")
-_WITH_NODE: Final = ("node", *_WITHOUT_NODE)
+
+class _Series(msgspec.Struct, frozen=True):
+    """One series of HAMi's; the label `zone` comes last."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+
+class _Value(msgspec.Struct, frozen=True):
+    """One number of HAMi's. `of`: the key of the series. The labels are all but the zone."""
+
+    of: str
+    labels: tuple[str, ...]
+    number: float
+
+
+_GPU: Final = ("device_index", "device_uuid", "device_type")
+_NODE: Final = ("node", *_GPU)
+_CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
+
+_CURRENT: Final[Mapping[str, _Series]] = {
+    "gpu memory": _Series(
+        "hami_host_gpu_memory_used_bytes", "GPU device memory usage in bytes", _NODE
+    ),
+    "gpu compute": _Series(
+        "hami_host_gpu_utilization_ratio", "GPU core utilization ratio (0-100)", _NODE
+    ),
+    "gpu traffic": _Series(
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "GPU memory controller utilization ratio (0-100)",
+        _GPU,
+    ),
+    "memory": _Series(
+        "hami_vgpu_memory_used_bytes", "vGPU device memory usage in bytes", _CONTAINER
+    ),
+    "limit": _Series(
+        "hami_vgpu_memory_limit_bytes", "vGPU device memory limit in bytes", _CONTAINER
+    ),
+    "memory again": _Series(
+        "hami_container_device_memory_bytes", "Container device memory usage in bytes", _CONTAINER
+    ),
+    "compute": _Series(
+        "hami_container_device_utilization_ratio",
+        "Container device SM utilization ratio",
+        _CONTAINER,
+    ),
+    "idle": _Series(
+        "hami_container_last_kernel_elapsed_seconds",
+        "Seconds since last kernel execution in container",
+        _CONTAINER,
+    ),
+    "context": _Series(
+        "hami_vgpu_memory_context_bytes",
+        "Container device memory context size in bytes",
+        _CONTAINER,
+    ),
+    "module": _Series(
+        "hami_vgpu_memory_module_bytes", "Container device memory module size in bytes", _CONTAINER
+    ),
+    "buffer": _Series(
+        "hami_vgpu_memory_buffer_bytes", "Container device memory buffer size in bytes", _CONTAINER
+    ),
+}
+
+_OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
+_OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+
+_LEGACY: Final[Mapping[str, _Series]] = {
+    "gpu memory": _Series("HostGPUMemoryUsage", "GPU device memory usage", _OLD_NODE),
+    "gpu compute": _Series("HostCoreUtilization", "GPU core utilization", _OLD_NODE),
+    "memory": _Series("vGPU_device_memory_usage_in_bytes", "vGPU device usage", _OLD_CONTAINER),
+    "limit": _Series("vGPU_device_memory_limit_in_bytes", "vGPU device limit", _OLD_CONTAINER),
+    "parts": _Series(
+        "Device_memory_desc_of_container",
+        "Container device memory description",
+        (*_OLD_CONTAINER, "context", "module", "data", "offset"),
+    ),
+    "compute": _Series(
+        "Device_utilization_desc_of_container",
+        "Container device utilization description",
+        _OLD_CONTAINER,
+    ),
+    "idle": _Series(
+        "Device_last_kernel_of_container",
+        "Container device last kernel description",
+        _OLD_CONTAINER,
+    ),
+}
+
+_FORMS: Final[Mapping[HamiNames, tuple[Mapping[str, _Series], ...]]] = {
+    HamiNames.NONE: (),
+    HamiNames.CURRENT: (_CURRENT,),
+    HamiNames.LEGACY: (_LEGACY,),
+    HamiNames.BOTH: (_CURRENT, _LEGACY),
+}
+
+_BUILD: Final = ("build_date", "compiler", "go_version", "platform", "revision", "version")
 
 _Newest = Callable[[GpuUuid], Sampled | None]
 
 
-def host_families(node: str, inventory: Inventory, newest: _Newest) -> Iterator[Metric]:
-    """Render memory, compute and memory traffic of each GPU that reports them."""
-    gpus = [
-        (gpu, sampled.sample)
-        for gpu in inventory.gpus
-        if gpu.gpu.index != NO_INDEX and (sampled := newest(gpu.uuid)) is not None
+class HamiSettings(msgspec.Struct, frozen=True):
+    """By which names HAMi's series are served, and the Node's name in them."""
+
+    names: HamiNames = HamiNames.NONE
+    node: str = ""
+
+
+def hami_families(
+    settings: HamiSettings,
+    build: BuildInfo,
+    host: tuple[Inventory, _Newest],
+    used: Iterable[Used],
+) -> Iterator[Metric]:
+    """Render what the GPUs report and what containers use, and the agent's version as HAMi's."""
+    forms = _FORMS[settings.names]
+    if not forms:
+        return
+    values = [
+        *_of_gpus(settings.node, *host),
+        *(one for holder, use in used for one in _of(holder, use)),
     ]
-    used = GaugeMetricFamily(
-        "hami_host_gpu_memory_used_bytes",
-        "HAMi's series: bytes of the GPU's memory in use by any process.",
-        labels=_WITH_NODE,
+    for form in forms:
+        families = {
+            key: GaugeMetricFamily(one.name, one.text, labels=(*one.labels, "zone"))
+            for key, one in form.items()
+        }
+        for value in values:
+            if value.of in families:
+                families[value.of].add_metric((*value.labels, ZONE), value.number)
+        yield from families.values()
+    info = GaugeMetricFamily(
+        "hami_build_info",
+        "hami build metadata exposed as labels with a constant value of 1.",
+        labels=_BUILD,
     )
-    compute = GaugeMetricFamily(
-        "hami_host_gpu_utilization_ratio",
-        "HAMi's series: share of the time in which a kernel ran, in percent, 0 to 100.",
-        labels=_WITH_NODE,
-    )
-    traffic = GaugeMetricFamily(
-        "hami_host_gpu_memory_controller_utilization_ratio",
-        "HAMi's series: share of the time in which memory was used, in percent, 0 to 100.",
-        labels=_WITHOUT_NODE,
-    )
-    for gpu, sample in gpus:
-        labels = _labels(gpu)
+    info.add_metric(("", "", "", "", build.revision, build.version), 1)
+    yield info
+
+
+def _of_gpus(node: str, inventory: Inventory, newest: _Newest) -> Iterator[_Value]:
+    """Memory, compute and memory traffic of each GPU that reports them."""
+    for shared in inventory.gpus:
+        gpu, sampled = shared.gpu, newest(shared.uuid)
+        if gpu.index == NO_INDEX or sampled is None:
+            continue
+        sample = sampled.sample
+        labels = (str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
         if sample.used_mib is not None:
-            used.add_metric([node, *labels], sample.used_mib * MIB)
+            yield _Value("gpu memory", (node, *labels), sample.used_mib * MIB)
         if sample.gpu_percent is not None:
-            compute.add_metric([node, *labels], sample.gpu_percent)
+            yield _Value("gpu compute", (node, *labels), sample.gpu_percent)
         if sample.memory_percent is not None:
-            traffic.add_metric(labels, sample.memory_percent)
-    yield from (used, compute, traffic)
+            yield _Value("gpu traffic", labels, sample.memory_percent)
 
 
-def _labels(shared: SharedGpu) -> list[str]:
-    gpu = shared.gpu
-    return [str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name, ZONE]
+def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:
+    """What one container uses of each GPU; the time since the last kernel is the same for all."""
+    for gpu in use.gpus:
+        uuid = gpu.uuid[:UUID_LENGTH]
+        labels = (holder.namespace, holder.pod, holder.container, str(gpu.index), uuid)
+        yield from (_Value(key, labels, number) for key, number in _numbers(gpu))
+        yield _Value("parts", (*labels, *_parts(gpu)), gpu.memory.total)
+        if use.idle is not None:
+            yield _Value("idle", labels, use.idle // dt.timedelta(seconds=1))
+
+
+def _numbers(gpu: ContainerGpuUse) -> Iterable[tuple[str, float]]:
+    memory = gpu.memory
+    return (
+        ("memory", memory.total),
+        ("limit", gpu.memory_limit),
+        ("memory again", memory.total),
+        ("compute", gpu.sm_percent),
+        ("context", memory.context),
+        ("module", memory.module),
+        ("buffer", memory.buffer),
+    )
+
+
+def _parts(gpu: ContainerGpuUse) -> tuple[str, ...]:
+    """The sizes that HAMi has as label values; the last is what the others leave of the total."""
+    memory = gpu.memory
+    known = memory.context, memory.module, memory.buffer
+    return tuple(map(str, (*known, (memory.total - sum(known)) % WHOLE)))

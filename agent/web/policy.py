@@ -1,4 +1,4 @@
-"""The setting `web.readers`. Without aiohttp, because the settings are read before it is loaded."""
+"""Settings of the web pages. Without aiohttp, because the settings are read before it is loaded."""
 
 import enum
 
@@ -8,3 +8,14 @@ class ReaderPolicy(enum.StrEnum):
 
     LOCAL = "local"
     ALL = "all"
+
+
+class HamiNames(enum.StrEnum):
+    """By which names the metrics also have the series of HAMi's vGPUmonitor."""
+
+    NONE = "none"
+    CURRENT = "current"
+    """Of HAMi 2.9 and later."""
+    LEGACY = "legacy"
+    """Of HAMi up to and including 2.8, which later ones serve with `--legacy-metrics`."""
+    BOTH = "both"

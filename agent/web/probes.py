@@ -1,22 +1,21 @@
 """Liveness and readiness pages, in the form of the API server's."""
 
-import dataclasses
 from collections.abc import Callable, Iterable
 
-from aiohttp import web
+import msgspec
 
 from agent.core.errors import cap
 from agent.core.node.readiness import Check, degraded, is_ready
+from agent.web import aiohttp_server as web
 
 TEXT_LIMIT = 4096
 """Characters of one line's reason."""
 
-FRESH = 10.0
-"""Seconds after which a blocked loop counts as stuck."""
+FRESH = 15.0
+"""The oldest heartbeat of a loop that was not stuck for 10 s: there is one each 5 s."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Probes:
+class Probes(msgspec.Struct, frozen=True):
     """Answers the probes.
 
     `heartbeat_age`: seconds since the loop's last heartbeat. `checks`: the checks of readiness.

@@ -1,18 +1,17 @@
 """Who may read the API and the page: they name pods, which not everybody on a network may see."""
 
-import dataclasses
 import ipaddress
 from typing import Final
 
-from aiohttp import web
+import msgspec
 
+from agent.web import aiohttp_server as web
 from agent.web.policy import ReaderPolicy
 
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Readers:
+class Readers(msgspec.Struct, frozen=True):
     """Judges a request for what names pods. The unix socket is guarded by its permissions."""
 
     policy: ReaderPolicy = ReaderPolicy.LOCAL

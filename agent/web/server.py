@@ -2,18 +2,18 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+import msgspec
 import structlog
-from aiohttp import web
 
 from agent.core.errors import PermissionFault
 from agent.kit.throttle import Throttle
+from agent.web import aiohttp_server as web
 from agent.web.actions import Actions
 from agent.web.api import ReadApi
 from agent.web.caller import HEADERS, ours
@@ -37,8 +37,7 @@ Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from values in memory, without waiting."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Listeners:
+class Listeners(msgspec.Struct, frozen=True):
     """Where to listen. `port` 0: any free one; None: no TCP. `socket_path` None: no unix socket.
 
     `near`: a second address for the same port; empty: none. Without it the server serves, too.

@@ -1,6 +1,5 @@
 """Renders the facts of the agent as the documents of `/api/v1`."""
 
-import dataclasses
 import datetime as dt
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from agent.codec.observed_status import lock_status
 from agent.codec.status_document import (
     AllocationStatus,
     CheckStatus,
+    ContainerHistory,
     Entry,
     GpuStatus,
     NodeStatus,
@@ -23,13 +23,16 @@ from agent.codec.status_document import (
 from agent.core.allocation.room import claim_of, gpu_use
 from agent.core.cluster.annotations import CORDON
 from agent.core.cluster.pods import NodeView
-from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
+from agent.core.inventory.gpu import NO_INDEX, GpuSample, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
-from agent.core.inventory.slices import SliceList
+from agent.core.inventory.slices import MIB, SliceList
 from agent.core.node.cordon import read_cordon
 from agent.core.node.readiness import Check, is_ready
 from agent.core.state.journal import JournalEntry
-from agent.core.state.ledger import Ledger, Row
+from agent.core.state.ledger import ContainerKey, Ledger, Row
+from agent.core.usage.history import PastUse
+from agent.core.usage.region import RegionState
+from agent.core.usage.use import ContainerUse
 from agent.web.gpus import gpu_labels
 
 PERIOD: Final = 30
@@ -37,12 +40,12 @@ PERIOD: Final = 30
 PERIODS: Final = 30
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StatusFacts:
+class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents are made of, read at one moment.
 
     `about`: what does not come from the other values. `node`: the Node as the watch last showed
-    it; None: not seen. `newest` and `history`: samples of a GPU. `settings`: those in force.
+    it; None: not seen. `newest` and `history`: samples of a GPU. `used` and `past`: what a
+    container uses. `settings`: those in force.
     """
 
     now: dt.datetime
@@ -54,6 +57,8 @@ class StatusFacts:
     ledger: Ledger
     newest: Callable[[GpuUuid], Sampled | None]
     history: Callable[[GpuUuid], Sequence[Sampled]]
+    used: Callable[[ContainerKey], ContainerUse | None]
+    past: Callable[[ContainerKey], Sequence[PastUse]]
     changes: Sequence[JournalEntry]
     refusals: Sequence[JournalEntry]
     journal_since: dt.datetime
@@ -138,24 +143,42 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
 def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
-    found = [_allocation(row, labels) for row in facts.ledger.rows if not row.adopted or row.holder]
+    rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
+    found = [_allocation(row, labels, facts.used(row.key)) for row in rows]
     return tuple(sorted(found, key=lambda one: (one.namespace, one.pod, one.container)))
+
+
+def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
+    """What each container used of each of its GPUs in the last 15 minutes, as far as known."""
+    labels = gpu_labels(facts.inventory)
+    return tuple(
+        ContainerHistory(
+            namespace=row.namespace,
+            pod=row.pod,
+            container=row.holder.container if row.holder else "",
+            gpu=labels.get(uuid, str(uuid)),
+            uuid=uuid,
+            history=history,
+        )
+        for row in facts.ledger.rows
+        for uuid, samples in _samples_by_gpu(facts.past(row.key)).items()
+        if (history := history_of(samples, facts.now)) is not None
+    )
+
+
+def _samples_by_gpu(past: Sequence[PastUse]) -> Mapping[GpuUuid, list[Sampled]]:
+    found: dict[GpuUuid, list[Sampled]] = {}
+    for use in past:
+        for gpu in use.gpus:
+            uuid = GpuUuid(gpu.uuid)
+            sample = GpuSample(uuid, gpu.sm_percent, None, gpu.memory // MIB)
+            found.setdefault(uuid, []).append(Sampled(use.at, sample))
+    return found
 
 
 def entries_of(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
     """Changes or refusals."""
-    return tuple(
-        Entry(
-            at=entry.at,
-            reason=entry.reason,
-            text=entry.text,
-            warning=entry.warning,
-            namespace=entry.namespace,
-            pod=entry.pod,
-            container=entry.container,
-        )
-        for entry in entries
-    )
+    return tuple(msgspec.convert(entry, Entry, from_attributes=True) for entry in entries)
 
 
 def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | None:
@@ -185,15 +208,27 @@ def _mean(values: Sequence[int]) -> int | None:
     return round(statistics.fmean(values)) if values else None
 
 
-def _allocation(row: Row, labels: Mapping[GpuUuid, str]) -> AllocationStatus:
+def _allocation(
+    row: Row, labels: Mapping[GpuUuid, str], use: ContainerUse | None
+) -> AllocationStatus:
+    used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
+
     def share(uuid: GpuUuid, memory_mib: int | None, cores: int | None) -> ShareStatus:
-        label = labels.get(uuid, str(uuid))
-        return ShareStatus(gpu=label, uuid=uuid, memory_mib=memory_mib, cores=cores)
+        of = used.get(uuid)
+        return ShareStatus(
+            gpu=labels.get(uuid, str(uuid)),
+            uuid=uuid,
+            memory_mib=memory_mib,
+            cores=cores,
+            used_mib=of.memory.total // MIB if of else None,
+            gpu_percent=of.sm_percent if of else None,
+        )
 
     if row.shares:
-        shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.shares)
+        shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.limits)
     else:
         shares = tuple(share(uuid, None, None) for uuid in row.gpus)
+    is_read = use is not None and use.state is RegionState.READABLE
     return AllocationStatus(
         namespace=row.namespace,
         pod=row.pod,
@@ -203,5 +238,9 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str]) -> AllocationStatus:
         since=row.answered_at,
         confirmed=row.confirmed,
         mismatched=row.mismatched,
+        live_limits=row.limits != row.shares,
         decided_by=row.decided_by.value,
+        last_kernel=use.last_kernel if use else None,
+        processes=use.processes if use and is_read else None,
+        unread=use.reason if use else "",
     )

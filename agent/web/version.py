@@ -1,13 +1,11 @@
 """The page `/version`."""
 
-import dataclasses
-
 import msgspec
-from aiohttp import web
+
+from agent.web import aiohttp_server as web
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BuildInfo:
+class BuildInfo(msgspec.Struct, frozen=True):
     """The versions of the agent, of Python and of the state file, and the report profile.
 
     `revision` is the agent's commit, empty if unknown.

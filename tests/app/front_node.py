@@ -36,10 +36,16 @@ BEFORE = State(boot_id="boot", machine_id="machine")
 
 @dataclasses.dataclass
 class FrontPlaces:
-    """The state's disk and HAMi-core's directories."""
+    """The state's disk, HAMi-core's directories, and who hears that files changed."""
 
     disk: MemoryDisk = dataclasses.field(default_factory=MemoryDisk)
     hooks: FakeHookDirs = dataclasses.field(default_factory=FakeHookDirs)
+    watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
+
+    def lose(self, *files: str) -> None:
+        """These files of HAMi-core vanish."""
+        self.hooks.missing = files
+        self.watch.change()
 
 
 def joined(
@@ -61,11 +67,12 @@ def joined(
         driver=driver,
         clock=LoopClock(),
         disk=places.disk,
-        files=FakeWatch(),
+        files=places.watch,
         random=Seeded(0),
         registrar=None,
         worker=Inline(),
         hooks=places.hooks,
+        regions=Inline(),
     )
     host = HostFacts(
         boot_id=boot,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from agent.app.facts import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.core.cluster.changes import NodeEvent
@@ -76,7 +78,7 @@ def start_of(plan: NodeValues, *asked: Path) -> SourcesRead:
 
 def kept_start(start: SourcesRead, ledger: Ledger) -> SourcesRead:
     """The same start on a node with these rows."""
-    return dataclasses.replace(start, plan=start.taken().keeping(ledger))
+    return msgspec.structs.replace(start, plan=start.taken().keeping(ledger))
 
 
 def cells_of(start: SourcesRead) -> SharedCells:

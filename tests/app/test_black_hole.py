@@ -1,9 +1,9 @@
 """A node that would refuse every new pod offers nothing, to kubelet and scheduler, until mended."""
 
 import asyncio
-import dataclasses
 import errno
 
+import msgspec
 import pytest
 
 from agent.app.running import AgentParts
@@ -45,7 +45,7 @@ async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of
     places = FrontPlaces()
     async with running(joined(two_gpus(), places=places)) as node:
         assert ([G0, G1], [G0, G1]) == offered(node)
-        places.hooks.missing = LIBRARY
+        places.lose(*LIBRARY)
         await asyncio.sleep(WITHIN)
 
         assert ([], []) == offered(node)
@@ -111,10 +111,10 @@ async def test_a_kubelets_directory_that_everybody_may_write_takes_the_slices(tm
 
 async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_the_answers():
     places = FrontPlaces()
-    holding = dataclasses.replace(BEFORE, ledger=Ledger((ROW,)))
+    holding = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
     async with running(joined(two_gpus(), holding, places=places)) as node:
         before = {uuid: group.ids for uuid, group in node.groups.items()}
-        places.hooks.missing = LIBRARY
+        places.lose(*LIBRARY)
         await asyncio.sleep(WITHIN)
 
         assert before == {uuid: group.ids for uuid, group in node.groups.items()}

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
@@ -189,7 +190,7 @@ async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_
     async with a_node() as node:
         keeper, sharing = node.front.knowing.keeper, node.front.facts.sharing
         keeper.hold({G1: (slice_id(G1, 0),)})
-        sharing.set(dataclasses.replace(sharing.value, **changed))
+        sharing.set(msgspec.structs.replace(sharing.value, **changed))
         keeper.refresh()
 
         assert f"gpu_health degraded: GPU 0 {why}" in node.probed()[1]

@@ -1,7 +1,8 @@
 """GPUs come, go, change places and modes, and their driver with them; who has one keeps it."""
 
 import asyncio
-import dataclasses
+
+import msgspec
 
 from agent.core.errors import DriverError, DriverMissing
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
@@ -24,7 +25,7 @@ SCANNED = 61.0
 """A look every minute finds what nobody reports."""
 
 ROW = a_row(shares=(a_share(uuid=G1),), slice_ids=(slice_id(G1, 12),))
-HOLDING = dataclasses.replace(BEFORE, ledger=Ledger((ROW,)))
+HOLDING = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
 """A pod has a slice of GPU 1 whose number is beyond the split count."""
 
 
@@ -146,7 +147,7 @@ async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_liste
 
 async def test_a_gpu_that_has_another_index_is_the_same_gpu():
     ill = a_health(condition=Condition.BAD, cause="xid", text="XID 48")
-    before = dataclasses.replace(HOLDING, health={G1: ill})
+    before = msgspec.structs.replace(HOLDING, health={G1: ill})
     driver = ScriptedDriver([a_gpu(index=0, uuid=G1), a_gpu(index=1, uuid=G0)])
     async with running(joined(driver, before)) as node:
         assert {G1: (0, False), G0: (1, True)} == node.registered

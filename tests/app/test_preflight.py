@@ -1,13 +1,13 @@
 """`doctor --pre` on a node of models: it sees what is there, and what was taken away."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -118,7 +118,7 @@ async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
     server.denied = {("patch", "nodes")}
     async with a_node() as cluster, a_session(server, tmp_path):
         flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
-        await examine(dataclasses.replace(settings(cluster, **flags), node_condition=True), {})
+        await examine(msgspec.structs.replace(settings(cluster, **flags), node_condition=True), {})
 
     assert 9 == len(server.asked)
     assert {("nodes", "status"), ("pods", "status")} == {
@@ -286,7 +286,7 @@ def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent(
     )
     chosen = make_plan(Sources(host="host")).settings(NodeFacts())
     silent = Scan("570", gpus[:1])
-    lost = dataclasses.replace(silent, faults=(GpuFault(gpus[1].uuid, "GPU is lost"),))
+    lost = msgspec.structs.replace(silent, faults=(GpuFault(gpus[1].uuid, "GPU is lost"),))
 
     assert () == report_differences(chosen, lost, {REGISTER: text})
     assert report_differences(chosen, silent, {REGISTER: text})

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import structlog
 
@@ -48,7 +48,7 @@ class Written:
     @property
     def plan(self) -> NodeValues:
         return make_plan(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 a_plan("").sources,
                 own=SourceFile("c.yaml", self.own.encode()),
                 environ=self.environ,
@@ -293,7 +293,7 @@ async def test_the_labels_of_the_node_count_with_the_scheduler_that_is_kept():
 async def test_refused_files_and_a_name_that_waits_are_both_told_at_a_start():
     """The copy of the last good settings has the new name, and the rows have the old one."""
     refused = SettingsError("c.yaml:1:1: no")
-    start = kept_start(dataclasses.replace(start_of(a_plan(RENAMED)), refusal=refused), HELD)
+    start = kept_start(msgspec.structs.replace(start_of(a_plan(RENAMED)), refusal=refused), HELD)
     room = SettingsRoom(start)
     room.ledger.set(HELD)
     room.service.tell_start(start)

@@ -1,9 +1,9 @@
 """The settings fit the node: profiles apply when labels and GPUs are known, and follow them."""
 
 import asyncio
-import dataclasses
 import json
 
+import msgspec
 import pytest
 import structlog
 
@@ -90,9 +90,9 @@ async def test_a_profile_for_a_model_ends_when_other_gpus_came_instead():
 async def test_gpus_that_are_away_take_no_room_in_the_list_and_none_when_they_are_back_too_many():
     room = room_of("sharing: {splitCount: 9000}")
     eight = a_scan(*["Tesla T4"] * 8)
-    room.service.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[:6]))
+    room.service.saw_gpus(msgspec.structs.replace(eight, gpus=eight.gpus[:6]))
     room.service.saw_gpus(eight)
-    assert room.service.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[3:]))
+    assert room.service.saw_gpus(msgspec.structs.replace(eight, gpus=eight.gpus[3:]))
 
     listed = room.service.saw_gpus(eight)
 
@@ -149,7 +149,7 @@ async def test_another_hook_path_acts_at_the_next_start_which_is_said():
 async def test_a_reload_tells_what_was_passed_over(capsys):
     warned = Sources(device_config=SourceFile("d.yaml", b"nvidia: {colour: red}"))
 
-    room_of().service.take(make_plan(dataclasses.replace(warned, host="node-a")))
+    room_of().service.take(make_plan(msgspec.structs.replace(warned, host="node-a")))
 
     assert "unknown key `colour`" in capsys.readouterr().out
 
@@ -189,7 +189,7 @@ async def test_a_gpu_that_goes_is_gone_though_others_came_that_the_settings_do_n
     assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 6))
     later = a_scan(*["Tesla T4"] * 8)
 
-    listed = room.service.saw_gpus(dataclasses.replace(later, gpus=later.gpus[1:]))
+    listed = room.service.saw_gpus(msgspec.structs.replace(later, gpus=later.gpus[1:]))
 
     assert listed is not None
     assert later.gpus[1:6] == listed.gpus
@@ -238,7 +238,7 @@ async def test_another_node_name_acts_at_the_next_start_and_no_profile_of_that_n
     )
 
     with structlog.testing.capture_logs() as lines:
-        room.service.take(make_plan(dataclasses.replace(given, host="node-a")))
+        room.service.take(make_plan(msgspec.structs.replace(given, host="node-a")))
 
     sharing = room.cells.sharing.value
     assert (10, 2.0) == (sharing.split_count, sharing.memory_scaling)
@@ -307,6 +307,6 @@ async def test_a_megabyte_of_unknown_keys_is_a_few_lines_of_the_log():
     junk = Sources(node_config=SourceFile("n.json", json.dumps(keys).encode()))
 
     with structlog.testing.capture_logs() as lines:
-        room_of().service.take(make_plan(dataclasses.replace(junk, host="node-a")))
+        room_of().service.take(make_plan(msgspec.structs.replace(junk, host="node-a")))
 
     assert len(lines) < 30

@@ -2,37 +2,73 @@
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 import structlog
 
-from tests.bench import lab, strikes
+from tests.bench import lab, real, strikes
+from tests.bench.beside import lacks
+from tests.bench.churn import churn
+from tests.bench.compare import load, report
 from tests.bench.figures import Figure, keep, table
 from tests.bench.floor import ROOT, floors
+from tests.bench.real_allocates import allocates
+from tests.bench.regions import regions
+from tests.bench.steps import steps
 
 
 def main() -> int:
     """Measure what was asked for, print it and keep it."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(PARTS)}; the beginning of several names means them all, but not"
+        f" {', '.join(LONG)}",
+    )
     parser.add_argument("--runs", type=int, default=5, help="runs of which the median is told")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
+    parser.add_argument("--add", action="store_true", help="keep what other parts measured before")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="say what changed since then")
     args = parser.parse_args()
-    if unknown := set(args.parts) - PARTS.keys():
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    try:
+        names, old = asked(args.parts), load(args.compare) if args.compare else None
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     figures: list[Figure] = []
-    for name in args.parts or PARTS:
+    if (beside := [one for one in names if one.startswith(REAL)]) and (reason := lacks()):
+        sys.stderr.write(f"{', '.join(beside)}: left out, for {reason}\n")
+        names = [one for one in names if one not in beside]
+    for name in names:
         sys.stderr.write(f"measuring {name} …\n")
-        figures += asyncio.run(_measured(name, args.runs))
+        measured = asyncio.run(_measured(name, args.runs))
+        figures += [dataclasses.replace(one, part=name) for one in measured]
     figures += _ratios(figures)
     sys.stdout.write("\n".join(table(figures)) + "\n")
-    keep(figures, args.out)
+    kept = keep(figures, args.out, add=args.add)
     sys.stdout.write(f"\nkept in {args.out}\n")
+    if old is not None:
+        sys.stdout.write("\n".join(["", *report(old, kept)]) + "\n")
     return 0
+
+
+def asked(words: Sequence[str]) -> list[str]:
+    """The parts that are meant, in their order. Raises ValueError: a word means none."""
+    usual = [name for name in PARTS if name not in LONG]
+    meant = set() if words else {*usual}
+    for word in words:
+        fits = {word} & PARTS.keys() or {name for name in usual if name.startswith(f"{word}-")}
+        if not fits:
+            raise ValueError(f"there is no part {word}; there are {', '.join(PARTS)}")
+        meant |= fits
+    return [name for name in PARTS if name in meant]
 
 
 async def _floors(runs: int) -> list[Figure]:
@@ -43,8 +79,16 @@ async def _pods(_: int) -> list[Figure]:
     return await lab.pods()
 
 
+async def _allocates(_: int) -> list[Figure]:
+    return await lab.allocates()
+
+
 async def _idle(_: int) -> list[Figure]:
     return await lab.idle()
+
+
+async def _regions(_: int) -> list[Figure]:
+    return await regions()
 
 
 PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
@@ -53,8 +97,19 @@ PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
     "restarts": lab.restarts,
     "events": strikes.events,
     "pods": _pods,
+    "allocates": _allocates,
+    "steps": steps,
     "idle": _idle,
+    "churn": churn,
+    "regions": _regions,
+    "real-starts": real.starts,
+    "real-instructions": real.instructions,
+    "real-rest": real.rest,
+    "real-allocates": allocates,
+    "real-ten-minutes": real.ten_minutes,
 }
+REAL = "real-"
+LONG = ("churn", "real-ten-minutes")
 
 
 async def _measured(name: str, runs: int) -> list[Figure]:
@@ -72,8 +127,9 @@ def _ratios(figures: list[Figure]) -> list[Figure]:
             f"start_over_{name}",
             f"exec → Register over {found[name].what}",
             "x",
-            [start.shown / found[name].shown],
+            [median(start.samples) / median(found[name].samples)],
             "medians of this run",
+            part="starts",
         )
         for name in ("python_floor", "grpc_floor", "import_floor")
         if name in found

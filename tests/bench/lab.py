@@ -2,34 +2,47 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import scrape
-from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
+from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.workloads import plain
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.bench import toll
+from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load
 from tests.bench.figures import Figure, percentile
 from tests.bench.floor import ROOT
+from tests.fakes import nvml_stub
 
 PATIENCE = 30.0
+BURST_PATIENCE = 300.0
+"""HAMi's scheduler binds one pod of a burst after the other, and waits 10 s after a held lock."""
 SETTLED = 2.0
 """Seconds after which nothing of the start is under way any more."""
-IDLE = 10.0
+CALM = 12.0
+"""Seconds after which an agent that has served pods is at rest, too."""
+IDLE = 30.0
+"""A multiple of all periods but those of a minute."""
+CONTAINERS = 10
 PODS = 60
+GPUS = 8
 BURST = 20
 EXEC = "from exec to the Register call at the kubelet model"
 
 
-async def reach(cluster: SandboxCluster, holds: Callable[[], bool]) -> None:
+async def reach(
+    cluster: SandboxCluster, holds: Callable[[], bool], within: float = PATIENCE
+) -> None:
     """Wait for a fact. Raises RuntimeError with the agent's last words."""
-    if not await cluster.until(holds, PATIENCE):
+    if not await cluster.until(holds, within):
         raise RuntimeError("\n".join(["what is measured did not come:", *cluster.log.last(20)]))
 
 
@@ -41,13 +54,15 @@ async def next_list(cluster: SandboxCluster, seen: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def served(gpus: int = 8, split_count: int = 10) -> AsyncIterator[SandboxCluster]:
+async def served(
+    gpus: int = 8, split_count: int = 10, *arguments: str
+) -> AsyncIterator[SandboxCluster]:
     """A sandbox whose agent serves, watches, has reported and answers on its web door."""
     environ = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes
     options = LabOptions(
         described(f"h100:{gpus}"),
         environ,
-        arguments=("--split-count", str(split_count)),
+        arguments=("--split-count", str(split_count), *arguments),
         scheduler=SchedulerSettings().quick(),  # the agent is measured, and not HAMi's queue
     )
     async with open_cluster(options) as cluster:
@@ -57,6 +72,19 @@ async def served(gpus: int = 8, split_count: int = 10) -> AsyncIterator[SandboxC
         await reach(cluster, lambda: cluster.api.journal.writes(cluster.user) >= 1)
         await reach(cluster, lambda: cluster.web_address is not None)
         yield cluster
+
+
+@contextlib.asynccontextmanager
+async def with_library() -> AsyncIterator[SandboxCluster]:
+    """A sandbox as served() opens it; its GPUs are those of a stand-in for NVIDIA's library."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = nvml_stub.build(Path(folder))
+        stub = nvml_stub.NvmlStub(library)
+        for slot in range(GPUS):
+            stub.set(slot, memory=80 << 30)
+        stub.order(range(GPUS))
+        async with served(GPUS, 10, "--simulate", "", "--nvml-library", str(library)) as cluster:
+            yield cluster
 
 
 async def starts(runs: int) -> list[Figure]:
@@ -123,12 +151,12 @@ async def reader(cluster: SandboxCluster) -> AsyncIterator[asyncio.StreamReader]
     (socket,) = (
         path for path in cluster.places.plugins.glob("*.sock") if path.name != "kubelet.sock"
     )
-    async with _beside("tests.bench.reader", str(socket)) as (_, lists):
+    async with beside("tests.bench.reader", str(socket)) as (_, lists):
         yield lists
 
 
 @contextlib.asynccontextmanager
-async def _beside(
+async def beside(
     module: str, *arguments: str
 ) -> AsyncIterator[tuple[asyncio.StreamWriter, asyncio.StreamReader]]:
     """A program of ours in a process of its own, until the block is left: what it is told, says."""
@@ -166,7 +194,9 @@ async def pods() -> list[Figure]:
         burst = [f"burst-{number}" for number in range(BURST)]
         for name in burst:
             cluster.submit(plain(name).pod())
-        await reach(cluster, lambda: all(is_running(cluster, name) for name in burst))
+        await reach(
+            cluster, lambda: all(is_running(cluster, name) for name in burst), BURST_PATIENCE
+        )
         burst_reads = (journal.reads(user) - before) / BURST
     around = "around the call at the kubelet model, its loop and gRPC included"
     rpc = "Allocate"
@@ -188,29 +218,45 @@ async def pods() -> list[Figure]:
 
 
 async def idle() -> list[Figure]:
-    """What the process costs while nothing happens."""
-    async with served() as cluster, _a_pod(cluster, "only"):
-        await asyncio.sleep(SETTLED)
-        journal, pid = cluster.api.journal, cluster.agent.pid
-        calls, spent = sum(journal.counts.values()), _cpu_seconds(pid)
-        await asyncio.sleep(IDLE)
-        percent = (_cpu_seconds(pid) - spent) / IDLE * 100
-        requests = sum(journal.counts.values()) - calls
-    how = f"time on a core (schedstat) over {IDLE:g} s, one pod running"
+    """What the process costs while nothing happens, its GPUs in a stand-in for NVIDIA's library."""
+    async with with_library() as cluster, contextlib.AsyncExitStack() as pods:
+        empty = await _at_rest(cluster)
+        for number in range(CONTAINERS):
+            await pods.enter_async_context(a_pod(cluster, f"pod-{number}"))
+        full = await _at_rest(cluster)
+    how = f"of all threads over {IDLE:g} s, {GPUS} GPUs; no container"
+    beside = f"the same beside {CONTAINERS} containers"
+    cpu, wakes = "time on a core (schedstat)", "context switches, voluntary and not,"
     return [
-        Figure("idle_cpu", "CPU while idle", "%", [percent], how, 0.3),
-        Figure("idle_requests", "API requests while idle", "", [requests], how, 0),
+        Figure("idle_cpu", "CPU while idle", "%", [empty.percent], f"{cpu} {how}", 0.05),
+        Figure(
+            "idle_wakes", "wake-ups a second while idle", "", [empty.wakes], f"{wakes} {how}", 5
+        ),
+        Figure("idle_requests", "API requests while idle", "", [empty.requests], how, 0),
+        Figure("idle_cpu_full", "CPU, with containers", "%", [full.percent], beside),
+        Figure("idle_wakes_full", "wake-ups a second, with containers", "", [full.wakes], beside),
     ]
 
 
-@contextlib.asynccontextmanager
-async def _a_pod(cluster: SandboxCluster, name: str) -> AsyncIterator[None]:
-    """A pod comes, runs, is settled, and goes when the block is left."""
-    cluster.submit(plain(name).pod())
-    await reach(cluster, lambda: is_running(cluster, name))
-    await reach(cluster, lambda: pod_facts(cluster, name).is_settled and not is_locked(cluster))
-    yield
-    cluster.store.delete("pods", NAMESPACE, name, grace=0)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rest:
+    """What a process did at rest: percent of a core, wake-ups a second, requests in all."""
+
+    percent: float
+    wakes: float
+    requests: int
+
+
+async def _at_rest(cluster: SandboxCluster) -> Rest:
+    await asyncio.sleep(CALM)
+    journal, pid = cluster.api.journal, cluster.agent.pid
+    calls, spent, woken = sum(journal.counts.values()), _cpu_seconds(pid), _switches(pid)
+    await asyncio.sleep(IDLE)
+    return Rest(
+        (_cpu_seconds(pid) - spent) / IDLE * 100,
+        (_switches(pid) - woken) / IDLE,
+        sum(journal.counts.values()) - calls,
+    )
 
 
 async def _allocates(cluster: SandboxCluster) -> list[Figure]:
@@ -218,22 +264,28 @@ async def _allocates(cluster: SandboxCluster) -> list[Figure]:
     places = cluster.places
     directory = places.root / "toll"
     directory.mkdir()
-    took: list[float] = []
+    sums = [Spent()]
     tolls: list[toll.Toll] = []
     arguments = str(directory), str(places.pod_resources / "kubelet.sock")
-    async with _beside("tests.bench.toll", *arguments) as (told, said):
+    async with beside("tests.bench.toll", *arguments) as (told, said):
         for number in range(PODS):
             name = f"pod-{number}"
-            async with _a_pod(cluster, name):
+            async with a_pod(cluster, name):
                 size = (places.state / "state.json").stat().st_size
                 told.write(f"{size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
-            total = await _spent(cluster, number + 1)
-            took.append(total - sum(took))
+            sums.append(await spent(cluster, number + 1))
             tolls.append((disk, question))
     # The first of each has to find its way.
-    return toll.figures(took[1:], tolls[1:])
+    took = [now.since(before) for before, now in pairwise(sums[1:])]
+    return [*toll.figures([one.total for one in took], tolls[1:]), *by_step(took)]
+
+
+async def allocates() -> list[Figure]:
+    """Allocates under other circumstances."""
+    async with served() as cluster:
+        return await under_load(cluster, PODS // 2)
 
 
 def _rpcs(cluster: SandboxCluster) -> list[float]:
@@ -248,23 +300,6 @@ def _rpcs(cluster: SandboxCluster) -> list[float]:
     return found
 
 
-async def _spent(cluster: SandboxCluster, pods: int) -> float:
-    """The ms of all Allocates together, once the page counts that many: it may be 0.25 s old."""
-    while True:
-        found = {
-            name.rpartition("_")[2]: value
-            for name, labels, value in await scrape(cluster.web_address or "")
-            if name.startswith("hami_agent_rpc_duration_seconds_")
-            and labels["method"] == "allocate"
-            and "le" not in labels
-        }
-        if found["count"] == pods:
-            return found["sum"] * 1000
-        if found["count"] > pods:
-            raise RuntimeError(f"the agent counts {found['count']:g} Allocates after {pods} pods")
-        await asyncio.sleep(0.05)
-
-
 def _resident_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -276,3 +311,10 @@ def _cpu_seconds(pid: int) -> float:
     """Time on a core, of all threads, to the nanosecond."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _switches(pid: int) -> int:
+    """Context switches of all threads so far, voluntary and involuntary."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    lines = (line for task in tasks for line in (task / "status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches" in line)

@@ -27,6 +27,17 @@ def test_the_alerts_are_those_of_the_file(helm: Helm):
     assert yaml.safe_load((FILES / "rules.yaml").read_text()) == rule["spec"]
 
 
+def test_every_alert_links_to_the_runbook_where_people_read_it(helm: Helm):
+    url = "https://wiki.example/hami/RUNBOOK.md"
+    asked = {**LEAST, "prometheusRule": {"enabled": True, "runbookUrl": url}}
+    rule = the(helm.objects(asked), "PrometheusRule")
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"]]
+
+    assert alerts
+    assert all(one["annotations"]["runbook_url"].startswith(f"{url}#") for one in alerts)
+    assert not any("runbook" in one["annotations"] for one in alerts)
+
+
 def test_under_another_name_the_alerts_are_about_that_job(helm: Helm):
     found = helm.objects(values("watched"))
     text = json.dumps(the(found, "PrometheusRule")["spec"])

@@ -187,12 +187,37 @@ def test_the_monitor_keeps_its_port_and_the_agent_gives_way(helm: Helm):
 
     assert {"http": 9395, "monitor": 9394} == ports
     assert "9395" == environment(container(pod))["HAMI_AGENT_WEB_PORT"]
+    assert "false" == environment(container(pod))["HAMI_AGENT_USAGE_FEEDBACK"]
     assert "/usr/local/vgpu" == environment(container(pod, "vgpu-monitor"))["HOOK_PATH"]
     assert ("NodePort", 31992, "monitor") == (
         services[f"{NAME}-monitor"]["spec"]["type"],
         services[f"{NAME}-monitor"]["spec"]["ports"][0]["nodePort"],
         services[f"{NAME}-monitor"]["spec"]["ports"][0]["targetPort"],
     )
+
+
+def test_hamis_port_is_the_agents_where_there_is_no_monitor(helm: Helm):
+    ports = {"devicePlugin": {"service": {"type": "NodePort"}}}
+    objects = helm.objects({**LEAST, **ports})
+    rules = of_kind(objects, "NetworkPolicy")[NAME]["spec"]["ingress"]
+    port = {"name": "monitorport", "port": 31992, "targetPort": "http", "nodePort": 31992}
+
+    assert port in of_kind(objects, "Service")[f"{NAME}-monitor"]["spec"]["ports"]
+    assert {"ports": [{"port": "http"}]} in rules
+    assert "HAMI_AGENT_METRICS_HAMI" not in environment(container(pod_of(objects)))
+
+
+@pytest.mark.parametrize("more", [{"config": {"metrics": {"hami": "none"}}}, {"observe": True}])
+def test_no_port_is_opened_where_hamis_series_are_not_served(helm: Helm, more: dict[str, object]):
+    ports = {"devicePlugin": {"service": {"type": "NodePort"}}}
+
+    assert [NAME] == list(of_kind(helm.objects({**LEAST, **ports, **more}), "Service"))
+
+
+def test_beside_the_monitor_the_agent_does_not_serve_its_series(helm: Helm):
+    one = container(pod_of(helm.objects(values("monitor"))))
+
+    assert "none" == environment(one)["HAMI_AGENT_METRICS_HAMI"]
 
 
 def test_other_directories_have_one_name_inside_and_outside(helm: Helm):
@@ -321,10 +346,12 @@ def test_every_variable_that_is_set_is_a_setting(helm: Helm):
     known = {name for row in MATRIX for name in environment_of(helm, row) if "HAMI_AGENT" in name}
 
     assert {
+        "HAMI_AGENT_METRICS_HAMI",
         "HAMI_AGENT_PATHS_CGROUP",
         "HAMI_AGENT_PATHS_KUBELET_SOCKET",
         "HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET",
         "HAMI_AGENT_TAKEOVER",
+        "HAMI_AGENT_USAGE_FEEDBACK",
         "HAMI_AGENT_WEB_ADDRESS",
         "HAMI_AGENT_WEB_PORT",
     } == known

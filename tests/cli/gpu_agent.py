@@ -18,16 +18,21 @@ from agent.web.server import Listeners, WebServer
 
 
 class ToldGpu(Actions):
-    """Stands for the agent's actions: answers every POST alike. `asked`: the paths."""
+    """Stands for the agent's actions: answers every POST alike.
+
+    `asked`: the paths. `targets`: the same with the query.
+    """
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__({})
         self.status, self.text = status, text
         self.asked: list[str] = []
+        self.targets: list[str] = []
 
     @override
     async def answer(self, request: web.BaseRequest) -> web.Response:
         self.asked.append(request.path)
+        self.targets.append(request.path_qs)
         return web.Response(status=self.status, text=self.text)
 
 

@@ -68,9 +68,10 @@ def test_labels_and_gpus_of_a_node_decide_its_profiles(files, capsys):
 def test_a_program_gets_the_same_as_json(files, capsys):
     out, _ = checked(capsys, *files, "--node", "gpu-b", "--json")
     document = json.loads(out)
+    data = document["data"]
 
-    assert ("ConfigCheck", True) == (document["kind"], document["ok"])
-    assert ["device.yaml:3:3: nvidia: unknown key `deviceColour`"] == document["warnings"]
+    assert ("ConfigCheck", True) == (document["kind"], data["ok"])
+    assert ["device.yaml:3:3: nvidia: unknown key `deviceColour`"] == data["warnings"]
     assert [
         {
             "name": "gpu-b",
@@ -80,7 +81,7 @@ def test_a_program_gets_the_same_as_json(files, capsys):
                 {"key": "sharing.memoryScaling", "value": 1.5, "origin": "device.yaml:2:24"},
             ],
         }
-    ] == document["nodes"]
+    ] == data["nodes"]
 
 
 def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch, capsys):
@@ -116,7 +117,9 @@ def test_an_error_names_file_line_and_column(tmp_path, monkeypatch, capsys, name
 
     assert ("", f"hami-agent: {name}:{says}\n") == checked(capsys, name, code=1)
     out, _ = checked(capsys, name, "--json", code=1)
-    assert (False, f"{name}:{says}") == (json.loads(out)["ok"], json.loads(out)["error"])
+    assert (False, f"{name}:{says}") == tuple(
+        json.loads(out)["data"][key] for key in ("ok", "error")
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
 
     out, err = checked(capsys, *files, "--json", code=1)
 
-    errors = json.loads(out)["errors"]
+    errors = json.loads(out)["data"]["errors"]
     assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
     expected = [
         "d.yaml:2:21: nvidia.deviceSplitCount: a whole number is expected, not `x`",

@@ -184,15 +184,12 @@ async def test_json_says_what_was_done(tmp_path: Path, capsys):
     async with a_world(tmp_path) as world:
         assert 0 == await run(world, "cordon", "0", "-o", "json")
 
-    assert {
-        "apiVersion": "hami-agent/v1",
-        "kind": "Cordon",
-        "node": NODE,
-        "gpu": 0,
-        "uuid": G1,
-        "cordoned": True,
-        "changed": True,
-    } == json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
+    assert ("hami-agent/v1", "Cordon") == (document["apiVersion"], document["kind"])
+    assert {"node": NODE, "gpu": 0, "uuid": G1, "cordoned": True, "changed": True} == document[
+        "data"
+    ]
+    assert document["source"].startswith("API server by ")
 
 
 async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path, capsys):

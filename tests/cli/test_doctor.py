@@ -79,9 +79,9 @@ def test_the_same_as_json(flags, capsys):
     assert ("hami-agent/v1", "Preflight", False) == (
         document["apiVersion"],
         document["kind"],
-        document["ok"],
+        document["data"]["ok"],
     )
-    kubelet = next(one for one in document["findings"] if one["id"] == "P-KUBELET")
+    kubelet = next(one for one in document["data"]["findings"] if one["id"] == "P-KUBELET")
     assert "wrong" == kubelet["verdict"]
     assert {"id", "verdict", "subject", "said", "advice"} == kubelet.keys()
 
@@ -115,7 +115,7 @@ def test_one_note_is_told_in_the_singular(flags, capsys):
 def test_a_script_gets_the_remedy_and_a_person_reads_it_once(flags, capsys):
     broken = ["doctor", "--pre", *flags, "--simulate", "", "--nvml-library", "/none.so"]
     dispatch([*broken, "-o", "json"], {})
-    findings = json.loads(capsys.readouterr().out)["findings"]
+    findings = json.loads(capsys.readouterr().out)["data"]["findings"]
     dispatch(broken, {})
 
     (driver,) = [one for one in findings if one["id"] == "P-DRIVER"]
@@ -154,6 +154,18 @@ def test_a_group_that_is_not_there_is_wrong_usage(words, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("words", [[], ["--pre"]])
+def test_lines_are_folded_at_the_width_that_is_there(columns, words, flags, capsys):
+    dispatch(["doctor", *words, *flags], {"COLUMNS": str(columns)})
+    folded = capsys.readouterr().out
+    dispatch(["doctor", *words, *flags], {})
+
+    assert all(len(line) <= columns for line in folded.splitlines())
+    whole = capsys.readouterr().out
+    assert "".join(whole.split()) == "".join(folded.split())
+
+
 def test_notes_alone_are_6_with_strict(flags, capsys):
     only = ("--only", "config,driver")
     assert 0 == dispatch(["doctor", "--pre", *flags, *only], {})
@@ -166,9 +178,10 @@ def test_the_same_as_yaml(flags, capsys):
     as_json = json.loads(capsys.readouterr().out)
     dispatch(["doctor", *flags, "-o", "yaml"], {})
 
-    assert as_json == yaml.safe_load(capsys.readouterr().out)
-    assert ("Checkup", False, True) == (as_json["kind"], as_json["ok"], as_json["complete"])
-    assert all(one["means"] for one in as_json["findings"] if one["verdict"] != "ok")
+    data = as_json["data"]
+    assert data == yaml.safe_load(capsys.readouterr().out)["data"]
+    assert ("Checkup", False, True) == (as_json["kind"], data["ok"], data["complete"])
+    assert all(one["means"] for one in data["findings"] if one["verdict"] != "ok")
 
 
 def test_no_control_character_of_a_name_reaches_the_terminal(flags, tmp_path: Path, capsys):

@@ -136,7 +136,9 @@ async def test_an_unregistered_node_is_told_with_the_broken_link(
     assert why in answer.data["nodes"][0]["said"]
 
     labels = {"app.kubernetes.io/name": "hami-agent"}
-    rig.submit("agent-x", {}, metadata={"labels": labels}, spec={"nodeName": "n1"}, admitted=False)
+    volume = {"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
+    spec = {"nodeName": "n1", "volumes": [volume]}
+    rig.submit("agent-x", {}, metadata={"labels": labels}, spec=spec, admitted=False)
     waiting = {"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     rig.edit_pod("agent-x", {"status": {"phase": "Running", "containerStatuses": [waiting]}})
 

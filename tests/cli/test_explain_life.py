@@ -35,7 +35,9 @@ async def test_a_pod_that_runs_is_told_with_what_it_holds(rig: ExplainRig):
     answer = await rig.explain("p")
 
     assert 0 == answer.code
-    assert ["main: GPU 3 (GPU-a), 3,000 MiB, 20 % of the cores"] == answer.gate("running")["facts"]
+    held, unread = answer.gate("running")["facts"]
+    assert "main: GPU 3 (GPU-a), 3,000 MiB, 20 % of the cores" == held
+    assert "no pod of the agent is on the node n1" in unread
 
 
 async def test_a_gpu_that_falls_ill_below_a_pod_is_noted(rig: ExplainRig):
@@ -146,7 +148,7 @@ async def test_the_last_refusals_are_listed_with_their_ids(rig: ExplainRig):
     fail(rig, "new", "UnexpectedAdmissionError", "the GPU is bad [HA-4002]", "2026-01-02T00:00:00Z")
     fail(rig, "evicted", "Evicted", "low on memory", "2026-01-03T00:00:00Z")
 
-    text = (await rig.explain("--recent", "-o", "text")).out.splitlines()
+    text = (await rig.explain("--recent", "-o", "table")).out.splitlines()
 
     assert ["default/new on n1", "  the GPU is bad [HA-4002]"] == [text[0][:17], text[1]]
     assert text[0].endswith("[RUNBOOK HA-4002]")
@@ -159,7 +161,7 @@ async def test_the_last_refusals_are_listed_with_their_ids(rig: ExplainRig):
 
 
 async def test_without_refusals_one_sentence_says_so(rig: ExplainRig):
-    answer = await rig.explain("--recent", "-o", "text")
+    answer = await rig.explain("--recent", "-o", "table")
 
     assert (0, True) == (answer.code, answer.out.startswith("No kubelet has refused a pod"))
 

@@ -36,7 +36,7 @@ async def test_gpus_of_which_the_same_is_said_stand_on_one_line(rig: ExplainRig)
     rig.node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1), a_gpu("GPU-c", 2, healthy=False))
     rig.submit("p", {GPU: 3, MEMORY: 1000})
 
-    answer = await rig.explain("p", "-o", "text")
+    answer = await rig.explain("p", "-o", "table")
 
     assert "GPU 0, 1 AllocatedCardsInsufficientRequest: it fits, but 3 GPUs" in answer.out
 

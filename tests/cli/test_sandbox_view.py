@@ -7,9 +7,9 @@ from agent.cli.sandbox_view import (
     MEASURES,
     Addresses,
     Style,
-    document,
     invitation,
     moment_lines,
+    sandbox_data,
     summary_lines,
     waiting_line,
 )
@@ -92,21 +92,20 @@ def test_a_summary_without_failures_names_none():
     assert ["", "1 of 1 claims checked and true"] == lines
 
 
-def test_the_document_is_json_with_everything_in_it():
+def test_the_data_for_programs_has_everything_in_it():
     claim, moment = (
         ScenarioClaim("a", "a holds", ok=True, measured="1"),
         Moment(0.5, "a holds", "1", ok=True),
     )
-    found = json.loads(json.dumps(document([claim], [moment], {"x": 0.1}, ["line"])))
+    found = json.loads(json.dumps(sandbox_data([claim], [moment], {"x": 0.1}, ["line"])))
 
-    assert ("hami-agent/v1", "Sandbox") == (found["apiVersion"], found["kind"])
     assert {
         "ok": True,
         "claims": [{"id": "a", "sentence": "a holds", "ok": True, "measured": "1"}],
         "timeline": [{"elapsed": 0.5, "text": "a holds", "detail": "1", "ok": True, "claim": ""}],
         "measured": {"x": 0.1},
         "agentLog": ["line"],
-    } == found["data"]
+    } == found
 
 
 def test_the_invitation_has_whole_commands():
@@ -128,6 +127,8 @@ def test_the_invitation_has_whole_commands():
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
     assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
+    assert "hami-agent status --by pod --socket /t/hami-x/run/api.sock" in lines
+    assert "hami-agent limit demo/one --memory 8Gi --socket /t/hami-x/run/api.sock" in lines
     assert "hami-agent doctor --node-name sandbox --state-dir '/t/a b'" in lines
     assert "hami-agent bundle --socket /t/hami-x/run/api.sock" in lines
     assert lines.index("export KUBECONFIG=/t/hami-x/kubectl.config") < min(

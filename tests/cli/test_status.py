@@ -112,6 +112,37 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert any(line.startswith("1 ") and "BAD" in line for line in lines)
 
 
+def test_who_holds_a_gpu_idle_is_pointed_out_with_the_longest():
+    share = msgspec.structs.replace(HELD.shares[0], used_mib=512, gpu_percent=0)
+    days, minutes = NOON - 50 * HOUR, NOON - dt.timedelta(minutes=59)
+    idle = msgspec.structs.replace(HELD, shares=(share,), last_kernel=days)
+    late = msgspec.structs.replace(idle, pod="train-1", last_kernel=NOON - HOUR)
+    busy = msgspec.structs.replace(idle, pod="train-2", last_kernel=minutes)
+
+    def noted(*held):
+        return shown(msgspec.structs.replace(STATUS, allocations=held), width=200)
+
+    assert (
+        "idle: 2 containers have run no kernel for over an hour; the longest is "
+        "llm/train-0/main, 2d02h; `hami-agent status --by pod` lists all"
+    ) in noted(late, busy, idle)
+    assert "idle: 1 container has run no kernel for over an hour; it is llm/tr" in noted(idle, busy)
+    assert "idle" not in noted(busy, HELD)
+
+
+def test_what_a_container_uses_stands_beside_what_it_may_use():
+    share = msgspec.structs.replace(HELD.shares[0], used_mib=8192, gpu_percent=17)
+    used = msgspec.structs.replace(HELD, shares=(share,), last_kernel=NOON - 2 * HOUR)
+    dark = msgspec.structs.replace(HELD, unread="its file is a link")
+
+    head, line, unknown, note = pod_lines((used, dark), NOON, StatusStyle(width=160))
+
+    assert ["MEMORY", "USED", "CORES", "UTIL", "IDLE"] == head.split()[4:9]
+    assert ["32.0G", "8.0G", "20%", "17%", "2h00m"] == line.split()[4:9]
+    assert ["32.0G", "-", "20%", "-", "-"] == unknown.split()[4:9]
+    assert "the use of llm/train-0/main is not known: its file is a link" == note
+
+
 def test_ascii_is_ascii():
     assert shown(ascii=True, width=60).isascii()
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from aiohttp import web
 
+from agent.cli.main import dispatch
 from agent.codec.status_document import NodeStatus, StatusDocument, encode, envelope
 from tests.builders import NOON
 from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
@@ -40,11 +41,17 @@ async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_
     async with explain_rig(tmp_path, capsys) as rig:
         rig.node("a", a_gpu("GPU-1"))
         found = await rig.run("status", "--node", "a", "--objects")
-        alone = await rig.run("status", "--objects")
 
     assert (0, "") == (found.code, found.err)
     assert "source: objects of the API server by " in found.out
-    assert (2, True) == (alone.code, "--objects needs --node" in alone.err)
+
+
+@pytest.mark.parametrize("option", ["--objects", "--resource=r", "--context=c", "--kubeconfig=k"])
+def test_an_option_that_only_a_node_of_the_cluster_uses_is_refused_without_one(option, capsys):
+    assert 2 == dispatch(["status", option], {})
+
+    said = f"{option.partition('=')[0]}: without --node no API server is read; give --node NAME"
+    assert said in capsys.readouterr().err
 
 
 async def test_an_unknown_node_is_answered_with_the_nearest_names(tmp_path, capsys):
@@ -82,7 +89,11 @@ async def test_a_report_that_cannot_be_read_is_an_error_with_its_reason(tmp_path
     assert "the register annotation of a cannot be read" in found.err
 
 
-AGENT = {"metadata": {"name": "agent-x", "namespace": "kube-system", "uid": "u"}}
+PLUGINS = [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]
+AGENT = {
+    "metadata": {"name": "agent-x", "namespace": "kube-system", "uid": "u"},
+    "spec": {"volumes": PLUGINS},
+}
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +140,8 @@ async def test_an_agent_that_may_be_read_from_elsewhere_is_read_through_the_api_
 
 async def test_an_agent_that_was_evicted_or_is_being_replaced_is_not_asked(tmp_path, capsys):
     evicted = {**AGENT, "metadata": {"name": "agent-a"}, "status": {"phase": "Failed"}}
-    leaving = {"metadata": {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    gone = {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    leaving = {**AGENT, "metadata": gone}
     known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
     body = envelope("Status", encode(known), NOON)
     async with (
@@ -142,9 +154,25 @@ async def test_an_agent_that_was_evicted_or_is_being_replaced_is_not_asked(tmp_p
     assert "/pods/agent-x:9394/" in asked[-1]
 
 
+async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, capsys):
+    owners = [{"kind": "DaemonSet", "name": "hami-agent", "controller": True}]
+    labels = {"app.kubernetes.io/name": "hami-agent"}
+    metadata = {"name": "agent-x", "namespace": "a-tenant", "labels": labels}
+    tenants = {"metadata": {**metadata, "ownerReferences": owners}, "spec": {"volumes": []}}
+    async with (
+        explain_rig(tmp_path, capsys) as rig,
+        a_proxy(web.Response(body=b"{}"), tenants) as (url, asked),
+    ):
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
+        await rig.run("status", "--node", "a")
+
+    assert not any("/proxy/" in path for path in asked)
+
+
 async def test_the_agent_is_asked_at_the_port_that_its_pod_names(tmp_path, capsys):
     ports = [{"name": "other", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
-    pod = {**AGENT, "spec": {"containers": [{"name": "agent", "ports": ports}]}}
+    containers = [{"name": "agent", "ports": ports}]
+    pod = {**AGENT, "spec": {"volumes": PLUGINS, "containers": containers}}
     known = StatusDocument(node=NodeStatus(name="a", ready=True), gpus=())
     body = envelope("Status", encode(known), NOON)
     async with (

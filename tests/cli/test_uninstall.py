@@ -77,10 +77,11 @@ async def test_the_same_as_json(
     assert 0 == await uninstalled(*flags, "-o", "json")
 
     document = json.loads(capsys.readouterr().out)
-    (node,) = document["nodes"]
-    assert ("Uninstallation", True, "") == (document["kind"], document["ok"], document["refusal"])
+    data = document["data"]
+    (node,) = data["nodes"]
+    assert ("Uninstallation", True, "") == (document["kind"], data["ok"], data["refusal"])
     assert ([OWN, REGISTER, HANDSHAKE], {MUTEX_LOCK}) == (node["removed"], node["left"].keys())
-    assert [f"{tmp_path}/run"] == list(document["leftOnHost"])
+    assert [f"{tmp_path}/run"] == list(data["leftOnHost"])
 
 
 async def test_while_an_agent_runs_nothing_is_changed(
@@ -104,7 +105,7 @@ async def test_while_pods_with_gpus_run_it_must_be_forced(
 
     assert 1 == await uninstalled(*flags, "-o", "json")
 
-    refusal = json.loads(capsys.readouterr().out)["refusal"]
+    refusal = json.loads(capsys.readouterr().out)["data"]["refusal"]
     assert "/a, " in refusal
     assert "and 2 more" in refusal
     assert world.node_annotations() == NOTES

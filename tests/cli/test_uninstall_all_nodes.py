@@ -117,7 +117,7 @@ async def test_a_node_that_fails_is_told_and_ends_with_1(
     lines = capsys.readouterr().out.splitlines()
     assert ["a: something is left: no right", f"b: removed {OWN}"] == lines
     assert 1 == await everywhere(two, "-o", "json")
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)["data"]
     assert (False, "", "no right") == (
         *(document["ok"], document["refusal"]),
         document["nodes"][0]["failure"],
@@ -132,7 +132,7 @@ async def test_a_server_that_falls_silent_ends_with_3_and_the_rest_is_named(
     assert 3 == await everywhere(two)
     assert "does not answer: b" in capsys.readouterr().out
     assert 3 == await everywhere(two, "-o", "json")
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)["data"]
     assert (False, ["b"]) == (document["ok"], document["notReached"])
     assert {OWN: "1"} == two.store.get("nodes", "", "b")["metadata"]["annotations"]
 
@@ -156,7 +156,7 @@ async def test_a_node_with_an_agent_that_does_not_end_is_told_with_its_pod(
     assert "a: not touched: its agent has not ended and would write again (pod agent-1)" in out
     assert "clean it by hand" in out
     assert 1 == await everywhere(two, "-o", "json")
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)["data"]
     assert (False, [{"node": "a", "pod": "agent-1"}]) == (document["ok"], document["notTouched"])
 
 

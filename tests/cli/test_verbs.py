@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.cli.main import VERBS, dispatch
 
@@ -102,11 +103,14 @@ def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_is_asked_for_alike_everywhere(
     words: list[str], form: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert dispatch([*words, "-o", "text"], {}) == 0
+    assert dispatch([*words, "-o", "table"], {}) == 0
     capsys.readouterr()
 
     assert dispatch(words + form, {}) == 0
-    json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
+    assert ["apiVersion", "kind", "generatedAt", "data"] == list(document)
+    assert dispatch([*words, "-o", "yaml"], {}) == 0
+    assert document["data"] == yaml.safe_load(capsys.readouterr().out)["data"]
 
 
 def test_the_help_of_uninstall_shows_the_settings_that_count_there(
@@ -125,7 +129,7 @@ def test_version_as_json_names_what_a_support_case_needs(
 ) -> None:
     assert dispatch(["version", "-o", "json"], {}) == 0
     assert {"version", "python", "registerProfile", "stateVersion"} == set(
-        json.loads(capsys.readouterr().out)
+        json.loads(capsys.readouterr().out)["data"]
     )
 
 

@@ -4,11 +4,11 @@ What it says is printed, so that it can be kept: `make test-gpu WATCH=300`.
 """
 
 import asyncio
-import dataclasses
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import pytest
 
 from agent.core.errors import GpuError
@@ -23,22 +23,21 @@ SAMPLE_PERIOD = 1.0
 PROBE_PERIOD = 10.0
 
 
-@dataclasses.dataclass
-class WatchedGpu:
+class WatchedGpu(msgspec.Struct):
     """What a watch has seen; everything but `events` in numbers."""
 
     samples: int = 0
     probes: int = 0
     scans: int = 0
-    events: list[DriverEvent] = dataclasses.field(default_factory=list)
-    failures: list[str] = dataclasses.field(default_factory=list)
+    events: list[DriverEvent] = msgspec.field(default_factory=list)
+    failures: list[str] = msgspec.field(default_factory=list)
     slowest: float = 0.0
 
 
-def lines_of(value: object) -> Iterator[str]:
+def lines_of(value: msgspec.Struct) -> Iterator[str]:
     """The fields of a value, one a line."""
-    for field in dataclasses.fields(value):  # type: ignore[arg-type] # every value here is one
-        yield f"    {field.name}: {getattr(value, field.name)!r}"
+    for name, one in msgspec.structs.asdict(value).items():
+        yield f"    {name}: {one!r}"
 
 
 def say(lines: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ def test_no_series_is_listed_twice():
         ("hami_agent_a_timestamp_seconds", "", "seconds since 1970"),
         ("hami_agent_a_seconds", "", "seconds"),
         ("hami_agent_a_ratio", "A share, 0 to 1.", "0 to 1"),
-        ("hami_host_a_ratio", "A share, in percent.", "percent"),
+        ("hami_host_a_ratio", "A share (0-100).", "percent"),
         ("hami_agent_slices", "", ""),
     ],
 )

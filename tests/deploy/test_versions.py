@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 
 from agent import __version__
-from agent.settings.fields import Field
 from agent.settings.table import FIELDS
 from deploy import render
 from tests.shape import tree
@@ -27,17 +25,17 @@ def test_the_schema_of_config_needs_no_helm(tmp_path: Path):
     assert tree.text(str(render.SCHEMA)) == (tmp_path / render.SCHEMA).read_text(), "make settings"
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.key)
-def test_each_setting_is_the_operators_or_the_charts(field: Field):
-    section, _, name = field.key.partition(".")
-    properties = SCHEMA["$defs"]["settings"]["properties"]
-    offered = (
-        name in properties.get(section, {}).get("properties", {})
-        if name
-        else (section in properties)
-    )
+def test_each_setting_is_the_operators_or_the_charts():
+    for field in FIELDS:
+        section, _, name = field.key.partition(".")
+        properties = SCHEMA["$defs"]["settings"]["properties"]
+        offered = (
+            name in properties.get(section, {}).get("properties", {})
+            if name
+            else (section in properties)
+        )
 
-    assert offered == (section not in render.CHARTS_OWN and field.key != "library.hookPath")
+        assert offered == (section not in render.CHARTS_OWN and field.key != "library.hookPath")
 
 
 def test_every_default_value_is_in_the_schema_and_no_other_name_is():

@@ -1,9 +1,9 @@
 """The facts of a small node, and a server of the read API that shows them."""
 
 import contextlib
-import dataclasses
 
 import aiohttp
+import msgspec
 
 from agent.codec.status_document import (
     NodeStatus,
@@ -36,12 +36,14 @@ def facts(**parts) -> StatusFacts:
         ledger=Ledger((a_row(shares=(a_share(),)),)),
         newest=lambda _: None,
         history=lambda _: (),
+        used=lambda _: None,
+        past=lambda _: (),
         changes=(),
         refusals=(ENTRY,),
         journal_since=NOON,
         settings=lambda: (SettingStatus(key="web.port", value=9394, origin="default"),),
     )
-    return dataclasses.replace(basis, **parts)
+    return msgspec.structs.replace(basis, **parts)
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,9 @@ from agent.core.state.ledger import Ledger
 from agent.web.status import StatusFacts
 from tests.builders import (
     NOON,
+    a_container_use,
     a_gpu,
+    a_gpu_use,
     a_pod_uid,
     a_row,
     a_share,
@@ -63,6 +65,8 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "ledger": Ledger(rows=tuple(rows)),
         "newest": lambda uuid: next(iter(_samples(uuid)[-1:]), None),
         "history": _samples,
+        "used": _use_of(rows).get,
+        "past": lambda _: (),
         "changes": _changes(text),
         "refusals": _refusals(text),
         "journal_since": NOW - dt.timedelta(days=3),
@@ -109,6 +113,18 @@ def _gpu(number):
         ),
     }.get(number, Health(Condition.OK, NOON))
     return a_shared_gpu(gpu=a_gpu(index=number), health=health, registered_mib=122_338)
+
+
+def _use_of(rows):
+    """Each container uses half of its memory; each seventh ran no kernel for a day."""
+    return {
+        row.key: a_container_use(
+            a_gpu_use(row.shares[0].uuid, mib=row.shares[0].memory_mib // 2, sm_percent=n % 40),
+            at=NOW,
+            idle=dt.timedelta(days=1) if n % 7 == 0 else dt.timedelta(seconds=n % 5),
+        )
+        for n, row in enumerate(rows)
+    }
 
 
 def _group(number, each):

@@ -63,7 +63,10 @@ def pod_object(text: str | None, *counts: int, node: str = NODE) -> Mapping[str,
             "annotations": notes,
         },
         "spec": {"nodeName": NODE, "containers": containers},
-        "status": {"phase": "Pending"},
+        "status": {
+            "phase": "Pending",
+            "conditions": [{"type": "PodScheduled", "status": "True"}],
+        },
     }
 
 

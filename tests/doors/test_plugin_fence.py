@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from agent.core.inventory.slices import slice_id
-from agent.core.reconcile.reconcile import check_start
+from agent.core.reconcile.mismatch import check_start
 from agent.core.state.ledger import Ledger
 from tests.builders import G1, G2, a_row
 from tests.fakes.door import a_door

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,6 +19,17 @@ from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 pytestmark = pytest.mark.looptime(False)
+
+
+async def an_open_allocate(
+    door: FakeDoor, plugin: GrpcPlugin, group: asyncio.TaskGroup
+) -> asyncio.Task[Any]:
+    """An Allocate that the allocator answers when it is opened."""
+    door.allocator.open.clear()
+    allocate = group.create_task(asyncio.to_thread(plugin.allocate, ["a"]))
+    while not door.allocator.asked:
+        await asyncio.to_thread(plugin.options)
+    return allocate
 
 
 def names(directory: Path) -> set[str]:
@@ -48,11 +60,8 @@ async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path
 
 async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_path: Path):
     async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
-        door.allocator.open.clear()
         plugin = GrpcPlugin(door.path)
-        before = group.create_task(asyncio.to_thread(plugin.allocate, ["a"]))
-        while not door.allocator.asked:
-            await asyncio.to_thread(plugin.options)
+        before = await an_open_allocate(door, plugin, group)
 
         rebinding = group.create_task(door.server.rebind())
         await asyncio.sleep(0)
@@ -65,6 +74,27 @@ async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_pa
         assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
         assert caught.value.details().endswith("[HA-5004]")
         await rebinding
+        plugin.close()
+
+
+async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tmp_path: Path):
+    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
+        plugin = GrpcPlugin(door.path)
+        before = await an_open_allocate(door, plugin, group)
+        rebinding = group.create_task(door.server.rebind())
+        await asyncio.sleep(0)
+        with pytest.raises(grpc.RpcError):  # it drains
+            await asyncio.to_thread(plugin.allocate, ["b"])
+
+        rebinding.cancel()
+        ending = group.create_task(door.end())
+        await asyncio.wait((rebinding,))
+        await asyncio.to_thread(plugin.options)
+        assert not ending.done()
+        door.allocator.open.set()
+
+        assert "a" == (await before).container_responses[0].envs["IDS"]
+        await ending
         plugin.close()
 
 
@@ -127,6 +157,29 @@ async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
         ending = group.create_task(door.end())
         with pytest.raises(grpc.RpcError):
             await asyncio.to_thread(ask_for_ever, plugin)
+        await ending
+
+
+async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Python 3.11.2, which is Debian 12's, cut it off: see PluginServer.run."""
+    monkeypatch.setattr(server_module, "LAST_CALLS", 0.0)
+    async with (
+        asyncio.TaskGroup() as group,
+        a_door(tmp_path) as door,
+        ServedKubelet(door) as plugin,
+    ):
+        before = await an_open_allocate(door, plugin, group)
+
+        ending = group.create_task(door.end())
+        await asyncio.to_thread(plugin.options)
+        with pytest.raises(grpc.RpcError) as caught:
+            await asyncio.to_thread(plugin.allocate, ["b"])
+        door.allocator.open.set()
+
+        assert "a" == (await before).container_responses[0].envs["IDS"]
+        assert caught.value.details().endswith("[HA-5004]")
         await ending
 
 

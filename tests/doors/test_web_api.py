@@ -1,13 +1,14 @@
 """The read API: what each document says, who may read it, and what it costs."""
 
-import dataclasses
 import datetime as dt
 from typing import cast
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from agent.codec.status_document import (
+    ContainerHistory,
     StatusDocument,
     open_envelope,
 )
@@ -15,6 +16,8 @@ from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
 from agent.core.cluster.pods import NodeView
 from agent.core.inventory.condition import Cause, Condition
 from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
+from agent.core.inventory.slices import MIB
+from agent.core.usage.history import PastGpuUse, PastUse
 from agent.web import api
 from agent.web.policy import ReaderPolicy
 from agent.web.readers import Readers
@@ -57,7 +60,7 @@ async def test_the_whole_status_can_be_read_back():
 
 
 async def test_a_gpu_says_what_is_wrong_with_it_and_what_to_do():
-    health = dataclasses.replace(
+    health = msgspec.structs.replace(
         a_health(condition=Condition.BAD, serving=False),
         cause=Cause.XID,
         text="off the bus [H-079]",
@@ -81,7 +84,7 @@ async def test_lock_and_cordon_come_from_the_node():
         "lock"
     ]
     assert [True] == [gpu["cordoned"] for gpu in await data("gpus", node=node)]
-    strange = dataclasses.replace(node, annotations={MUTEX_LOCK: "x,y"})
+    strange = msgspec.structs.replace(node, annotations={MUTEX_LOCK: "x,y"})
     assert {"since": None, "holder": "x,y"} == (await data("node", node=strange))["lock"]
 
 
@@ -114,7 +117,7 @@ async def test_settings_have_their_origin():
 
 
 async def test_a_list_comes_in_parts():
-    entries = tuple(dataclasses.replace(ENTRY, pod=f"p{number}") for number in range(5))
+    entries = tuple(msgspec.structs.replace(ENTRY, pod=f"p{number}") for number in range(5))
     async with reading(lambda: facts(refusals=entries)) as client:
         found, following = [], "0"
         while following:
@@ -262,3 +265,33 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
     assert refused == (answer is not None)
     if answer is not None:
         assert (403, True) == (answer.status, "web.readers: all" in (answer.text or ""))
+
+
+async def test_what_containers_used_lately_is_a_list_of_its_own():
+    """Means of 30 s, as for GPUs. A GPU that the container has no number of is not in it."""
+    past = [
+        PastUse(NOON - dt.timedelta(seconds=age), (PastGpuUse(G1, mib * MIB, percent),))
+        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
+    ]
+    async with (
+        reading(lambda: facts(past=lambda _: past)) as client,
+        client.get("/api/v1/container-history") as answer,
+    ):
+        (found,), _ = open_envelope(
+            await answer.read(), "ContainerHistories", tuple[ContainerHistory, ...]
+        )
+
+    assert ("team-a", "train-0", "main", "3", G1) == (
+        *(found.namespace, found.pod, found.container),
+        *(found.gpu, found.uuid),
+    )
+    assert (30, (200, 800), (20, 40)) == (
+        found.history.period_seconds,
+        tuple(filter(None, found.history.used_mib)),
+        tuple(filter(None, found.history.gpu_percent)),
+    )
+
+
+async def test_without_samples_there_is_no_history():
+    async with reading(facts) as client, client.get("/api/v1/container-history") as answer:
+        assert [] == (await answer.json())["data"]

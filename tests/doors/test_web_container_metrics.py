@@ -1,53 +1,53 @@
-"""What containers were promised, HAMi's series about the host, and OpenMetrics of everything."""
+"""What containers were promised and what they use, and OpenMetrics of everything."""
 
-import dataclasses
+import datetime as dt
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from agent.core.cluster.pods import PodUid
 from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
 from agent.core.inventory.share import Share
 from agent.core.node.readiness import Check
+from agent.core.usage.region import RegionState
+from agent.core.usage.use import ContainerUse
 from agent.kit.tally import Durations, Tally
+from agent.web.hami import HamiSettings
 from agent.web.metrics import Gauge, MetricSources
+from agent.web.policy import HamiNames
 from tests.builders import (
     NODE,
     NOON,
-    a_gpu,
     a_pod_uid,
     a_row,
     a_shared_gpu,
     a_uuid,
     an_inventory,
 )
-from tests.doors.metrics_page import OPEN, facts, scrape
+from tests.doors.metrics_page import (
+    OPEN,
+    a_gpu_use,
+    a_use,
+    facts,
+    sampled,
+    scrape,
+    series,
+    uses,
+)
 from tests.unit.core.allocation.plain_scene import HOLDER, a_plain_row, ids
 
 pytestmark = pytest.mark.looptime(False)
 
+ONE = (Share(a_uuid(0), 1024, 10),)
 GIB = 2**30
 MAIN = ("main", "0", "team-a", "train-0")
 PROMISED = ("memory_promised_bytes", "cores_promised_ratio", "slices_promised")
 
 
-async def series(cells, beginning):
-    """Name, label values (sorted by label) and value of all series that begin so."""
-    text, _ = await scrape(cells)
-    return {
-        (sample.name.removeprefix(beginning), *(v for _, v in sorted(sample.labels.items()))): (
-            sample.value
-        )
-        for family in parse_text(text)
-        for sample in family.samples
-        if sample.name.startswith(beginning)
-    }
-
-
 async def promised(cells):
-    return await series(cells, "hami_agent_container_")
+    found = await series(cells, "hami_agent_container_")
+    return {key: value for key, value in found.items() if key[0] in PROMISED}
 
 
 async def test_a_container_has_what_it_was_promised_of_each_gpu():
@@ -73,7 +73,7 @@ async def test_a_share_of_zero_is_all_registered_memory():
 
 
 async def test_in_plain_mode_holders_have_slices_and_only_limits_have_memory():
-    free = dataclasses.replace(HOLDER, pod="free")
+    free = msgspec.structs.replace(HOLDER, pod="free")
     rows = (
         a_plain_row(slice_ids=ids(0), holder=HOLDER),
         a_plain_row(uid=PodUid("b" * 32), slice_ids=ids(1, 2), limited=False, holder=free),
@@ -108,7 +108,7 @@ async def test_a_gpu_that_is_not_in_the_inventory_goes_by_its_uuid_and_is_descri
 
 
 async def test_pods_are_named_only_where_that_is_wanted():
-    row = a_row(shares=(Share(a_uuid(0), 1024, 10),))
+    row = a_row(shares=ONE)
     cells = facts(an_inventory(count=1), rows=(row,), names_pods=False)
     text, _ = await scrape(cells)
 
@@ -117,43 +117,56 @@ async def test_pods_are_named_only_where_that_is_wanted():
     assert "hami_agent_memory_promised_bytes" in text
 
 
-def used(**values):
-    sampled = Sampled(NOON, GpuSample(a_uuid(0), **values))
-    return lambda uuid: sampled if uuid == a_uuid(0) else None
+async def used(cells):
+    found = await series(cells, "hami_agent_container_")
+    return {key: value for key, value in found.items() if key[0] not in {*PROMISED, "regions"}}
 
 
-async def test_hamis_series_have_hamis_names_labels_and_scales():
-    gpus = [
-        a_shared_gpu(gpu=a_gpu(name="NVIDIA A10")),
-        a_shared_gpu(gpu=a_gpu(index=1)),
-        a_shared_gpu(gpu=a_gpu(uuid="GPU-x", index=NO_INDEX)),
-    ]
-    newest = used(gpu_percent=93, memory_percent=41, used_mib=7168)
-    text, _ = await scrape(facts(an_inventory(gpus=gpus), newest=newest, hami_node=NODE))
+async def test_a_container_has_what_it_uses_of_each_of_its_gpus():
+    shares = (Share(a_uuid(0), 3072, 30), Share(a_uuid(1), 1024, 0))
+    two = a_use(
+        a_gpu_use(total=2 * GIB, memory_limit=3 * GIB, sm_percent=25, core_limit=30),
+        a_gpu_use(1, total=GIB, memory_limit=0, sm_percent=130, core_limit=100),
+        processes=3,
+        last_kernel=NOON - dt.timedelta(seconds=90),
+    )
+    cells = facts(an_inventory(count=2), rows=(a_row(shares=shares),), use=uses(two))
+    second, whole = ("main", "1", "team-a", "train-0"), ("main", "team-a", "train-0")
 
-    labels = f'device_index="0",device_type="NVIDIA-NVIDIA A10",device_uuid="{a_uuid(0)}"'
-    assert [
-        f'hami_host_gpu_memory_used_bytes{{{labels},node="node-1",zone="vGPU"}} 7.516192768e+09',
-        f'hami_host_gpu_utilization_ratio{{{labels},node="node-1",zone="vGPU"}} 93.0',
-        f'hami_host_gpu_memory_controller_utilization_ratio{{{labels},zone="vGPU"}} 41.0',
-    ] == [line for line in text.splitlines() if line.startswith("hami_host_")]
-
-
-async def test_a_uuid_is_cut_as_hami_cuts_it_and_what_is_not_reported_has_no_series():
-    long = a_gpu(uuid="GPU-" + "a" * 60)
-    newest = Sampled(NOON, GpuSample(long.uuid, used_mib=1))
-    inventory = an_inventory(gpus=[a_shared_gpu(gpu=long)])
-    cells = facts(inventory, newest=lambda _: newest, hami_node=NODE)
-
-    ((name, *labels),) = await series(cells, "hami_host_gpu_")
-    assert ("memory_used_bytes", "GPU-" + "a" * 36) == (name, labels[2])
+    assert {
+        ("memory_used_bytes", *MAIN): 2 * GIB,
+        ("memory_used_bytes", *second): GIB,
+        ("memory_limit_bytes", *MAIN): 3 * GIB,
+        ("utilization_ratio", *MAIN): 0.25,
+        ("utilization_ratio", *second): 1,
+        ("cores_limit_ratio", *MAIN): 0.3,
+        ("idle_seconds", *whole): 90,
+        ("processes", *whole): 3,
+    } == await used(cells)
 
 
-async def test_hamis_series_are_not_served_unless_asked_for():
-    newest = used(gpu_percent=93, memory_percent=41, used_mib=7168)
-    text, _ = await scrape(facts(an_inventory(count=1), newest=newest))
+async def test_of_two_pods_of_one_name_the_later_has_the_series():
+    first, second = (
+        a_row(pod_uid=a_pod_uid(n), shares=ONE, answered_at=NOON + dt.timedelta(minutes=n))
+        for n in (1, 2)
+    )
+    found = {first.key: a_use(a_gpu_use(total=1)), second.key: a_use(a_gpu_use(total=2))}
+    cells = facts(an_inventory(count=1), rows=(second, first), use=found.get)
 
-    assert "hami_host_gpu" not in text
+    assert 2 == (await used(cells))["memory_used_bytes", *MAIN]
+
+
+async def test_a_region_without_numbers_is_counted_by_its_state_also_where_no_pod_is_named():
+    rows = [a_row(pod_uid=a_pod_uid(n), pod=f"pod-{n}") for n in range(5)]
+    states = (*RegionState, RegionState.UNREADABLE)
+    found = {row.key: ContainerUse(NOON, state) for row, state in zip(rows, states, strict=True)}
+    cells = facts(rows=(*rows, a_row()), use=found.get, names_pods=False)
+
+    expected = {("", state.value): 1 for state in RegionState} | {("", "unreadable"): 2}
+    assert expected == await series(cells, "hami_agent_container_regions")
+    assert {} == await used(cells)
+    named = await used(facts(rows=rows, use=found.get))
+    assert {("processes", "main", "team-a", "pod-2"): 0} == named
 
 
 async def test_all_types_pass_the_parser_of_openmetrics():
@@ -163,9 +176,10 @@ async def test_all_types_pass_the_parser_of_openmetrics():
     durations.observe(0.7, "Allocate")
     cells = facts(
         an_inventory(count=2),
-        rows=(a_row(shares=(Share(a_uuid(0), 1024, 10),)),),
-        newest=used(gpu_percent=93, memory_percent=41, used_mib=7168),
-        hami_node=NODE,
+        rows=(a_row(shares=ONE),),
+        newest=sampled(gpu_percent=93, memory_percent=41, used_mib=7168),
+        use=uses(a_use(a_gpu_use())),
+        hami=HamiSettings(HamiNames.BOTH, NODE),
     )
     gauge = Gauge("hook_available_inodes", "Free inodes.", lambda: float("inf"))
     text, _ = await scrape(
@@ -188,6 +202,10 @@ async def test_all_types_pass_the_parser_of_openmetrics():
     for gpu in ("0", "1"):
         held = {one.labels["state"]: one.value for one in states if one.labels["gpu"] == gpu}
         assert {state.value: float(state is Condition.OK) for state in Condition} == held
-    assert {"hami_agent_container_memory_promised_bytes", "hami_host_gpu_utilization_ratio"} <= set(
-        families
-    )
+    assert {
+        "hami_agent_container_memory_promised_bytes",
+        "hami_agent_container_memory_used_bytes",
+        "hami_host_gpu_utilization_ratio",
+        "hami_vgpu_memory_used_bytes",
+        "Device_memory_desc_of_container",
+    } <= set(families)

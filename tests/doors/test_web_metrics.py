@@ -1,7 +1,6 @@
 """The metrics page shows the cells as they are now, in both forms, and nothing twice."""
 
-import dataclasses
-
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -78,10 +77,10 @@ async def test_the_build_names_itself():
 
 
 async def test_the_driver_names_its_version():
-    inventory = dataclasses.replace(an_inventory(), driver_version="570.148.08")
+    inventory = msgspec.structs.replace(an_inventory(), driver_version="570.148.08")
 
     assert {("570.148.08",): 1} == await samples("driver_info", cells=facts(inventory))
-    unknown = dataclasses.replace(inventory, driver_version="")
+    unknown = msgspec.structs.replace(inventory, driver_version="")
     assert {} == await samples("driver_info", cells=facts(unknown))
 
 
@@ -99,9 +98,9 @@ async def test_readiness_and_degradation_are_apart():
 
 async def test_gpus_are_named_in_their_order_also_those_that_are_gone():
     inventory = an_inventory(count=3)
-    gone = dataclasses.replace(inventory.gpus[0], present=False)
+    gone = msgspec.structs.replace(inventory.gpus[0], present=False)
 
-    named = labelled(dataclasses.replace(inventory, gpus=(gone, *inventory.gpus[1:])))
+    named = labelled(msgspec.structs.replace(inventory, gpus=(gone, *inventory.gpus[1:])))
 
     assert ["0", "1", "2"] == [label for label, _ in named]
 
@@ -119,7 +118,7 @@ async def test_a_gpu_says_how_much_it_is_used_and_nothing_when_it_does_not_tell(
         a_uuid(0): GpuSample(a_uuid(0), gpu_percent=93, memory_percent=41, used_mib=7168),
         a_uuid(1): GpuSample(a_uuid(1), gpu_percent=None, memory_percent=None, used_mib=1),
     }
-    cells = dataclasses.replace(
+    cells = msgspec.structs.replace(
         facts(an_inventory(count=3)),
         newest=lambda uuid: Sampled(NOON, told[uuid]) if uuid in told else None,
     )
@@ -203,7 +202,7 @@ async def test_a_gpu_that_left_keeps_its_label_and_is_described_while_something_
         counted.add(uuid, "31")
     left = [a_shared_gpu(gpu=a_gpu(index=n)) for n in (0, 1, 2)]
     taken = a_shared_gpu(gpu=a_gpu(uuid="GPU-new", index=1))
-    cells = dataclasses.replace(facts(an_inventory(gpus=[taken])), gone=lambda: left)
+    cells = msgspec.structs.replace(facts(an_inventory(gpus=[taken])), gone=lambda: left)
     parts = {"cells": cells, "series": MetricSources((counted,))}
 
     events = await samples("xid_events_total", **parts)
@@ -259,7 +258,7 @@ async def test_what_is_expected_is_shown_before_it_is_counted():
 
 async def test_what_the_health_of_a_gpu_means_is_told_with_the_id_to_look_up():
     text = a_health(condition=Condition.BAD, cause="xid", text="from the driver")
-    bad = dataclasses.replace(text, action="reset", runbook="H-079")
+    bad = msgspec.structs.replace(text, action="reset", runbook="H-079")
     gpus = [a_shared_gpu(health=bad), a_shared_gpu(gpu=a_gpu(index=1))]
 
     assert {
@@ -295,7 +294,7 @@ async def test_readings_are_asked_at_every_scrape():
 async def test_a_changed_cell_shows_in_the_next_scrape():
     cells = facts()
     assert {} == await samples("slices", cells=cells)
-    cells.inventory.set(dataclasses.replace(an_inventory(count=1), generation=2))
+    cells.inventory.set(msgspec.structs.replace(an_inventory(count=1), generation=2))
 
     assert {("0", "healthy"): 0, ("0", "unhealthy"): 0} == await samples("slices", cells=cells)
 

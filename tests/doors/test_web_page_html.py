@@ -1,7 +1,5 @@
 """What the page says: content, escaping, and its largest size."""
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -90,7 +88,7 @@ def named(text):
     settings = (SettingStatus(text, text, text), SettingStatus("a", [text], "default"))
     notes = {MUTEX_LOCK: f"not a lock {text}"}
     return html_of(
-        dataclasses.replace(
+        msgspec.structs.replace(
             facts,
             about=msgspec.structs.replace(facts.about, name=text, resource=text, kubelet=text),
             checks=(Check("state", ok=False, text=text),),
@@ -126,10 +124,10 @@ def test_an_ordinary_node_of_16_gpus_and_160_containers_is_shown_whole():
 
 def test_of_many_entries_a_small_node_shows_more_than_a_large_one():
     facts = busy(gpus=1, each=1, text=" and more words" * 10)
-    large = dataclasses.replace(
+    large = msgspec.structs.replace(
         busy(gpus=16, each=14), changes=(*facts.changes,) * 9, refusals=(*facts.refusals,) * 9
     )
-    small = dataclasses.replace(facts, changes=large.changes, refusals=large.refusals)
+    small = msgspec.structs.replace(facts, changes=large.changes, refusals=large.refusals)
     shown = [HtmlTree(html_of(one)).tags.count("li") for one in (small, large)]
 
     assert shown[0] > 1.5 * shown[1] > 20
@@ -137,9 +135,9 @@ def test_of_many_entries_a_small_node_shows_more_than_a_large_one():
 
 def test_whatever_there_is_the_page_is_not_larger_and_says_what_is_left_out():
     facts = busy(gpus=40, each=40, name=lambda number: f"{LONG}{number}", text=LONG * 2)
-    checks = tuple(dataclasses.replace(one, ok=False, text="'" * 500) for one in facts.checks)
+    checks = tuple(msgspec.structs.replace(one, ok=False, text="'" * 500) for one in facts.checks)
     many = tuple(SettingStatus(f"{'&' * 90}{n}", "&" * 200, "<" * 200) for n in range(200))
-    facts = dataclasses.replace(facts, checks=checks, settings=lambda: many)
+    facts = msgspec.structs.replace(facts, checks=checks, settings=lambda: many)
 
     found = html_of(facts)
     text = HtmlTree(found).text
@@ -157,7 +155,7 @@ def test_whatever_there_is_the_page_is_not_larger_and_says_what_is_left_out():
 
 
 def test_a_node_without_gpus_or_pods_says_so():
-    facts = dataclasses.replace(busy(gpus=0), refusals=(), changes=())
+    facts = msgspec.structs.replace(busy(gpus=0), refusals=(), changes=())
     text = HtmlTree(html_of(facts)).text
 
     assert "There are no GPUs to share." in text
@@ -167,7 +165,7 @@ def test_a_node_without_gpus_or_pods_says_so():
 
 def test_a_short_life_says_since_when_nothing_happened():
     facts = busy(gpus=1)
-    facts = dataclasses.replace(facts, refusals=(), journal_since=facts.now)
+    facts = msgspec.structs.replace(facts, refusals=(), journal_since=facts.now)
 
     assert "None since 17:04:07 UTC." in HtmlTree(html_of(facts)).text
 
@@ -209,6 +207,10 @@ def test_what_is_not_known_or_not_limited_is_said_so():
     shares = tuple(
         ShareStatus(gpu=f"{n}", uuid=f"GPU-{n}", memory_mib=mib) for n, mib in enumerate((0, None))
     )
+
+    def busy_share(one: ShareStatus) -> ShareStatus:
+        return msgspec.structs.replace(one, used_mib=512, gpu_percent=3)
+
     pair = (ShareStatus("0", "GPU-0", 1024, 10), ShareStatus("1", "GPU-1", 1024, 20))
     document = StatusDocument(
         node=NodeStatus(
@@ -226,6 +228,8 @@ def test_what_is_not_known_or_not_limited_is_said_so():
             AllocationStatus("", "", "", shares=shares, mismatched=True),
             AllocationStatus("ns", "pod", "main", shares=pair, confirmed=False),
             AllocationStatus("ns", "odd", "main", shares=shares[:1] * 2),
+            AllocationStatus("ns", "used", "main", shares=tuple(busy_share(one) for one in shares)),
+            AllocationStatus("ns", "dark", "main", shares=shares[:1], unread="its file is a link"),
         ),
     )
 
@@ -244,10 +248,19 @@ def test_what_is_not_known_or_not_limited_is_said_so():
         "Used 2.0 GiB Slices",
         "not known yet The kubelet booked another GPU (HA-4006). 0, 1 all, no limit no limit",
         "ns/pod main The kubelet has not recorded the answer yet. 0, 1 2 x 1.0 GiB 10 %, 20 %",
+        "ns/used main 0, 1 0.5 GiB, all, 0.5 GiB, no limit 2 x 3 %, no limit",
+        "ns/dark main Its use is not known: its file is a link. 0 all no limit",
         "ns/odd main 0, 0 all no limit",
         "x none From the next start on. f",
     ):
         assert words in tree.text, words
+
+
+def test_what_a_container_uses_stands_beside_what_it_may_use():
+    text = HtmlTree(page(gpus=1, each=2)).text
+
+    assert "3.0 of 6.0 GiB 0 %, no limit 1 d" in text
+    assert "4.0 of 8.0 GiB 1 of 5 % 1 s" in text
 
 
 def test_of_many_pods_two_are_named_in_the_block_of_a_gpu_and_three_if_these_are_all():

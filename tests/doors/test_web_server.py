@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import socket
 import stat
+import subprocess
+import sys
 
 import aiohttp
 import pytest
@@ -252,3 +254,14 @@ async def test_a_socket_that_is_not_ours_any_more_is_not_removed(tmp_path):
         path.write_text("somebody's")
 
     assert "somebody's" == path.read_text()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_the_door_loads_no_router_no_files_and_no_runner_of_aiohttp():
+    code = "import sys, agent.app.webdoor; print('aiohttp.web' in sys.modules)"
+    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    assert "False" == done.stdout.strip()

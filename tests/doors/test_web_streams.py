@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 
 import aiohttp
+import msgspec
 import pytest
 
 from agent.core.node.readiness import Check
@@ -85,7 +85,7 @@ async def test_a_stream_whose_reader_left_is_given_up(monkeypatch):
     monkeypatch.setattr(api, "LOOK", 0.01)
     monkeypatch.setattr(api, "KEPT", 0.0)
     ages = iter(range(10_000))
-    changing = lambda: facts(refusals=(dataclasses.replace(ENTRY, pod=f"p{next(ages)}"),))  # noqa: E731
+    changing = lambda: facts(refusals=(msgspec.structs.replace(ENTRY, pod=f"p{next(ages)}"),))  # noqa: E731
     async with reading(changing) as client:
         async with client.get("/api/v1/refusals?watch=1") as answer:
             await anext(events(answer))

@@ -9,6 +9,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
+import msgspec
+
 from agent.core.cluster.annotations import REGISTER
 from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
@@ -72,7 +74,7 @@ class FakeApi:
         kept = {key: text for key, text in merged.items() if text is not None}
         if kept == self.node.annotations:
             return self.node
-        return self._put_node(dataclasses.replace(self.node, annotations=kept))
+        return self._put_node(msgspec.structs.replace(self.node, annotations=kept))
 
     def touch_node(self) -> NodeView:
         """Somebody changes what no view of it shows: only the version is new."""
@@ -84,7 +86,7 @@ class FakeApi:
         """Somebody sets all labels."""
         if self.node is None:
             raise ApiNotFound("no such Node", status=404)
-        return self._put_node(dataclasses.replace(self.node, labels=dict(labels)))
+        return self._put_node(msgspec.structs.replace(self.node, labels=dict(labels)))
 
     def credit_node(self, writer: str) -> NodeView:
         """The register annotation is known as this one's; empty: an agent's, or nobody knows."""
@@ -92,7 +94,7 @@ class FakeApi:
             raise ApiNotFound("no such Node", status=404)
         if self.node.reported_by == writer:
             return self.node
-        return self._put_node(dataclasses.replace(self.node, reported_by=writer))
+        return self._put_node(msgspec.structs.replace(self.node, reported_by=writer))
 
     def delete_node(self) -> None:
         """Somebody deletes the Node."""
@@ -101,7 +103,7 @@ class FakeApi:
 
     def put_pod(self, pod: PodView) -> PodView:
         """Somebody creates or changes a pod of this node."""
-        stored = dataclasses.replace(pod, resource_version=str(self._version + 1))
+        stored = msgspec.structs.replace(pod, resource_version=str(self._version + 1))
         self.pods[pod.key] = stored
         self._record(PodChange(stored.resource_version, stored))
         return stored
@@ -115,13 +117,13 @@ class FakeApi:
         kept = {key: text for key, text in merged.items() if text is not None}
         if kept == pod.annotations:
             return pod
-        return self.put_pod(dataclasses.replace(pod, annotations=kept))
+        return self.put_pod(msgspec.structs.replace(pod, annotations=kept))
 
     def delete_pod(self, namespace: str, name: str) -> None:
         """The pod is gone for good."""
         pod = self.pods.pop((namespace, name))
         version = str(self._version + 1)
-        last = dataclasses.replace(pod, resource_version=version)
+        last = msgspec.structs.replace(pod, resource_version=version)
         self._record(PodChange(version, last, deleted=True))
 
     def fail(self, error: ApiError, *, count: int = 1, call: str | None = None) -> None:
@@ -260,7 +262,7 @@ class FakeApi:
                 yield None
 
     def _put_node(self, node: NodeView) -> NodeView:
-        self.node = dataclasses.replace(node, resource_version=str(self._version + 1))
+        self.node = msgspec.structs.replace(node, resource_version=str(self._version + 1))
         self._record(NodeChange(self.node))
         return self.node
 

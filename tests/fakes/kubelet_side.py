@@ -4,6 +4,7 @@ import asyncio
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from agent.core.cluster.pods import PodView
 from agent.core.containers.edits import HookFacts
@@ -124,13 +125,18 @@ class FakeHookDirs:
         self.gate = asyncio.Event()
         self.gate.set()
 
+    @property
+    def mounted(self) -> tuple[Path, ...]:
+        return (Path("/usr/local/vgpu/libvgpu.so"), Path("/usr/local/vgpu/ld.so.preload"))
+
     async def facts(self) -> HookFacts:
         await self._hang("facts")
         return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
 
-    async def check(self) -> None:
+    async def check(self) -> HookFacts:
         if self.failure is not None:
             raise self.failure
+        return await self.facts()
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
         await self.gate.wait()

@@ -8,12 +8,15 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,6 +97,7 @@ static struct state {
   volatile unsigned calls[MOST_CALLS];
   int count, order[GPUS];
   slot_t slots[GPUS];
+  volatile int bell; /* another number whenever a wait for events may have to end */
   volatile unsigned head;
   struct { int slot; unsigned long long type, data; } events[QUEUE];
 } *all;
@@ -133,6 +137,16 @@ __attribute__((constructor)) static void map(void) {
   all->magic = MAGIC;
 }
 
+/* Who waits for an event rests as NVIDIA's library does: it wakes for nothing but news. */
+static void ring(void) {
+  __sync_fetch_and_add(&all->bell, 1);
+  syscall(SYS_futex, &all->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+static void rest(int heard, long long milliseconds) {
+  struct timespec most = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+  syscall(SYS_futex, &all->bell, FUTEX_WAIT, heard, &most, NULL, 0);
+}
+
 /* The test's side. */
 
 const char *stub_call(int number) { return number < MOST_CALLS ? names[number] : NULL; }
@@ -151,12 +165,14 @@ void stub_fail(int call, int slot, int code) {
   if (slot >= 0 && call == C_any && !code && (*place == LOST || *place == RESET_REQUIRED))
     all->slots[slot].resets++;
   *place = code;
+  ring();
 }
 void stub_hang(int call, int slot, int value) {
   (slot < 0 ? all->hanging : all->slots[slot].hanging)[call] = value;
+  ring();
 }
 void stub_set(int slot, int field, long long value) { all->slots[slot].fields[field] = value; }
-void stub_end(void) { all->sessions = 0; }
+void stub_end(void) { all->sessions = 0; ring(); }
 void stub_name(int slot, const char *name) { snprintf(all->slots[slot].name, sizeof all->slots[slot].name, "%s", name); }
 void stub_version(const char *driver) { snprintf(all->driver, sizeof all->driver, "%s", driver); }
 void stub_order(int count, const int *slots) {
@@ -169,6 +185,7 @@ void stub_event(int slot, unsigned long long type, unsigned long long data) {
   all->events[at].type = type;
   all->events[at].data = data;
   __sync_fetch_and_add(&all->head, 1);
+  ring();
 }
 
 /* The driver's side. */
@@ -213,7 +230,7 @@ static void attach(const gpu_t *handle) {
   __sync_fetch_and_add(&all->inside, 1);
   int serial = gpu->waking && all->serial;
   if (serial) pthread_mutex_lock(&one_by_one);
-  usleep(gpu->waking * 1000);
+  if (gpu->waking) usleep(gpu->waking * 1000);  /* usleep(0) is a switch of the thread, too */
   gpu->waking = 0;
   gpu->attached = 1;
   if (serial) pthread_mutex_unlock(&one_by_one);
@@ -235,6 +252,7 @@ int nvmlShutdown(void) { /* nobody may be inside, nor come in */
   int code = enter(C_nvmlShutdown, NULL);
   if (code == OK && __sync_sub_and_fetch(&all->sessions, 1) == 0)
     for (int slot = 0; slot < GPUS; slot++) all->slots[slot].attached = 0;
+  ring();
   __sync_fetch_and_sub(&all->ending, 1);
   return code;
 }
@@ -424,6 +442,7 @@ int nvmlDeviceRegisterEvents(gpu_t *gpu, unsigned long long types, set_t *set) {
   if (set->resets[gpu->slot] != all->slots[gpu->slot].resets) set->masks[gpu->slot] = 0;
   set->resets[gpu->slot] = all->slots[gpu->slot].resets;
   set->masks[gpu->slot] |= types;
+  ring();
   return OK;
 }
 static long long now_ms(void) {
@@ -442,7 +461,8 @@ static int has_lost(const set_t *set) {
 }
 static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
   ENTER(nvmlEventSetWait_v2, NULL);
-  for (long long end = now_ms() + milliseconds; now_ms() <= end;) {
+  for (long long end = now_ms() + milliseconds;;) {
+    int heard = all->bell;
     if (all->head - set->cursor > QUEUE) set->cursor = all->head - QUEUE;
     while (set->cursor != all->head) {
       unsigned at = set->cursor++ % QUEUE;
@@ -454,9 +474,10 @@ static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
     }
     ENTER(nvmlEventSetWait_v2, NULL);
     if (has_lost(set)) return LOST;
-    usleep(STEP_US);
+    long long left = end - now_ms();
+    if (left <= 0) return TIMED_OUT;
+    rest(heard, left);
   }
-  return TIMED_OUT;
 }
 int nvmlEventSetWait_v2(set_t *set, event_t *event, unsigned int milliseconds) {
   __sync_fetch_and_add(&all->waiting, 1);

@@ -10,7 +10,12 @@ _FILE = Path(__file__).parents[1] / "vectors" / "hami-scheduler-vectors.json"
 
 def load_cases(category: str) -> dict[str, Case]:
     """The vectors of one category, by id."""
-    return {case["id"]: case for case in json.loads(_FILE.read_text())[category]}
+    return {case["id"]: case for case in load_category(category)}
+
+
+def load_category(category: str) -> Any:
+    """The vectors of one category, in the form that they have in the file."""
+    return json.loads(_FILE.read_text())[category]
 
 
 def build_pod(given: Case, name: str = "p") -> Case:

@@ -10,12 +10,19 @@ import pytest
 
 from agent.host.hook.directories import HostHookDirs
 from agent.host.nvml.driver import NvmlDriver
+from tests.fakes.cuda_stub import build_cuda
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.nvml_fixtures import built, forgetful, stub, stub_driver, stub_path
 from tests.fakes.offload import Inline
 from tests.host.hook_space import NAME
 
 __all__ = ["built", "forgetful", "stub", "stub_driver", "stub_path"]
+
+
+@pytest.fixture(scope="session")
+def built_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the CUDA stub, without a state yet: to be copied."""
+    return build_cuda(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

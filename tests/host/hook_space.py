@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +94,20 @@ HERE = [
     pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="needs root and mounts"),
 ]
 """Marks of the tests that use it."""
+
+
+def beside(leaf: Path, number: int) -> list[Path]:
+    """The directories of so many other containers, as the agent made them."""
+    leaves = [leaf.with_name(f"{leaf.name}-{which}") for which in range(number)]
+    for one in leaves:
+        one.mkdir()
+        one.chmod(leaf.stat().st_mode)
+    return leaves
+
+
+def each(leaves: Iterable[Path], *calls: str) -> str:
+    """Lines that make these calls for one directory after the other."""
+    return f"for NAME in {[one.name for one in leaves]}:\n    {'; '.join(calls)}\n"
 
 
 def said(hook: Path, lines: str, *under: str) -> list[str]:

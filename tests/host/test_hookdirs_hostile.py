@@ -1,6 +1,7 @@
 """What root in a container does to the directory that it has mounted, met without capabilities."""
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -9,15 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.hook_space import HERE, IDENTITIES, NO_PRIVILEGES, OTHER, renaming, said
+from tests.host.hook_space import (
+    HERE,
+    IDENTITIES,
+    NO_PRIVILEGES,
+    OTHER,
+    beside,
+    each,
+    renaming,
+    said,
+)
 
 pytestmark = HERE
-ALL = "remove()\nclear()\nprepare()\n"
+ALL = ("remove()", "clear()", "prepare()")
 """What happens when the container is gone, and when there is another one of its name."""
 
 
 def names(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
+
+
+def found(leaf: Path) -> tuple[int, list[str]]:
+    """Its mode and its entries."""
+    return leaf.stat().st_mode & 0o7777, names(leaf)
 
 
 @contextlib.contextmanager
@@ -30,75 +45,82 @@ def opened(path: Path) -> Iterator[int]:
 
 
 @IDENTITIES
-@pytest.mark.parametrize("mode", [0, 0o400, 0o111, 0o1700, 0o2755])
-def test_a_mode_that_a_container_gave_its_directory_is_put_right(hook, leaf, mode, identity):
-    (leaf / "a.cache").write_text("")
-    leaf.chmod(mode)
+def test_a_mode_that_a_container_gave_its_directory_is_put_right(hook, leaf, identity):
+    leaves = dict(zip([0, 0o400, 0o111, 0o1700, 0o2755], beside(leaf, 5), strict=True))
+    for mode, one in leaves.items():
+        (one / "a.cache").write_text("")
+        one.chmod(mode)
 
-    assert ["prepared"] == said(hook, "prepare(wipe=False)\n", *identity)
+    prepared = said(hook, each(leaves.values(), "prepare(wipe=False)"), *identity)
 
-    assert (0o777, ["a.cache"]) == (leaf.stat().st_mode & 0o7777, names(leaf))
-
-
-@IDENTITIES
-@pytest.mark.parametrize("mode", [0, 0o700, 0o755, 0o1777])
-def test_a_directory_that_a_container_gave_away_is_replaced(hook, leaf, mode, identity):
-    (leaf / "a.cache").write_text("")
-    leaf.chmod(mode)
-    os.chown(leaf, OTHER, OTHER)
-
-    assert ["prepared"] == said(hook, "prepare()\n", *identity)
-
-    assert (0o777, []) == (leaf.stat().st_mode & 0o7777, names(leaf))
+    assert ["prepared"] * 5 == prepared
+    assert [(0o777, ["a.cache"])] * 5 == [found(one) for one in leaves.values()]
 
 
 @IDENTITIES
-@pytest.mark.parametrize("mode", [0, 0o1777])
+def test_a_directory_that_a_container_gave_away_is_replaced(hook, leaf, identity):
+    leaves = dict(zip([0, 0o700, 0o755, 0o1777], beside(leaf, 4), strict=True))
+    for mode, one in leaves.items():
+        (one / "a.cache").write_text("")
+        one.chmod(mode)
+        os.chown(one, OTHER, OTHER)
+
+    assert ["prepared"] * 4 == said(hook, each(leaves.values(), "prepare()"), *identity)
+    assert [(0o777, [])] * 4 == [found(one) for one in leaves.values()]
+
+
+@IDENTITIES
 def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_away(
-    hook, leaf, mode, identity
+    hook, leaf, identity
 ):
-    (leaf / "libvgpu.so").write_text("limits")
-    leaf.chmod(mode)
-    os.chown(leaf, OTHER, OTHER)
+    leaves = beside(leaf, 2)
+    for mode, one in zip((0, 0o1777), leaves, strict=True):
+        (one / "libvgpu.so").write_text("limits")
+        one.chmod(mode)
+        os.chown(one, OTHER, OTHER)
 
-    (refused,) = said(hook, "prepare(wipe=False)\n", *identity)
+    refused = said(hook, each(leaves, "prepare(wipe=False)"), *identity)
 
-    assert "cannot be used: a container changed" in refused
-    assert [leaf] == list(leaf.parent.iterdir())
-    assert ["libvgpu.so"] == names(leaf)
-
-
-@IDENTITIES
-@pytest.mark.parametrize("mode", [0, 0o400, 0o555, 0o1777])
-def test_directories_of_roots_in_it_go_whatever_their_mode(hook, leaf, mode, identity):
-    at = leaf
-    for name in ("a", "b", "c"):
-        at /= name
-        at.mkdir()
-        (at / "file").write_text("")
-    for path in (at, at.parent, at.parent.parent, leaf):
-        path.chmod(mode)
-
-    assert ["removed", "0 ", "prepared"] == said(hook, ALL, *identity)
-    assert [leaf] == list(leaf.parent.iterdir())
+    assert [True] * 2 == ["cannot be used: a container changed" in line for line in refused]
+    assert {leaf, *leaves} == set(leaf.parent.iterdir())
+    assert [["libvgpu.so"]] * 2 == [names(one) for one in leaves]
 
 
 @IDENTITIES
-@pytest.mark.parametrize("mode", [0o755, 0o700])
-def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf, mode, identity):
-    (leaf / "shut" / "in").mkdir(parents=True)
-    (leaf / "shut" / "in" / "file").write_text("")
-    (leaf / "shut" / "in").chmod(mode)
-    os.chown(leaf / "shut" / "in", OTHER, OTHER)
-    for number in range(50):
-        (leaf / str(number)).mkdir()
-        (leaf / str(number) / "file").write_text("")
+def test_directories_of_roots_in_it_go_whatever_their_mode(hook, leaf, identity):
+    leaves = beside(leaf, 4)
+    for mode, at in zip((0, 0o400, 0o555, 0o1777), leaves, strict=True):
+        above = [at]
+        for name in ("a", "b", "c"):
+            above.append(above[-1] / name)
+            above[-1].mkdir()
+            (above[-1] / "file").write_text("")
+        for path in reversed(above):
+            path.chmod(mode)
 
-    assert ["removed", "1 Permission denied", "prepared"] == said(hook, ALL, *identity)
-    (kept,) = (path for path in leaf.parent.iterdir() if path != leaf)
-    assert ["file"] == [path.name for path in kept.rglob("*") if path.is_file()]
+    assert ["removed", "0 ", "prepared"] * 4 == said(hook, each(leaves, *ALL), *identity)
+    assert {leaf, *leaves} == set(leaf.parent.iterdir())
+
+
+@IDENTITIES
+def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf, identity):
+    leaves = beside(leaf, 2)
+    for mode, one in zip((0o755, 0o700), leaves, strict=True):
+        (one / "shut" / "in").mkdir(parents=True)
+        (one / "shut" / "in" / "file").write_text("")
+        (one / "shut" / "in").chmod(mode)
+        os.chown(one / "shut" / "in", OTHER, OTHER)
+        for number in range(50):
+            (one / str(number)).mkdir()
+            (one / str(number) / "file").write_text("")
+
+    counts = [line for line in said(hook, each(leaves, *ALL), *identity) if line[0].isdigit()]
+
+    assert ["1 Permission denied", "2 Permission denied"] == counts
+    for kept in set(leaf.parent.iterdir()) - {leaf, *leaves}:
+        assert ["file"] == [path.name for path in kept.rglob("*") if path.is_file()]
     assert ["0 "] == said(hook, "clear()\n")
-    assert [leaf] == list(leaf.parent.iterdir())
+    assert {leaf, *leaves} == set(leaf.parent.iterdir())
 
 
 def test_what_stays_is_tried_once_and_keeps_its_name(hook, leaf):
@@ -107,7 +129,9 @@ def test_what_stays_is_tried_once_and_keeps_its_name(hook, leaf):
         os.chown(leaf / "deep" / f"shut{number}", OTHER, OTHER)
         (leaf / "deep" / f"file{number}").write_text("")
 
-    assert ["removed", "1 Permission denied", "prepared"] == said(hook, ALL, *NO_PRIVILEGES)
+    assert ["removed", "1 Permission denied", "prepared"] == said(
+        hook, each([leaf], *ALL), *NO_PRIVILEGES
+    )
     (kept,) = (path for path in leaf.parent.iterdir() if path != leaf)
     (deep,) = kept.iterdir()
     assert {f"shut{number}" for number in range(400)} == set(names(deep))
@@ -123,7 +147,7 @@ def test_thousands_of_entries_that_stay_are_given_up_and_hold_up_no_other(hook, 
     other.mkdir()
     (other / "file").write_text("")
 
-    lines = f"remove()\nNAME += '-b'\n{ALL}"
+    lines = each([leaf], "remove()") + each([other], *ALL)
 
     assert ["removed", "removed", "1 Permission denied", "prepared"] == said(
         hook, lines, *NO_PRIVILEGES
@@ -163,26 +187,35 @@ def test_odd_names_and_files_go(hook, leaf):
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as served, contextlib.chdir(leaf):
         served.bind("socket")
 
-    assert ["removed", "0 ", "prepared"] == said(hook, ALL, *NO_PRIVILEGES)
+    assert ["removed", "0 ", "prepared"] == said(hook, each([leaf], *ALL), *NO_PRIVILEGES)
     assert [leaf] == list(leaf.parent.iterdir())
 
 
-@pytest.mark.parametrize("place", ["a", "a/b", "a/b/c"])
-@pytest.mark.parametrize("mode", [0o755, 0o500])
-def test_what_is_mounted_in_it_is_neither_entered_nor_changed(hook, leaf, tmp_path, place, mode):
-    victim = tmp_path / "victim"
-    (victim / "in").mkdir(parents=True)
-    (victim / "in" / "file").write_text("mine")
-    victim.chmod(mode)
-    (leaf / place).mkdir(parents=True)
-    (leaf / place).chmod(0o500)
-    mounted = ("sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"')
-    under = (*mounted, str(victim), str(leaf / place), *NO_PRIVILEGES)
+def test_what_is_mounted_in_it_is_neither_entered_nor_changed(hook, leaf, tmp_path):
+    leaves, victims = beside(leaf, 6), []
+    mounting = ""
+    for one, (place, mode) in zip(
+        leaves, itertools.product(("a", "a/b", "a/b/c"), (0o755, 0o500)), strict=True
+    ):
+        victim = tmp_path / f"victim{len(victims)}"
+        (victim / "in").mkdir(parents=True)
+        (victim / "in" / "file").write_text("mine")
+        victim.chmod(mode)
+        victims.append(victim)
+        (one / place).mkdir(parents=True)
+        (one / place).chmod(0o500)
+        mounting += f"mount --bind {victim} {one / place} && "
+    under = ("sh", "-c", f'{mounting} exec "$@"', "sh", *NO_PRIVILEGES)
 
-    assert ["removed", "1 Device or resource busy", "prepared"] == said(hook, ALL, *under)
-    assert (mode, "mine") == (victim.stat().st_mode & 0o777, (victim / "in/file").read_text())
+    lines = each(leaves, "remove()") + "clear()\n" + each(leaves, "prepare()")
+
+    assert [*["removed"] * 6, "6 Device or resource busy", *["prepared"] * 6] == said(
+        hook, lines, *under
+    )
+    assert [0o755, 0o500] * 3 == [victim.stat().st_mode & 0o777 for victim in victims]
+    assert ["mine"] * 6 == [(victim / "in/file").read_text() for victim in victims]
     assert ["0 "] == said(hook, "clear()\n", *NO_PRIVILEGES)
-    assert [leaf] == list(leaf.parent.iterdir())
+    assert {leaf, *leaves} == set(leaf.parent.iterdir())
 
 
 def test_a_directory_that_is_a_mount_point_is_that_containers_trouble_alone(hook, leaf, tmp_path):
@@ -203,7 +236,9 @@ def test_an_immutable_file_stays_and_is_counted(hook, leaf):
     if subprocess.run(["chattr", "+i", leaf / "file"], capture_output=True, check=False).returncode:  # noqa: S603, S607 -- Debian's
         pytest.skip("no immutable files here")
 
-    assert ["removed", "1 Operation not permitted", "prepared"] == said(hook, ALL, *NO_PRIVILEGES)
+    assert ["removed", "1 Operation not permitted", "prepared"] == said(
+        hook, each([leaf], *ALL), *NO_PRIVILEGES
+    )
 
 
 def test_a_tenant_that_renames_meanwhile_gains_nothing(hook, leaf):

@@ -2,30 +2,36 @@
 
 import os
 
-import pytest
-
-from tests.host.hook_space import HERE, IDENTITIES, NO_PRIVILEGES, OTHER, renaming, said
+from tests.host.hook_space import (
+    HERE,
+    IDENTITIES,
+    NO_PRIVILEGES,
+    OTHER,
+    beside,
+    each,
+    renaming,
+    said,
+)
 
 pytestmark = HERE
 
 
 @IDENTITIES
-@pytest.mark.parametrize(
-    ("mode", "owner"), [(0, 0), (0o400, 0), (0o300, 0), (0o700, OTHER), (0o744, OTHER)]
-)
-def test_a_directory_that_was_closed_is_told_and_stays_as_it_is(hook, leaf, mode, owner, identity):
-    for shut in (leaf / "shut", leaf / "shut" / "in"):
-        shut.mkdir()
-    for number in range(5):
-        (leaf / "shut" / "in" / f"{number}").touch()
-    os.chown(leaf / "shut", owner, owner)
-    (leaf / "shut").chmod(mode)
+def test_a_directory_that_was_closed_is_told_and_stays_as_it_is(hook, leaf, identity):
+    closed = [(0, 0), (0o400, 0), (0o300, 0), (0o700, OTHER), (0o744, OTHER)]
+    leaves = beside(leaf, 5)
+    for one, (mode, owner) in zip(leaves, closed, strict=True):
+        (one / "shut" / "in").mkdir(parents=True)
+        for number in range(5):
+            (one / "shut" / "in" / f"{number}").touch()
+        os.chown(one / "shut", owner, owner)
+        (one / "shut").chmod(mode)
 
-    (line,) = said(hook, "measure()\n", *identity)
+    lines = said(hook, each(leaves, "measure()"), *identity)
 
-    assert line.endswith(" 1 True")
-    found = (leaf / "shut").stat()
-    assert (mode, owner) == (found.st_mode & 0o7777, found.st_uid)
+    assert [True] * 5 == [line.endswith(" 1 True") for line in lines]
+    found = [(one / "shut").stat() for one in leaves]
+    assert closed == [(one.st_mode & 0o7777, one.st_uid) for one in found]
 
 
 def test_in_one_that_may_be_listed_and_not_looked_into_counting_ends_too(hook, leaf):
@@ -49,12 +55,13 @@ def test_what_other_users_made_and_left_open_is_counted(hook, leaf, identity):
 
 
 @IDENTITIES
-@pytest.mark.parametrize("mode", [0, 0o300])
-def test_a_container_that_closes_its_own_directory_is_told(hook, leaf, mode, identity):
-    leaf.chmod(mode)
+def test_a_container_that_closes_its_own_directory_is_told(hook, leaf, identity):
+    leaves = beside(leaf, 2)
+    for mode, one in zip((0, 0o300), leaves, strict=True):
+        one.chmod(mode)
 
-    assert ["0 1 True"] == said(hook, "measure()\n", *identity)
-    assert mode == leaf.stat().st_mode & 0o7777
+    assert ["0 1 True"] * 2 == said(hook, each(leaves, "measure()"), *identity)
+    assert [0, 0o300] == [one.stat().st_mode & 0o7777 for one in leaves]
 
 
 def test_what_is_mounted_in_it_is_told_and_not_entered(hook, leaf):

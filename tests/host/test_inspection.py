@@ -1,13 +1,17 @@
 """Device files, HAMi-core's files and other agents, as this host shows them."""
 
 import hashlib
+import importlib.util
 import os
+import py_compile
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from agent.core.node.device_access import NodeAccess
-from agent.host.inspection import device_nodes, library_file, waiting_agents
+from agent.host.inspection import device_nodes, library_file, uncompiled, waiting_agents
 
 RUN = Path("/run/hami-agent")
 
@@ -54,6 +58,55 @@ def test_what_is_no_file_says_so(tmp_path: Path):
     assert "is not a regular file" == library_file(tmp_path).failure
 
 
+def a_module(source: Path) -> ModuleType:
+    """A module as an import leaves it, but that it was not executed, so nothing was written."""
+    source.write_text("WORD = 'module'\n")
+    spec = importlib.util.spec_from_file_location("module", source)
+    assert spec is not None
+    return importlib.util.module_from_spec(spec)
+
+
+def test_a_module_without_bytecode_is_compiled_at_each_start(tmp_path: Path):
+    module = a_module(tmp_path / "module.py")
+    assert 1 == uncompiled([module])
+
+    py_compile.compile(str(tmp_path / "module.py"), doraise=True)
+
+    assert 0 == uncompiled([module])
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        (py_compile.PycInvalidationMode.TIMESTAMP, 1),
+        (py_compile.PycInvalidationMode.UNCHECKED_HASH, 0),
+    ],
+)
+def test_bytecode_with_the_date_of_another_source_counts_only_if_no_date_is_looked_at(
+    mode: py_compile.PycInvalidationMode, number: int, tmp_path: Path
+):
+    module = a_module(tmp_path / "module.py")
+    py_compile.compile(str(tmp_path / "module.py"), doraise=True, invalidation_mode=mode)
+
+    os.utime(tmp_path / "module.py", (0, 0))
+
+    assert number == uncompiled([module])
+
+
+def test_half_of_a_head_is_no_bytecode(tmp_path: Path):
+    module = a_module(tmp_path / "module.py")
+    py_compile.compile(str(tmp_path / "module.py"), doraise=True)
+    (kept,) = (tmp_path / "__pycache__").iterdir()
+
+    kept.write_bytes(kept.read_bytes()[:9])
+
+    assert 1 == uncompiled([module])
+
+
+def test_modules_without_a_source_need_no_bytecode():
+    assert 0 == uncompiled([sys, ModuleType("made")])
+
+
 def a_process(root: Path, pid: int, *words: str, status: str = "") -> None:
     (root / str(pid)).mkdir()
     (root / str(pid) / "cmdline").write_bytes("\0".join((*words, "")).encode())
@@ -63,7 +116,7 @@ def a_process(root: Path, pid: int, *words: str, status: str = "") -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("/usr/bin/python3", "/usr/bin/hami-agent", "run"),
+        ("/usr/bin/python3", "-IXfaulthandler", "/usr/bin/hami-agent", "run"),
         ("hami-agent", "run", "--run-dir", "/run/hami-agent"),
         ("python3", "-m", "agent", "run", "--run-dir=/run/hami-agent"),
     ],

@@ -16,7 +16,7 @@ library = shim.load()
 assert shim.load() == library
 configuration = library.configuration()
 assert configuration.connection_pool_maxsize == 100
-assert library.api_client.__module__ == "kubernetes_asyncio.client.api_client"
+assert library.rest_client.__module__ == "kubernetes_asyncio.client.rest"
 print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")]))
 """
 
@@ -42,6 +42,17 @@ def test_the_installed_version_is_one_that_the_shim_was_tried_with():
 @pytest.mark.timeout(60)
 def test_a_lazy_load_takes_a_handful_of_modules():
     assert 20 > loaded("")
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_what_no_request_uses_is_not_loaded():
+    code = COUNT.format(before="") + "print(sys.modules.keys() & {'dateutil', 'urllib3.util'})"
+    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    assert "set()" == done.stdout.splitlines()[-1]
 
 
 @pytest.mark.process

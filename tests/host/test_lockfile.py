@@ -172,7 +172,10 @@ def test_another_user_of_the_host_cannot_lock_it(older):
         lock.release()
 
         done = subprocess.run(  # noqa: S603 -- our own interpreter and arguments
-            [sys.executable, "-c", STRANGER, path], capture_output=True, text=True, check=False
+            [sys.executable, "-S", "-c", STRANGER, path],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
         assert ("kept out\n", "") == (done.stdout, done.stderr)

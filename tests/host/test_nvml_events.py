@@ -77,6 +77,8 @@ async def test_a_gpu_without_events_is_named_once_and_the_others_go_on(driver, l
             await hear(heard, 1)
             await driver.scan()
 
+    # A busy machine may not get all links in time; that is logged as well.
+    lines = [line for line in lines if line["event"] != "driver.links_unknown"]
     assert [("driver.no_events", "GPU-0")] == [(line["event"], line["gpu"]) for line in lines]
 
 

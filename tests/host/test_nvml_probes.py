@@ -36,15 +36,14 @@ async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, out
     )
 
 
-async def test_each_gpu_has_a_thread_of_its_own_and_so_has_the_driver(driver):
+async def test_gpus_that_answer_share_a_thread_with_the_driver(driver):
     before = set(threading.enumerate())
     await driver.scan()
     for n in range(3):
         await driver.probe(GpuUuid(f"GPU-{n}"))
-    wanted = {"nvml the driver", *(f"nvml GPU-{n}" for n in range(3))}
 
-    # Those of indexes whose GPU was not known yet go home.
-    await until(lambda: {one.name for one in set(threading.enumerate()) - before} == wanted)
+    # A slow machine may have needed more of them for a while.
+    await until(lambda: len(set(threading.enumerate()) - before) == 1)
 
 
 async def test_a_gpu_that_is_not_there_is_lost(driver):

@@ -115,13 +115,13 @@ async def test_any_call_that_fails_for_one_gpu_is_a_fault_of_that_gpu_alone(driv
     scan = await driver.scan()
 
     assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    assert (GpuFault("GPU-1", "GPU is lost", Trouble.LOST),) == scan.faults
+    assert (GpuFault("GPU-1", "GPU is lost", Trouble.LOST, 1),) == scan.faults
 
 
 async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, library):
     library.failures["nvmlDeviceGetUUID", 2] = 999
 
-    assert (GpuFault("index 2", "error 999"),) == (await driver.scan()).faults
+    assert (GpuFault("index 2", "error 999", index=2),) == (await driver.scan()).faults
 
 
 async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, library):
@@ -213,7 +213,7 @@ async def test_a_gpu_that_is_slow_when_a_session_begins_is_the_same_as_before(dr
     library.hanging.add(("*", 2))
     scan = await driver.scan()
 
-    assert [GpuFault("GPU-2", "no answer in time", Trouble.SILENT)] == list(scan.faults)
+    assert [GpuFault("GPU-2", "no answer in time", Trouble.SILENT, 2)] == list(scan.faults)
 
 
 async def test_a_gpu_that_hangs_holds_one_thread_over_the_end_of_a_session(driver, library):

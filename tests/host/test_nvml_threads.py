@@ -1,4 +1,4 @@
-"""Threads for calls that may hang: one for each GPU, which stays with it and goes with it."""
+"""Threads for calls that may hang: one for all GPUs that answer, and one for each other."""
 
 import asyncio
 import contextlib
@@ -189,31 +189,59 @@ async def test_a_call_that_is_given_up_in_the_line_is_never_made(threads, stuck)
     assert [] == made
 
 
-async def test_a_thread_stays_with_its_gpu_also_after_a_call_that_hung(threads, stuck, alive):
+async def test_each_call_that_hangs_holds_a_thread_until_it_is_back(threads, stuck, alive):
     await hang(threads, stuck, "a", "b")
+    await threads.call("c", str)
+    assert 3 == alive()
     stuck.let_go()
     await settles(lambda: not threads.stuck)
-    for name in "ab" * 3:
-        await threads.call(name, str)
 
-    assert 2 == alive()
+    await settles(lambda: alive() == 1)
+    assert ["0", "1", "2"] == [await threads.call("abc"[n], lambda n=n: str(n)) for n in range(3)]
 
 
-async def test_a_thread_goes_with_its_gpu_and_one_that_hangs_as_soon_as_it_is_back(
-    threads, stuck, alive
+async def test_a_gpu_that_is_gone_is_forgotten_and_one_that_hangs_as_soon_as_it_is_back(
+    threads, stuck
 ):
     await hang(threads, stuck, "gone and stuck")
     for name in ("gone", "here"):
         await threads.call(name, str)
     threads.keep({"here"})
-    await settles(lambda: alive() == 2)
     assert {"gone and stuck"} == threads.stuck
     stuck.let_go()
     await settles(lambda: not threads.stuck)
     threads.keep({"here"})
 
-    await settles(lambda: alive() == 1)
     assert "again" == await threads.call("gone", lambda: "again")
+
+
+async def test_calls_of_one_turn_share_a_thread_and_wake_the_loop_once(patient, alive, monkeypatch):
+    loop, wakes = asyncio.get_running_loop(), list[object]()
+    tell = loop.call_soon_threadsafe
+    names = [str(number) for number in range(8)]
+
+    def count(callback, *args):
+        wakes.append(callback)
+        return tell(callback, *args)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+    launched = [patient.launch(name, lambda name=name: name) for name in names]
+
+    assert names == [await each for each in launched]
+    assert (1, 1) == (len(wakes), alive())
+
+
+async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(patient, stuck, alive):
+    slow = patient.launch("slow", stuck)
+    others = [patient.launch(f"other {number}", stuck) for number in range(3)]
+    quick = patient.launch("quick", lambda: "quick")
+
+    assert "quick" == await quick
+    await settles(lambda: stuck.entered == 4)
+    assert 4 <= alive() <= 5
+    stuck.let_go()
+    assert 4 * ["late"] == [await each for each in (slow, *others)]
+    await settles(lambda: alive() == 1)
 
 
 async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so(patient):
@@ -325,3 +353,35 @@ async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_mor
     assert ["1", "2"] == [await threads.call("a", lambda n=n: n) for n in "12"]
     assert "done" == await threads.launch("a", lambda: "done")
     assert 3 == machine.asked
+
+
+async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_threads(
+    patient, stuck, monkeypatch
+):
+    machine = BusyMachine(monkeypatch)
+    first = patient.launch("slow", stuck)
+    await settles(lambda: stuck.entered == 1)
+    machine.gives = False
+    second = patient.launch("behind", lambda: "behind")
+    await settles(lambda: machine.asked > 1)
+    with pytest.raises(TimeoutError, match="no thread can be started"):
+        patient.launch("later", lambda: "later")
+    stuck.let_go()
+
+    assert ["late", "behind"] == [await first, await second]
+    assert "later" == await patient.launch("later", lambda: "later")
+
+
+async def test_an_error_while_one_call_lands_keeps_no_other_from_its_caller(patient):
+    raised: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: raised.append(context.get("exception")))
+
+    def odd() -> str:
+        raise StopIteration  # no future takes it
+
+    patient.launch("odd", odd)
+    even = patient.launch("even", lambda: "even")
+
+    assert "even" == await even
+    assert [TypeError] == [type(error) for error in raised]

@@ -64,8 +64,8 @@ def calls(node: Node) -> Counter[tuple[str, str]]:
 
 
 async def forge(node: Node, attack: Attack, tally: AttackTally, name: str, *, hasty: bool) -> None:
-    """A pod that its author bound to the node, with a share that no scheduler gave it; when it is
-    refused it comes again, under the next name.
+    """A pod that another scheduler bound to the node, with a share that its author wrote; when it
+    is refused it comes again, under the next name.
 
     They stay until the end; those of one who is `hasty` are deleted before the kubelet asks.
     """
@@ -81,6 +81,7 @@ async def forge(node: Node, attack: Attack, tally: AttackTally, name: str, *, ha
             break
         names.append(f"{name}-{len(names)}")
         uid = cluster.store.create("pods", forged(names[-1], uuid))["metadata"]["uid"]
+        cluster.store.bind(NAMESPACE, names[-1], NODE)
         if hasty:
             cluster.store.delete("pods", NAMESPACE, names[-1], grace=0)
         over = await cluster.until(functools.partial(is_rejected, node, uid), left)
@@ -105,7 +106,6 @@ def forged(name: str, uuid: str) -> Json:
         "hami.io/vgpu-node": NODE,
         "hami.io/bind-time": "1",
     }
-    pod["spec"]["nodeName"] = NODE
     return pod
 
 

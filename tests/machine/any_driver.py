@@ -1,8 +1,9 @@
 """A driver of which each call may fail or hang, and each GPU may be lost, silent or wrong."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable
+
+import msgspec
 
 from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.health.reports import DriverEvent, GpuSigns, Probe, ProbeOutcome
@@ -44,7 +45,7 @@ class AnyDriver(ScriptedDriver):
         listed = [uuid for uuid in lost if uuid not in self.taken_out]
         self.faults = [GpuFault(uuid, "GPU is lost", Trouble.LOST) for uuid in listed]
         found = await super().scan()
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             found, gpus=tuple(gpu for gpu in found.gpus if gpu.uuid not in lost)
         )
 

@@ -128,7 +128,8 @@ class Audit:
         if event.kind == "allocating":
             self._asking = owner
         elif event.kind == "container_started":
-            self._unasked |= {(event.pod, event.container)} - self.answers.keys()
+            if owner not in self.answers:
+                self._unasked.add(owner)
         elif event.kind == "panicked" and self._could_know:
             # Otherwise it began with another one after the answer, or without a word to the agent.
             self._breach("the kubelet panicked", event.text)
@@ -230,7 +231,7 @@ class Audit:
         if pod is None:
             return True
         wanted = asked_containers(pod)
-        answered = {container for one, container in self.answers if one == uid}
+        answered = {name for name in wanted if (uid, name) in self.answers}
         # One that ran and ended while the kubelet knew no plugin is not asked for any more.
         answered |= {
             one["name"]
@@ -250,7 +251,7 @@ class Audit:
     def _check_share(self, owner: Owner, response: ContainerAllocateResponse) -> None:
         """No other GPU and no more of it than the scheduler decided for this very container."""
         placed, given = self._decided(owner), _given(response)
-        self.room.granted[owner] = given
+        self.room.granted[owner[0]][owner[1]] = given
         if placed.keys() != given.keys():
             self._breach("a container was given GPUs that are not its own", owner, placed, given)
         elif any(amount[0] > placed[gpu][0] for gpu, amount in given.items()):
@@ -284,7 +285,7 @@ class Audit:
 
     def _check_sums(self, owner: Owner) -> None:
         """All that live pods were given, by the arithmetic of HAMi's scheduler."""
-        for gpu in self.room.granted[owner]:
+        for gpu in self.room.granted[owner[0]][owner[1]]:
             total = self.room.used(gpu)
             if total[0] > GPU_MIB or total[1] > 100:
                 self._breach("a GPU was promised beyond what it has", gpu, total)

@@ -3,7 +3,7 @@
 As in `mutants`: the stories must find every one of them.
 """
 
-import dataclasses
+import msgspec
 
 from agent.core.allocation.evidence import Evidence, Grant, LookAtPod
 from agent.core.allocation.matching import decide as decide_truly
@@ -53,7 +53,7 @@ def returning_names_not_looked_at() -> Mutant:
             key = step.namespace, step.name
             seen = evidence.table.named(*key)
             looked = {**evidence.looked, key: seen.uid if seen else None}
-            evidence = dataclasses.replace(evidence, looked=looked)
+            evidence = msgspec.structs.replace(evidence, looked=looked)
             step = decide_truly(count, evidence, settings)
         return step
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 
 from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS
-from agent.core.state.ledger import Ledger, Row
+from agent.core.state.ledger import Decider, Holder, Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.kubelet import RESOURCE
@@ -95,7 +95,9 @@ def _wrong_of(
 def _differences(world: MachineSite, ledger: Ledger) -> Iterator[str]:
     """The ledger holds what the kubelet holds, and nothing of pods that are over."""
     yield from (f"the outbox still owes {effect}" for effect in ledger.outbox)
-    rows = {(str(row.key.pod_uid), row.key.container): row for row in ledger.rows}
+    rows = {
+        (str(row.key.pod_uid), row.key.container): row for row in ledger.rows_by(Decider.SCHEDULER)
+    }
     yield from (
         f"the row of a pod that is over: {o}" for o in rows if not world.audit.is_live(o[0])
     )
@@ -103,6 +105,25 @@ def _differences(world: MachineSite, ledger: Ledger) -> Iterator[str]:
         is_ours = world.audit.is_live(owner[0]) and owner[0] not in world.audit.mistaken
         if is_ours and not _agree(rows.get(owner), ids):
             yield f"the kubelet's {owner} holds {sorted(ids)}, the ledger has {rows.get(owner)}"
+    listed = dict(_listed(world))
+    for row in ledger.rows_by(Decider.KUBELET) if listed else ():  # else it may be just starting
+        # After a lost checkpoint nothing tells whether a pod that the kubelet knows uses the row.
+        if row.holder not in listed or not listed[row.holder] <= set(row.slice_ids):
+            yield f"the row of a stranger that is over: {row.holder} {row.slice_ids}"
+    in_use = {text for row in ledger.rows for text in row.slice_ids}
+    for holder, ids in listed.items():
+        if not ids <= in_use:
+            yield f"{holder} holds {sorted(ids)}, and the ledger takes some of them for free"
+
+
+def _listed(world: MachineSite) -> Iterator[tuple[Holder, frozenset[str]]]:
+    """The kubelet's List: each container with its slices, but no ordinary init containers."""
+    held = world.kubelet.held(RESOURCE)
+    for uid, node in world.kubelet.node.pods.items():
+        for one in () if node.is_rejected else node.spec.containers:
+            if one.kind != "init":
+                ids = held.get((uid, one.name), frozenset())
+                yield Holder(*node.spec.full_name, one.name), ids
 
 
 def _agree(row: Row | None, ids: frozenset[str]) -> bool:

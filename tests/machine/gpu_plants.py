@@ -1,9 +1,9 @@
 """Bugs to plant in how GPUs are judged: what the random histories have to find."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.errors import DriverError
@@ -38,10 +38,10 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time before a reset is known counts as a rest after it."""
 
     def answered(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-        return dataclasses.replace(answered_again(one, signs, now), since=one.since)
+        return msgspec.structs.replace(answered_again(one, signs, now), since=one.since)
 
     def told(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-        return dataclasses.replace(relieved(one, signs, now), since=one.since)
+        return msgspec.structs.replace(relieved(one, signs, now), since=one.since)
 
     monkeypatch.setattr(judge, "answered_again", answered)
     monkeypatch.setattr(judge, "relieved", told)

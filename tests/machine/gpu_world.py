@@ -235,7 +235,9 @@ class GpuWorld:
             yield f"I9: {uuid} is served although {self.needs[uuid]}"
         lost = self.lost_since.get(uuid, float("inf"))
         since = max(lost, self.heard_since, self.sound_since)
-        if self.driver.sound and self.loop.time() - since > NOTICED:
+        # All of them alike look like a driver that fails, which has that time to answer again.
+        alike = SETTINGS.driver_hang if self.lost_since.keys() >= set(UUIDS) else 0.0
+        if self.driver.sound and self.loop.time() - since > NOTICED + alike:
             yield f"I9: {uuid} is served although it was lost at {since}"
         failing = self.failing_since.get(uuid, float("inf"))
         since = max(failing, self.heard_since, self.sound_since)

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from agent.core.allocation import grant, matching
 from agent.core.allocation.evidence import Candidate, Evidence, Grant
 from agent.core.allocation.exactly_one import exactly_one
@@ -66,7 +68,7 @@ def uid_ignored() -> Mutant:
         rows = tuple(
             _taken_over(row, pods.get((row.namespace, row.pod))) for row in evidence.ledger.rows
         )
-        renamed = dataclasses.replace(evidence, ledger=Ledger(rows, evidence.ledger.outbox))
+        renamed = msgspec.structs.replace(evidence, ledger=Ledger(rows, evidence.ledger.outbox))
         return original(count, renamed, settings)
 
     return Mutant(_decided_by(decide), "another one's directory")
@@ -75,7 +77,9 @@ def uid_ignored() -> Mutant:
 def _taken_over(row: Row, pod: PodView | None) -> Row:
     if pod is None or pod.uid == row.key.pod_uid:
         return row
-    return dataclasses.replace(row, key=ContainerKey(pod.uid, row.key.container), confirmed=False)
+    return msgspec.structs.replace(
+        row, key=ContainerKey(pod.uid, row.key.container), confirmed=False
+    )
 
 
 def sums_unchecked() -> Mutant:
@@ -105,7 +109,7 @@ def replayed_by_count() -> Mutant:
         if not isinstance(step, Grant) or step.replay is None:
             return step
         row = next(row for row in evidence.ledger.rows if len(row.shares) == count)
-        found = dataclasses.replace(step.candidate, row=row)
+        found = msgspec.structs.replace(step.candidate, row=row)
         return Grant(found, row.group, row.shares)
 
     return Mutant(_decided_by(decide), "another one's directory")

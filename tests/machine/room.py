@@ -1,10 +1,10 @@
 """What pods were given of each GPU, as HAMi counts it, and whether there is room for more."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
-from agent.sandbox.kubelet.pods import ContainerKey as Owner
 from tests.machine.kubelet import RESOURCE, MemoryKubelet
 from tests.machine.pods import GPU_MIB
 from tests.machine.scheduling import Scheduler
@@ -14,12 +14,15 @@ Amount = tuple[int, int]
 
 
 class MachineRoom:
-    """`granted`: what each container was given, by GPU. `pod` finds one at the API server."""
+    """`granted`: what each pod's containers were given, by GPU. `pod` finds one at the API server.
+
+    Thousands of pods that are over cost nothing: only those that the kubelet knows are looked at.
+    """
 
     def __init__(
         self, kubelet: MemoryKubelet, scheduler: Scheduler, pod: Callable[[str], Json | None]
     ) -> None:
-        self.granted: dict[Owner, Mapping[str, Amount]] = {}
+        self.granted: defaultdict[str, dict[str, Mapping[str, Amount]]] = defaultdict(dict)
         self._kubelet = kubelet
         self._scheduler = scheduler
         self._pod = pod
@@ -32,7 +35,8 @@ class MachineRoom:
 
     def used(self, gpu: str, without: str = "") -> Amount:
         """MiB and compute of the GPU that live pods were given, all but one pod."""
-        used = [self._use(uid, gpu) for uid in {uid for uid, _ in self.granted} - {without}]
+        known = self._kubelet.node.pods
+        used = [self._use(uid, gpu) for uid in known if uid in self.granted and uid != without]
         return sum(mib for mib, _ in used), sum(cores for _, cores in used)
 
     def is_oversold(self, uid: str) -> bool:
@@ -58,7 +62,7 @@ class MachineRoom:
         if node is None or not self.is_live(uid):
             return 0, 0
         asking = [one for one in node.spec.containers if one.limits.get(RESOURCE)]
-        given = [self.granted.get((uid, one.name), {}).get(gpu, (0, 0)) for one in asking]
+        given = [self.granted[uid].get(one.name, {}).get(gpu, (0, 0)) for one in asking]
         inits = sum(one.kind != "app" for one in node.spec.containers)
         if self._is_past_init(uid):
             return _counted(0, given[inits:])

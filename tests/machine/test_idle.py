@@ -1,44 +1,30 @@
 """An idle hour of a whole node, its kubelet and its agent: nothing is written to the API server."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine
 
 import pytest
 
 from agent.core.cluster.annotations import REGISTER
 from tests.builders import NODE
-from tests.machine.agent_life import start_agent
+from tests.machine.one_node import Happening, play
 from tests.machine.pods import Shape
-from tests.machine.virtual import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 
 HOUR = 3600.0
 LONG = 300.0
 """Seconds in which whatever was begun is over."""
 
-Happening = Callable[[MachineWorld], Coroutine[object, object, None]]
 
-
-def play(history: Happening) -> None:
+def play_with_a_pod(history: Happening) -> None:
     """The history of a node whose agent has reported, with one pod that runs."""
-    loop = VirtualLoop()
 
-    async def whole() -> None:
-        world, ready = MachineWorld(1, VirtualClock(loop), start_agent), asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(world.run(ready))
-            await ready.wait()
-            world.create_and_schedule("p", Shape())
-            await asyncio.sleep(LONG)
-            assert 1 == len(world.running())
-            await history(world)
-            assert [] == [*world.audit.breaches]
-            task.cancel()
+    async def whole(world: MachineWorld) -> None:
+        world.create_and_schedule("p", Shape())
+        await asyncio.sleep(LONG)
+        assert 1 == len(world.running())
+        await history(world)
 
-    with contextlib.closing(loop):
-        loop.run_until_complete(whole())
-        loop.run_until_complete(loop.shutdown_asyncgens())
+    play(whole)
 
 
 def writes(world: MachineWorld) -> int:
@@ -100,7 +86,7 @@ def test_it_writes_nothing(happening: Happening):
         assert before == writes(world)
         assert text == register(world)
 
-    play(history)
+    play_with_a_pod(history)
 
 
 def test_nor_does_an_agent_that_was_killed_and_starts_again():
@@ -110,4 +96,4 @@ def test_nor_does_an_agent_that_was_killed_and_starts_again():
 
         assert 0 == writes(world)
 
-    play(history)
+    play_with_a_pod(history)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.allocates import STEPS
 from tests.peers.lab.faces import readings
 from tests.peers.lab.node_state import until_unlocked
 from tests.peers.lab.placement import place, share
 from tests.peers.lab.pods import delete, until_deleted, until_running
-from tests.peers.lab.workloads import a_pod
+from tests.peers.lab.workloads import a_pod, as_if_generated
 
 TRIES = 40
 MILLI = 1000
@@ -29,17 +30,20 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(400)
 async def test_an_allocate_takes_milliseconds(cluster, agent, table):
     took, disk, question = [], [], []
+    waits: dict[str, list[float]] = {step: [] for step in STEPS}
     state = cluster.space.view / "var/lib/hami-agent"
     async with toll(state.parent / "toll", cluster.kubelet.pod_resources) as asked:
         for number in range(TRIES):
             name = f"one-{number}"
-            before = await spent(agent)
-            await place(cluster, a_pod(name), [[share(cluster, number % 8)]])
+            before, waited = await spent(agent), await waited_for(agent)
+            await place(cluster, as_if_generated(a_pod(name)), [[share(cluster, number % 8)]])
             await until_running(cluster, name)
             count, seconds = (
                 now - then for now, then in zip(await spent(agent), before, strict=True)
             )
             took.append(seconds / count * MILLI)
+            for step, total in (await waited_for(agent)).items():
+                waits[step].append((total - waited[step]) * MILLI)
             await until_unlocked(cluster)
             alone = await asked(f"{(state / 'state.json').stat().st_size} default {name}")
             disk.append(alone[0])
@@ -50,6 +54,10 @@ async def test_an_allocate_takes_milliseconds(cluster, agent, table):
     table.add("one Allocate inside the agent, p50", statistics.median(took), P50, "ms")
     worst = statistics.quantiles(took, n=100)[-1]
     table.add("one Allocate inside the agent, p99", worst, P99, "ms")
+    for step, what in STEPS.items():
+        table.add(f"{what}, p50", statistics.median(waits[step]), None, "ms")
+    own = [one - sum(parts) for one, *parts in zip(took, *waits.values(), strict=True)]
+    table.add("… the agent's own: decode, match, encode, p50", statistics.median(own), None, "ms")
     table.add("… the same on disk, alone, p50", statistics.median(disk), None, "ms")
     table.add("… the same question, alone, p50", statistics.median(question), None, "ms")
     assert TRIES == len(took)
@@ -73,6 +81,12 @@ async def toll(directory, socket):
     finally:
         process.kill()
         await process.wait()
+
+
+async def waited_for(agent):
+    """The seconds that all Allocates together waited, by step."""
+    name = "hami_agent_allocate_wait_seconds_sum"
+    return {step: (await readings(agent, step=step)).get(name, 0.0) for step in STEPS}
 
 
 async def spent(agent):

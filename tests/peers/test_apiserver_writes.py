@@ -208,6 +208,19 @@ async def test_a_pod_is_bound_once_and_says_so(server: Server) -> None:
     assert conflict(f'{taken} to node "node-a"') == again
 
 
+async def test_a_pod_that_names_its_node_is_not_scheduled_whatever_its_author_says(
+    server: Server,
+) -> None:
+    claim = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+    created = await server.admin.have("POST", PODS, plain_pod("unplaced", NODE) | {"status": claim})
+    path = f"{PODS}/unplaced"
+    await server.admin.have("PATCH", path, marks(x="1") | {"status": claim})
+
+    expected = {"kind": "Pod", "name": "unplaced", "node": NODE, "phase": "Pending"}
+    assert expected == essence(created)
+    assert expected | {"annotations": {"x": "1"}} == essence(await server.admin.have("GET", path))
+
+
 @pytest.mark.parametrize(
     ("name", "body", "refusal"),
     [

@@ -27,7 +27,8 @@ from tests.peers.lab.guarded import (
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of, until_unlocked
-from tests.peers.lab.pods import create, is_settled, run, telling, until_failed
+from tests.peers.lab.placement import annotate, bind, create_by_hand, share
+from tests.peers.lab.pods import is_settled, run, telling, until_failed
 from tests.peers.lab.rights import granted
 from tests.peers.lab.servers import (
     EVENTS,
@@ -40,7 +41,7 @@ from tests.peers.lab.servers import (
     marks,
 )
 from tests.peers.lab.waiting import until_answer
-from tests.peers.lab.workloads import a_container, a_pod, stray
+from tests.peers.lab.workloads import a_container, a_pod
 
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
 OTHER_PATH = f"{NODES}/{OTHER_NODE}"
@@ -51,6 +52,7 @@ OWN_PODS_ONLY = "the agent may change pods of its own node only"
 NOT_WRITTEN = "the agent may not write this annotation of a Node"
 NOT_REMOVED = "the agent may not remove this annotation of a Node"
 NOT_OF_A_POD = "the agent may not change this annotation of a pod"
+LIMITS_ONLY = "the agent may change memory and cores of a pod's GPUs only"
 ANNOTATIONS_ONLY = "the agent may change annotations only"
 OWN_EVENTS_ONLY = "the agent may write Events of its own only"
 ITS_NODE_AND_PODS_ONLY = "the agent may write Events about its own Node and about pods only"
@@ -85,7 +87,7 @@ FORGED = [
     (NODE_PATH, FINALIZER, ANNOTATIONS_ONLY),
     (NODE_PATH, TAINT, ANNOTATIONS_ONLY),
     (OTHER, marks(**{annotations.BIND_PHASE: "success"}), OWN_PODS_ONLY),
-    (OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), NOT_OF_A_POD),
+    (OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), LIMITS_ONLY),
     (OWN, marks(seen="1"), NOT_OF_A_POD),
     (OWN, marks(kept=None), NOT_OF_A_POD),
     (OWN, LABEL, ANNOTATIONS_ONLY),
@@ -120,6 +122,20 @@ async def test_what_the_agent_writes_it_may_write_change_and_remove(guarded, pat
         await guarded.agent.have("PATCH", path, marks(**dict.fromkeys(notes, value)))
         held = notes_of(await guarded.admin.have("GET", path.removesuffix("/status")))
         assert {value} == {held.get(note) for note in notes}
+
+
+async def test_of_what_a_pod_was_given_the_agent_may_change_the_limits_alone(guarded):
+    def given(text):
+        return marks(**{annotations.ALLOCATED: text})
+
+    whole = OWN.removesuffix("/status")
+    await guarded.admin.have("PATCH", whole, given("GPU-1,NVIDIA,1,1:GPU-2,NVIDIA,2,2:;;"))
+    await guarded.agent.have("PATCH", OWN, given("GPU-1,NVIDIA,70,8:GPU-2,NVIDIA,2,2:;;"))
+
+    for text in ("GPU-1,NVIDIA,70,8:GPU-3,NVIDIA,2,2:;;", "GPU-1,NVIDIA,70,8:;;", None):
+        code, _, why = await guarded.agent.refused("PATCH", OWN, given(text))
+        assert (403, True) == (code, LIMITS_ONLY in why)
+    await guarded.admin.have("PATCH", whole, given(None))
 
 
 async def test_the_lock_is_released_and_never_taken_or_changed(guarded):
@@ -224,7 +240,8 @@ async def confined(cluster):
 
     async def is_denied():
         with contextlib.suppress(RefusedError):
-            await client.patch(f"{NODE_PATH}?dryRun=All", marks(seen="1"))
+            # Another module may have left marks on the Node: one that is there is no change.
+            await client.patch(f"{NODE_PATH}?dryRun=All", marks(confined="1"))
             return False
         return True
 
@@ -253,8 +270,10 @@ async def test_the_agent_works_with_these_rights_and_uses_each_of_them(cluster, 
     (served,) = await run(cluster, telling(cluster, a_pod("served", a_container())))
     assert is_settled(cluster, served)
     await until_unlocked(cluster)
-    # Refused, which is told by an Event.
-    await create(cluster, stray(a_pod("unplaced")))
+    # Bound without a lock: the Node is read before the refusal, which is told by an Event.
+    await create_by_hand(cluster, a_pod("unplaced"))
+    await annotate(cluster, "unplaced", [[share(cluster, 0)]])
+    await bind(cluster, "unplaced")
     await until_failed(cluster, "unplaced")
     await until_asked(cluster, mark, "create events")
     # An Event is counted on where the same happens again: what cannot be shared is told at each

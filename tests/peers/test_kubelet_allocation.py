@@ -5,6 +5,7 @@ the topology manager, and a resource that is gone after its five minutes. How an
 resources are merged into a container is left to tests of the agent's own containers.
 """
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,23 @@ async def test_a_container_that_asks_for_nothing_is_not_asked_about(node):
         await node.until_phase("p", "Running")
         assert {"a": frozenset(), "b": plugin.asked[0]} == await node.held("p")
         assert 1 == len(plugin.asked)
+
+
+async def test_a_pod_that_names_its_node_is_not_scheduled_until_the_kubelet_has_admitted_it(node):
+    async with node.plugin() as plugin:
+        plugin.script.gate = asyncio.Event()
+        await node.create("p", node.container("a"), node.container("b"))
+        await node.until(lambda: plugin.asked, "nothing is asked")
+
+        await node.stays(lambda: node.conditions("p") == {}, "conditions before the answer")
+        plugin.script.gate.set()
+        await node.until_phase("p", "Running")
+        assert "True" == node.conditions("p")["PodScheduled"]
+
+        plugin.script.refusals.append(REFUSED)
+        await node.create("q")
+        await node.until_phase("q", "Failed")
+        assert "PodScheduled" not in node.conditions("q")
 
 
 async def test_only_the_first_container_response_counts(node):

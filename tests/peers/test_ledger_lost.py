@@ -1,9 +1,9 @@
 """The agent's state is lost, or a day old: rows come back from annotations and the kubelet."""
 
 import contextlib
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.codec.checkpoint import StateEncoder, decode_state
@@ -237,10 +237,11 @@ def age(cluster):
     for path in state_directory(cluster).glob("state*.json"):
         found = decode_state(path.read_bytes())
         aged = tuple(
-            dataclasses.replace(row, answered_at=row.answered_at - DAY) for row in found.ledger.rows
+            msgspec.structs.replace(row, answered_at=row.answered_at - DAY)
+            for row in found.ledger.rows
         )
-        ledger = dataclasses.replace(found.ledger, rows=aged)
-        path.write_bytes(StateEncoder().encode(dataclasses.replace(found, ledger=ledger)))
+        ledger = msgspec.structs.replace(found.ledger, rows=aged)
+        path.write_bytes(StateEncoder().encode(msgspec.structs.replace(found, ledger=ledger)))
 
 
 def directories(cluster):

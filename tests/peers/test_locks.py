@@ -218,6 +218,23 @@ async def test_a_stray_pod_is_refused_and_the_owner_of_the_lock_is_served(cluste
     assert annotations.PHASE_SUCCESS == annotations_of(cluster, "owner")[annotations.BIND_PHASE]
 
 
+async def test_a_pod_that_was_created_with_its_node_takes_over_no_lock_of_its_name(cluster, agent):
+    mine = share(cluster, 2, 4000)
+    with frozen(cluster.kubelet.part):
+        await place(cluster, a_pod("heir"), [[share(cluster, 0)]])
+        await delete(cluster, "heir", grace=0)
+        await until_deleted(cluster, "heir")
+        await create_by_hand(cluster, stray(a_pod("heir")))
+        await annotate(cluster, "heir", [[mine]])
+        assert await lock_held(cluster)
+
+    status = await until_failed(cluster, "heir")
+    assert "without nodeName" in status["message"]
+    assert "[HA-2005]" in status["message"]
+    await until_unlocked(cluster, 60.0)
+    await run_next(cluster)
+
+
 async def test_what_an_answer_owes_is_paid_by_the_next_agent_though_the_pod_is_gone(
     cluster, agent, table
 ):

@@ -170,7 +170,7 @@ async def checked(*files):
     )
     said, _ = await process.communicate()
     assert 0 == process.returncode
-    (node,) = json.loads(said)["nodes"]
+    (node,) = json.loads(said)["data"]["nodes"]
     assert NODE == node["name"]
     return {one["key"]: (one["value"], one["origin"]) for one in node["settings"]}
 

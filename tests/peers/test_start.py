@@ -1,8 +1,8 @@
 """A node where the agent starts: what the kubelet counts, what the scheduler is told, and how."""
 
-import dataclasses
 from collections import Counter
 
+import msgspec
 import pytest
 
 from agent.codec.register import RegisteredGpu, decode_register
@@ -24,7 +24,7 @@ H100 = RegisteredGpu(
     mode="hami-core",
     healthy=True,
 )
-OLD_H100 = dataclasses.replace(H100, type_name=f"NVIDIA-{H100.type_name}")
+OLD_H100 = msgspec.structs.replace(H100, type_name=f"NVIDIA-{H100.type_name}")
 """Before 2.8 every name has this before it."""
 
 
@@ -57,4 +57,4 @@ async def test_80_slices_are_allocatable_and_the_node_is_annotated(cluster, tabl
 
 def a_registered_gpu(told: RegisteredGpu, gpu: RegisteredGpu, index: int) -> RegisteredGpu:
     """A GPU as it should be told, but for its UUID, which the slices have too."""
-    return dataclasses.replace(told, uuid=gpu.uuid, index=index, numa=index // 4)
+    return msgspec.structs.replace(told, uuid=gpu.uuid, index=index, numa=index // 4)

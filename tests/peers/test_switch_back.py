@@ -161,7 +161,7 @@ async def doctor(cluster, *flags):
     async with asyncio.timeout(WITHIN):
         code = await part.wait()
     found = {}
-    for one in json.loads(part.said())["findings"]:
+    for one in json.loads(part.said())["data"]["findings"]:
         found.setdefault(one["id"], []).append((one["verdict"], one["subject"], one["said"]))
     return code, found
 

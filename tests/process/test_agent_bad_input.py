@@ -60,12 +60,10 @@ class Hand:
             "pods",
             {
                 "metadata": {"name": name, "namespace": NAMESPACE, "annotations": notes},
-                "spec": {
-                    "nodeName": NODE,
-                    "containers": [{"name": "main", "resources": {"limits": limits}}],
-                },
+                "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
             },
         )
+        self.cluster.store.bind(NAMESPACE, name, NODE)
 
     def notes(self, name: str) -> Mapping[str, str]:
         found: Mapping[str, str] = self.cluster.pod(name)["metadata"].get("annotations") or {}

@@ -58,7 +58,9 @@ async def test_no_new_pod_is_placed_on_a_cordoned_gpu_until_it_is_uncordoned():
         await cordon(cluster, "uncordon", "0")
         await cordon(cluster, "cordon", second)
         uncordoned = await placed(cluster, "f")
+        told = {one["reason"] for one in cluster.store.select("events")}
 
+    assert {"GpuCordoned", "GpuUncordoned"} <= told
     assert {first, second} == both
     assert {second} == cordoned
     assert {first} == uncordoned

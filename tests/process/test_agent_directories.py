@@ -88,6 +88,7 @@ async def test_what_no_agent_could_remove_is_counted_and_told_until_root_removes
 
         assert await cluster.until(lambda: kept_events(cluster) == 1, PATIENCE)
         assert await comes(lambda: [left[1]] == list(containers.iterdir()))
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         page = await fetch(cluster.web_address or "", "/metrics")
         assert "\nhami_agent_directories_kept 1.0\n" in page.text
 
@@ -110,6 +111,7 @@ async def test_who_keeps_too_much_in_its_directory_is_told_and_the_room_that_is_
         await started(cluster, slices=20)
         assert await cluster.until(lambda: len(large_events(cluster)) == 2, PATIENCE)
 
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         said = dict(large_events(cluster))
         assert "10,001 entries" in said["greedy"]
         assert "1 entry and a directory that the agent may not look into" in said["closed"]

@@ -1,33 +1,50 @@
 """`doctor` beside a running agent: each fault of the host is one line, and no other is."""
 
+import asyncio
+import contextlib
+import json
 import shutil
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import SandboxCluster
-from tests.process.agent_process import comes, offers
+from tests.process.agent_process import comes, offers, run
 from tests.process.doctored_node import SLICES, a_node, doctored, faults, line
 
-pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("no_log"),
+]
 
 
-async def test_where_nothing_is_wrong_no_line_is():
-    async with a_node() as cluster:
-        code, findings = await doctored(cluster)
+@contextlib.contextmanager
+def of_mode(path: Path, mode: int) -> Iterator[None]:
+    before = path.stat().st_mode
+    path.chmod(mode)
+    yield
+    path.chmod(before)
 
-    assert [] == faults(findings)
-    assert 0 == code
+
+async def test_where_nothing_is_wrong_no_line_is(well: SandboxCluster):
+    ended = await asyncio.to_thread(run, "doctor", *well.command()[1:], "-o", "json")
+
+    findings = json.loads(ended.stdout)["data"]["findings"]
+    assert ([], 0, "") == (faults(findings), ended.returncode, ended.stderr)
     assert {"P-OFFER", "P-AGENT", "P-SECOND", "P-EXCESS", "P-CLOCK", "P-LOCK", "P-PRELOAD"} <= {
         one["id"] for one in findings
     }
 
 
-async def test_a_driver_that_is_gone():
-    async with a_node() as cluster:
-        flags = ("--simulate", f"unix:{cluster.places.root}/none.sock")
-        code, findings = await doctored(cluster, *flags)
+async def test_a_driver_that_is_gone(well: SandboxCluster):
+    flags = ("--simulate", f"unix:{well.places.root}/none.sock")
+    code, findings = await doctored(well, *flags)
 
     assert [("P-DRIVER", "wrong")] == faults(findings)
     assert "no simulated hardware answers" in line(findings, "P-DRIVER")["said"]
@@ -44,12 +61,12 @@ async def test_a_kubelet_without_a_socket():
     assert 1 == code
 
 
-async def test_a_socket_that_hamis_plugin_left():
-    async with a_node() as cluster:
-        path = cluster.places.plugins / "nvidia-gpu.sock"
-        with socket.socket(socket.AF_UNIX) as theirs:
-            theirs.bind(str(path))
-        code, findings = await doctored(cluster)
+async def test_a_socket_that_hamis_plugin_left(well: SandboxCluster):
+    path = well.places.plugins / "nvidia-gpu.sock"
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(path))
+    code, findings = await doctored(well)
+    path.unlink()
 
     assert [("P-LEFTOVERS", "note")] == faults(findings)
     assert str(path) == line(findings, "P-LEFTOVERS")["subject"]
@@ -58,8 +75,9 @@ async def test_a_socket_that_hamis_plugin_left():
 
 async def test_a_second_agent_that_serves_the_same_kubelet():
     async with a_node() as cluster:
-        shutil.copytree(cluster.places.state, cluster.places.root / "state2")
         root = cluster.places.root
+        half_written = shutil.ignore_patterns(".*")
+        shutil.copytree(cluster.places.state, root / "state2", ignore=half_written)
         more = ("--run-dir", f"{root}/run2", "--state-dir", f"{root}/state2")
         child = await start_child((*cluster.command(), *more), cluster.environment(), cluster.log)
         cluster.children.insert(0, child)
@@ -96,11 +114,13 @@ async def test_a_hook_directory_that_everybody_may_write():
     assert 1 == code
 
 
-async def test_a_library_that_others_may_write():
-    async with a_node() as cluster:
-        (cluster.places.hook / "vgpu/libvgpu.so").chmod(0o666)
-        (cluster.places.hook / "vgpu/ld.so.preload").write_text("/opt/other.so\n")
-        code, findings = await doctored(cluster)
+async def test_a_library_that_others_may_write(well: SandboxCluster):
+    preload = well.places.hook / "vgpu/ld.so.preload"
+    before = preload.read_text()
+    preload.write_text("/opt/other.so\n")
+    with of_mode(well.places.hook / "vgpu/libvgpu.so", 0o666):
+        code, findings = await doctored(well)
+    preload.write_text(before)
 
     assert [("P-PRELOAD", "wrong"), ("P-PRELOAD", "wrong")] == faults(findings)
     open_one, other = [one for one in findings if one["id"] == "P-PRELOAD"]
@@ -136,12 +156,11 @@ async def test_an_agent_that_does_not_run():
     assert 1 == code
 
 
-async def test_the_groups_choose_what_is_looked_at():
-    async with a_node() as cluster:
-        before = sum(cluster.api.journal.counts.values())
-        _, few = await doctored(cluster, "--only", "paths,library")
-        asked = sum(cluster.api.journal.counts.values()) - before
-        _, most = await doctored(cluster, "--skip", "api,scheduler")
+async def test_the_groups_choose_what_is_looked_at(well: SandboxCluster):
+    before = sum(well.api.journal.counts.values())
+    _, few = await doctored(well, "--only", "paths,library")
+    asked = sum(well.api.journal.counts.values()) - before
+    _, most = await doctored(well, "--skip", "api,scheduler")
 
     assert {"paths", "library"} == {one["group"] for one in few}
     assert 0 == asked
@@ -159,12 +178,11 @@ def writes_to(cluster: SandboxCluster) -> int:
     )
 
 
-async def test_nothing_is_changed():
-    async with a_node() as cluster:
-        node, writes = cluster.node(), writes_to(cluster)
-        files = sorted(cluster.places.root.rglob("*"))
-        await doctored(cluster)
+async def test_nothing_is_changed(well: SandboxCluster):
+    node, writes = well.node(), writes_to(well)
+    files = sorted(well.places.root.rglob("*"))
+    await doctored(well)
 
-        assert node["metadata"]["annotations"] == cluster.node()["metadata"]["annotations"]
-        assert writes == writes_to(cluster)
-        assert files == sorted(cluster.places.root.rglob("*"))
+    assert node["metadata"]["annotations"] == well.node()["metadata"]["annotations"]
+    assert writes == writes_to(well)
+    assert files == sorted(well.places.root.rglob("*"))

@@ -22,7 +22,13 @@ from tests.process.doctored_node import (
     token_of,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("no_log"),
+]
 
 
 async def test_fewer_slices_allocatable_than_healthy_ones_registered():
@@ -42,9 +48,8 @@ async def test_fewer_slices_allocatable_than_healthy_ones_registered():
     assert 1 == code
 
 
-async def test_rights_that_are_missing():
-    async with a_node() as cluster:
-        code, findings = await doctored(cluster, *token_of(cluster, "stranger"))
+async def test_rights_that_are_missing(well: SandboxCluster):
+    code, findings = await doctored(well, *token_of(well, "stranger"))
 
     assert [("P-RIGHTS", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
     assert "patch nodes, list pods" in line(findings, "P-RIGHTS")["said"]
@@ -54,35 +59,34 @@ async def test_rights_that_are_missing():
     assert 1 == code
 
 
-async def test_one_right_that_is_missing_hides_nothing_else(monkeypatch: pytest.MonkeyPatch):
-    async with a_node() as cluster:
-        rights = apiserver_access._ACCOUNT_RIGHTS - {("patch", "pods/status")}
-        monkeypatch.setattr(apiserver_access, "_ACCOUNT_RIGHTS", rights)
-        code, findings = await doctored(cluster, *token_of(cluster, ACCOUNT))
+async def test_one_right_that_is_missing_hides_nothing_else(
+    well: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+):
+    rights = apiserver_access._ACCOUNT_RIGHTS - {("patch", "pods/status")}
+    monkeypatch.setattr(apiserver_access, "_ACCOUNT_RIGHTS", rights)
+    code, findings = await doctored(well, *token_of(well, ACCOUNT))
 
     assert [("P-RIGHTS", "wrong")] == faults(findings)
     assert "these are denied: patch pods/status" == line(findings, "P-RIGHTS")["said"]
     assert 1 == code
 
 
-async def test_rights_that_are_wider_than_needed():
-    async with a_node() as cluster:
-        code, findings = await doctored(cluster, *token_of(cluster, "admin"))
-        strict, _ = await doctored(cluster, *token_of(cluster, "admin"), "--strict")
+async def test_rights_that_are_wider_than_needed(well: SandboxCluster):
+    code, findings = await doctored(well, *token_of(well, "admin"))
+    strict, _ = await doctored(well, *token_of(well, "admin"), "--strict")
 
     assert [("P-EXCESS", "note")] == faults(findings)
     assert "list secrets" in line(findings, "P-EXCESS")["said"]
     assert (0, 6) == (code, strict)
 
 
-async def test_an_entry_of_nodeconfig_that_matches_nothing():
-    async with a_node() as cluster:
-        file = cluster.places.root / "config.json"
-        entries = [{"name": NODE}, {"name": "your-node-name"}]
-        file.write_text(json.dumps({"nodeconfig": entries}))
-        flags = ("--nodeconfig", str(file))
-        _, own = await doctored(cluster, *flags)
-        code, findings = await doctored(cluster, *flags, *token_of(cluster, ACCOUNT))
+async def test_an_entry_of_nodeconfig_that_matches_nothing(well: SandboxCluster):
+    file = well.places.root / "config.json"
+    entries = [{"name": NODE}, {"name": "your-node-name"}]
+    file.write_text(json.dumps({"nodeconfig": entries}))
+    flags = ("--nodeconfig", str(file))
+    _, own = await doctored(well, *flags)
+    code, findings = await doctored(well, *flags, *token_of(well, ACCOUNT))
 
     assert [("P-ENTRIES", "note")] == faults(findings)
     found = line(findings, "P-ENTRIES")
@@ -94,20 +98,18 @@ async def test_an_entry_of_nodeconfig_that_matches_nothing():
     assert [] == faults(own), "a node's own identity may not look for other Nodes"
 
 
-async def test_an_entry_that_misspells_this_node_is_found_without_a_look():
-    async with a_node() as cluster:
-        file = cluster.places.root / "config.json"
-        file.write_text(json.dumps({"nodeconfig": [{"name": "sandbx"}]}))
-        _, findings = await doctored(cluster, "--nodeconfig", str(file))
+async def test_an_entry_that_misspells_this_node_is_found_without_a_look(well: SandboxCluster):
+    file = well.places.root / "config.json"
+    file.write_text(json.dumps({"nodeconfig": [{"name": "sandbx"}]}))
+    _, findings = await doctored(well, "--nodeconfig", str(file))
 
     assert [("P-ENTRIES", "note")] == faults(findings)
     assert f"did you mean {NODE}?" in line(findings, "P-ENTRIES")["said"]
 
 
-async def test_a_node_of_another_name():
-    async with a_node() as cluster:
-        flags = ("--node-name", "other", *token_of(cluster, ACCOUNT))
-        code, findings = await doctored(cluster, *flags)
+async def test_a_node_of_another_name(well: SandboxCluster):
+    flags = ("--node-name", "other", *token_of(well, ACCOUNT))
+    code, findings = await doctored(well, *flags)
 
     assert [("P-NODE", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
     assert "the API server knows no such Node" == line(findings, "P-NODE")["said"]
@@ -195,22 +197,23 @@ async def test_another_writer_that_wrote_again_after_the_agent_took_over():
     assert 0 == code
 
 
-async def test_a_clock_that_is_ahead():
-    async with a_node() as cluster:
-        cluster.api.ahead = 30.0
-        code, findings = await doctored(cluster)
+async def test_a_clock_that_is_ahead(well: SandboxCluster):
+    well.api.ahead = 30.0
+    code, findings = await doctored(well)
+    well.api.ahead = 0.0
 
     assert [("P-CLOCK", "note")] == faults(findings)
     assert "s ahead of this node's" in line(findings, "P-CLOCK")["said"]
     assert 0 == code
 
 
-async def test_without_an_api_server_the_rest_is_checked_and_it_is_said_what_was_not():
-    async with a_node() as cluster:
-        nowhere = cluster.places.root / "none"
-        code, findings = await doctored(cluster, "--kubeconfig", str(nowhere))
-        groups = ("--only", "driver,library,paths,agent")
-        rest, _ = await doctored(cluster, "--kubeconfig", str(nowhere), *groups)
+async def test_without_an_api_server_the_rest_is_checked_and_it_is_said_what_was_not(
+    well: SandboxCluster,
+):
+    nowhere = well.places.root / "none"
+    code, findings = await doctored(well, "--kubeconfig", str(nowhere))
+    groups = ("--only", "driver,library,paths,agent")
+    rest, _ = await doctored(well, "--kubeconfig", str(nowhere), *groups)
 
     assert {"unknown"} == {verdict for _, verdict in faults(findings)}
     assert {"P-OFFER", "P-NODE", "P-RIGHTS", "P-LABEL"} == {point for point, _ in faults(findings)}

@@ -75,9 +75,10 @@ async def place(cluster: SandboxCluster, name: str, resource: str) -> str:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE, "annotations": notes},
-        "spec": {"containers": [container], "nodeName": NODE},
+        "spec": {"containers": [container]},
     }
     uid: str = cluster.store.create("pods", pod)["metadata"]["uid"]
+    cluster.store.bind(NAMESPACE, name, NODE)
     return uid
 
 

@@ -1,8 +1,8 @@
 """GPUs come, go and change places and modes under a whole agent, and so does their driver."""
 
-import dataclasses
 import shutil
 
+import msgspec
 import pytest
 
 from agent.codec.checkpoint import StateEncoder, decode_state
@@ -160,7 +160,7 @@ async def booted(cluster: SandboxCluster) -> None:
     path = cluster.places.state / CURRENT
     state = decode_state(path.read_bytes())
     path.write_bytes(
-        StateEncoder().encode(dataclasses.replace(state, boot_id="of the boot before"))
+        StateEncoder().encode(msgspec.structs.replace(state, boot_id="of the boot before"))
     )
 
 

@@ -10,7 +10,7 @@ from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.child import AgentChild, start_child
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.process.agent_process import PATIENCE, offers, options, started
+from tests.process.agent_process import PATIENCE, offers, options, run, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -52,6 +52,9 @@ async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
         page = await fetch(cluster.web_address or "", "/readyz")
         assert 200 == page.status
         assert f"[!]observed degraded: would write {REGISTER}" in page.text
+        socket = str(cluster.places.run / "observe" / "api.sock")
+        asked = await asyncio.to_thread(run, "limit", "train", "--reset", "--socket", socket)
+        assert (1, True) == (asked.returncode, "This agent only observes" in asked.stderr)
         assert 0 == await child.stop()
 
         assert 0 == writes(cluster)
@@ -111,6 +114,15 @@ async def test_a_failing_gpu_is_shown_and_no_event_posted():
         assert await cluster.until(lambda: len(would_write(cluster, child)) == 2, PATIENCE)
         assert 7 == would_write(cluster, child)[1][REGISTER].count('"health":true')
         assert 0 == writes(cluster)
+
+
+async def test_it_leaves_the_series_of_hamis_monitor_to_that():
+    async with open_cluster(options()) as cluster:
+        await observer(cluster)
+        page = (await fetch(cluster.web_address or "", "/metrics")).text
+
+        assert "hami_agent_build_info{" in page
+        assert "hami_build_info" not in page
 
 
 async def test_in_plain_mode_it_serves_no_socket_and_needs_no_api_server():

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.codec.checkpoint import StateEncoder, decode_state
@@ -71,9 +72,16 @@ def holders(cluster: SandboxCluster) -> set[str]:
     return {row.holder.pod for row in ledger(cluster).rows if row.holder is not None}
 
 
-async def test_pods_get_their_slices_without_any_api_server():
+async def test_pods_get_their_slices_and_it_is_ready_without_any_api_server():
     async with a_node() as cluster:
         first, second = await runs(cluster, "one", 1), await runs(cluster, "two", 2)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        page = await fetch(cluster.web_address or "", "/readyz?verbose")
+        metrics = await fetch(cluster.web_address or "", "/metrics")
+
+        assert 200 == page.status, page.text
+        assert "api_synced" not in page.text
+        assert 'hami_agent_allocations_total{reason="",result="ok"} 2.0' in metrics.text
 
         assert "8155m" == first.envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
         assert directory(first).is_dir()
@@ -98,18 +106,6 @@ async def test_with_rows_a_start_with_hamis_scheduler_goes_on_without_it_and_ask
         await runs(cluster, "two", 1)
         assert await comes(lambda: {"one", "two"} == holders(cluster))
         assert {} == dict(cluster.api.journal.counts)
-
-
-async def test_it_is_ready_and_says_nothing_of_an_api_server():
-    async with a_node() as cluster:
-        await runs(cluster, "one", 1)
-        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-        page = await fetch(cluster.web_address or "", "/readyz?verbose")
-        metrics = await fetch(cluster.web_address or "", "/metrics")
-
-        assert 200 == page.status, page.text
-        assert "api_synced" not in page.text
-        assert 'hami_agent_allocations_total{reason="",result="ok"} 1.0' in metrics.text
 
 
 async def test_without_limits_a_container_gets_its_gpus_and_nothing_else():
@@ -191,9 +187,9 @@ async def test_an_answer_that_a_kubelet_died_over_is_given_again_to_the_byte():
         await cluster.kill_agent()
         await cluster.kubelet.kill()
         # the kubelet's books never had it, its pod is asked for again under the next kubelet
-        unbooked = dataclasses.replace(row, holder=None, confirmed=False)
+        unbooked = msgspec.structs.replace(row, holder=None, confirmed=False)
         state = decode_state((cluster.places.state / "state.json").read_bytes())
-        state = dataclasses.replace(state, ledger=Ledger((unbooked,)))
+        state = msgspec.structs.replace(state, ledger=Ledger((unbooked,)))
         (cluster.places.state / "state.json").write_bytes(StateEncoder().encode(state))
         (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
         cluster.kubelet.node.remove(uid_of("one"))
@@ -219,18 +215,3 @@ async def test_a_bad_gpu_leaves_the_list_and_its_slices_are_refused():
         answers = [await runs(cluster, f"p{number}", 1) for number in range(3)]
         well = cluster.hardware.find("1").gpu.uuid
         assert {well} == {one.envs["NVIDIA_VISIBLE_DEVICES"] for one in answers}
-
-
-async def test_a_second_instance_stands_by():
-    async with a_node() as cluster:
-        first = cluster.agent
-        await cluster.start_agent()
-        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-        assert 503 == (await fetch(cluster.web_address or "", "/readyz")).status
-
-        assert 0 == await first.stop()
-
-        assert await cluster.until(
-            lambda: len(cluster.kubelet.history.of("registered")) == 2, PATIENCE
-        )
-        assert await offers(cluster, 20)

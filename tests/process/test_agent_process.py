@@ -9,7 +9,7 @@ from agent.codec.checkpoint import StateEncoder
 from agent.core.containers.container_edits import container_directory
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
-from agent.host.clock import machine_id
+from agent.host.identity import machine_id
 from agent.sandbox.lab.cluster import open_cluster
 from agent.sandbox.lab.web import fetch
 from tests.builders import G1, G2, NOON, a_row

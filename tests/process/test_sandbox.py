@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agent.cli.main import dispatch
 from agent.cli.sandbox_view import MEASURES
 from agent.sandbox.scenario.promises import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
@@ -106,11 +107,9 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
         ),
     ],
 )
-def test_too_few_gpus_or_slices_are_wrong_usage(words, expected):
-    ended = run("sandbox", *words)
-
-    assert 2 == ended.returncode
-    assert expected in ended.stderr
+def test_too_few_gpus_or_slices_are_wrong_usage(words, expected, capsys):
+    assert 2 == dispatch(["sandbox", *words], ENVIRON)
+    assert expected in capsys.readouterr().err
 
 
 @pytest.fixture

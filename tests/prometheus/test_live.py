@@ -14,24 +14,27 @@ from agent.sandbox.scenario.workloads import Wish, Workload
 from tests.builders import a_pod_uid
 from tests.process.agent_process import PATIENCE, options, run, started
 from tests.prometheus.lab.expressions import alerts, panels, selectors
-from tests.prometheus.lab.server import Prometheus, open_prometheus, promtool
+from tests.prometheus.lab.regions import use_gpu
+from tests.prometheus.lab.server import Prometheus, open_prometheus, own_job, promtool
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
 @contextlib.asynccontextmanager
 async def scraped(folder: Path) -> AsyncIterator[tuple[SandboxCluster, Prometheus]]:
-    """An agent of two GPUs that serves a pod, and the Prometheus that scrapes it."""
+    """An agent of two GPUs that serves a busy pod, and the Prometheus that scrapes it."""
     async with open_cluster(options(gpus=2)) as cluster:
-        cluster.places.config.write_text("metrics: {hamiHost: true}\n")
+        cluster.places.config.write_text("metrics: {hami: current}\n")
         await started(cluster, slices=20)
         cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
         assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        use_gpu(cluster, "first", used=512, percent=40)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         target = (cluster.web_address or "").removeprefix("http://")
-        async with open_prometheus(folder, target) as prometheus:
+        async with open_prometheus(folder, own_job(target)) as prometheus:
             assert await prometheus.until("min(hami_agent_ready) == 1")
             assert await prometheus.until('hami_agent_degraded{reason="report"} == 0')
+            assert await prometheus.until("hami_agent_container_idle_seconds")
             yield cluster, prometheus
 
 
@@ -77,7 +80,7 @@ async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: 
         await cluster.kubelet.until_running(a_pod_uid(1), "main")
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         target = (cluster.web_address or "").removeprefix("http://")
-        async with open_prometheus(tmp_path, target) as prometheus:
+        async with open_prometheus(tmp_path, own_job(target)) as prometheus:
             held = await prometheus.until(
                 "sum by (namespace, pod, container) (hami_agent_container_slices_promised)"
             )
@@ -95,7 +98,9 @@ async def test_promtool_has_no_complaint_about_the_page(tmp_path: Path):
 
         assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
         assert "hami_agent_container_memory_promised_bytes{" in text
+        assert "hami_agent_container_memory_used_bytes{" in text
         assert "hami_host_gpu_utilization_ratio{" in text
+        assert "hami_vgpu_memory_used_bytes{" in text
 
         # Series that name pods keep their labels beside those of the target.
         (one,) = await prometheus.query("hami_agent_container_slices_promised")

@@ -56,6 +56,7 @@ async def test_a_selector_may_say_what_is_not_wanted_as_for_the_pods_of_a_descri
         metadata = {"name": name, "namespace": "demo"}
         pod = {**POD, "metadata": metadata, "status": {"phase": phase}}
         await asked(server, path, "POST", json.dumps(pod))
+        await asked(server, f"{path}/{name}/status", "PUT", json.dumps(pod))
     query = "status.phase!%3DSucceeded,status.phase!%3DFailed,metadata.namespace%3Ddemo"
     status, found = await asked(server, f"{path}?fieldSelector={query}")
 

@@ -226,6 +226,22 @@ def test_of_gpus_that_the_scheduler_has_not_looked_at_nothing_is_said():
     assert ("it has 1 GPU, and one container asks for 2", ()) == (told_node.said, told_node.gpus)
 
 
+def test_where_reasons_differ_the_advice_is_the_change_that_places_the_pod():
+    sick = [
+        ClusterNode(f"sick{n}", {REGISTER: report_of(a_gpu(f"GPU-s{n}", healthy=False))}, slices=10)
+        for n in range(3)
+    ]
+    small = ClusterNode("small", {REGISTER: report_of(a_gpu("GPU-a", 0, 16_000))}, slices=10)
+    pod = pod_of({GPU: 1, MEMORY: 20_000})
+
+    explanation = explain_pod(ClusterSnapshot(pod, NOW, (*sick, small)), NOW, Seeded())
+
+    gate = explanation.gate("placement")
+    assert "CardNotHealth" == gate.reason
+    said = "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB -> small"
+    assert said == gate.advice
+
+
 def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
     node = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
     holder = GpuHolder("h", "d", "other", "n1", "GPU-a,NVIDIA,1000,10:;", "Running")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuSample, GpuUuid
 from agent.sandbox.hardware import (
     EVENT_LIMIT,
     RESET_TIME,
@@ -31,6 +31,15 @@ def test_a_gpu_is_named_by_index_or_uuid(hardware):
     uuid = hardware.states[2].gpu.uuid
 
     assert hardware.find("2") is hardware.find(uuid)
+
+
+def test_the_use_of_a_gpu_is_the_sum_over_its_processes(hardware):
+    idle, busy = hardware.states[:2]
+    for _ in range(3):
+        hardware.use("1", 500, 40)
+
+    assert GpuSample(idle.gpu.uuid, 0, 0, 0) == hardware.sample(idle.gpu.uuid)
+    assert GpuSample(busy.gpu.uuid, 100, 0, 1500) == hardware.sample(busy.gpu.uuid)
 
 
 @pytest.mark.parametrize("action", ["lose", "restore", "remove"])

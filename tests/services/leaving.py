@@ -1,8 +1,9 @@
 """Nodes and pods that an uninstallation meets, in memory."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.core.errors import (
@@ -59,12 +60,12 @@ class FakeLeftovers:
     async def remove(self, node: NodeTraces, keys: Sequence[str]) -> None:
         self._fail(node.name)
         left = {key: text for key, text in node.annotations.items() if key not in keys}
-        self.held[node.name] = dataclasses.replace(node, annotations=left)
+        self.held[node.name] = msgspec.structs.replace(node, annotations=left)
         self.removed.append(node.name)
 
     async def forget_condition(self, name: str) -> None:
         self._fail(name)
-        self.held[name] = dataclasses.replace(self.held[name], condition=False)
+        self.held[name] = msgspec.structs.replace(self.held[name], condition=False)
         self.forgotten.append(name)
 
     async def agents(self, agents: Agents) -> tuple[str, ...]:

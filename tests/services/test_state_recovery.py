@@ -1,9 +1,9 @@
 """Whatever lies in the state directory, start goes on from the newest generation that is whole."""
 
-import dataclasses
 import datetime as dt
 import errno
 
+import msgspec
 import pytest
 
 from agent.codec.checkpoint import StateEncoder
@@ -218,10 +218,10 @@ async def test_the_write_after_a_fall_back_keeps_a_good_generation_beside_it():
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
 async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
-    ill = dataclasses.replace(a_health(condition=Condition.BAD), recovered_at=NOON)
-    health = dataclasses.replace(ill, failures=(NOON,))
+    ill = msgspec.structs.replace(a_health(condition=Condition.BAD), recovered_at=NOON)
+    health = msgspec.structs.replace(ill, failures=(NOON,))
     step = dt.timedelta(hours=2)
-    state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=NOON)
+    state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=NOON)
     disk = await a_disk(StateEncoder().encode(state))
 
     found = await recover(disk, boot_id=boot, machine_id=MACHINE, booted_at=NOON + step)
@@ -239,7 +239,7 @@ async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
 @pytest.mark.parametrize("before", [None, NOON + dt.timedelta(milliseconds=5)])
 async def test_a_clock_that_was_not_set_moves_nothing(before):
     health = a_health(condition=Condition.BAD)
-    state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=before)
+    state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=before)
 
     found = await recover(
         await a_disk(StateEncoder().encode(state)),

@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.shape import tree
 from tests.shape.typed import DOCUMENTS, told
 
@@ -43,6 +41,16 @@ tests/cli/test_decode.py test_each_value_is_known_by_its_form
     hami-agent decode
 tests/bench/test_figures.py
     make bench
+tests/systemd/test_interpreter.py \
+    test_a_start_compiles_nothing_of_a_python_that_came_without_bytecode
+    python3 -I -X faulthandler -m agent run
+tests/bench/test_parts.py test_a_word_is_a_part_or_the_beginning_of_several
+    BENCH=real make bench
+    BENCH='real real-ten-minutes' make bench
+tests/bench/test_compare.py
+    COMPARE=old.json make bench
+tests/bench/test_burst_picture.py
+    .venv/bin/python -m tests.bench.burst_picture
 tests/image/test_contents.py test_two_builds_are_the_same_image
     make image
     NAME=registry.example/gpu/hami-agent make image
@@ -69,6 +77,10 @@ tests/process/test_agent_health.py \
     test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word
     hami-agent release
     hami-agent recheck --was-reset GPU
+tests/process/test_agent_limits.py \
+    test_a_running_container_is_raised_lowered_held_and_given_back_its_limits
+    hami-agent limit
+    sudo .venv/bin/hami-agent limit
 tests/process/test_agent_health.py test_all_gpus_that_were_released_are_taken_back_with_one_word
     hami-agent recheck all
     hami-agent recheck --was-reset all
@@ -189,6 +201,8 @@ a GPU is needed
     WATCH=300 make test-gpu
 HAMi's own scheduler is needed, built elsewhere
     HAMI_PEERS_SCHEDULER=
+HAMi-core's library is needed, built elsewhere
+    HAMI_CORE_LIBRARY=
 tests/systemd/wheels does it with the same words
     .venv/bin/uv export
 tests/systemd/wheels does it, from the index of the machine
@@ -228,9 +242,9 @@ def entry(command: str) -> str | None:
     return max((one for one in BEGINNINGS if command.startswith(one)), key=len, default=None)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_command_is_run_or_it_is_said_why_not(document: str):
-    assert [] == sorted(one for one in told(document) if entry(one) is None)
+def test_a_command_is_run_or_it_is_said_why_not():
+    for document in DOCUMENTS:
+        assert [] == sorted(one for one in told(document) if entry(one) is None)
 
 
 def test_no_command_is_left_over_here():
@@ -239,12 +253,12 @@ def test_no_command_is_left_over_here():
     assert set() == BEGINNINGS - used
 
 
-@pytest.mark.parametrize(("where", "commands"), RUN.items())
-def test_what_runs_it_is_there(where: str, commands: tuple[str, ...]):
-    path, _, name = where.partition(" ")
-    if path == ".ci/run":
-        targets = {command.removeprefix("make ") for command in commands}
-        assert targets <= set(tree.text(path).split())
-    else:
-        assert not name or name in tree.claims_of(path)
-        assert (tree.ROOT / path).is_file()
+def test_what_runs_it_is_there():
+    for where, commands in RUN.items():
+        path, _, name = where.partition(" ")
+        if path == ".ci/run":
+            targets = {command.removeprefix("make ") for command in commands}
+            assert targets <= set(tree.text(path).split())
+        else:
+            assert not name or name in tree.claims_of(path), where
+            assert (tree.ROOT / path).is_file()

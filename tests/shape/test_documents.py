@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from agent import __version__
 from agent.app import codes
 from agent.cli.main import VERBS
@@ -23,30 +21,28 @@ WORDS = """
 EXIT_CODES = {name: code for name, code in vars(codes).items() if name.isupper()}
 VERSION = re.compile(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", re.MULTILINE)
 COMMAND = re.compile(r"(?:^\s*|`)(make|hami-agent) ([a-z][a-z-]*)", re.MULTILINE)
+DOCUMENTS = [str(path) for path in tree.files() if path.suffix == ".md"]
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 
 
-@pytest.mark.parametrize("package", tree.packages(), ids=str)
-def test_the_architecture_names_every_package(package):
-    assert f"`{package}/`" in tree.text("ARCHITECTURE.md")
+def test_the_architecture_names_every_package():
+    for package in tree.packages():
+        assert f"`{package}/`" in tree.text("ARCHITECTURE.md")
 
 
-@pytest.mark.parametrize("room", sorted({path.parts[0] for path in tree.files() if path.parts[1:]}))
-def test_the_architecture_names_every_folder_at_the_top(room: str):
-    assert f"`{room}/" in tree.text("ARCHITECTURE.md")
+def test_the_architecture_names_every_folder_at_the_top():
+    for room in {path.parts[0] for path in tree.files() if path.parts[1:]}:
+        assert f"`{room}/" in tree.text("ARCHITECTURE.md")
 
 
-@pytest.mark.parametrize(
-    "folder",
-    sorted({path.parts[1] for path in tree.files() if path.parts[0] == "tests" and path.parts[2:]}),
-)
-def test_the_architecture_names_every_folder_of_tests(folder: str):
-    assert f"`tests/{folder}/`" in tree.text("ARCHITECTURE.md")
+def test_the_architecture_names_every_folder_of_tests():
+    for folder in {p.parts[1] for p in tree.files() if p.parts[0] == "tests" and p.parts[2:]}:
+        assert f"`tests/{folder}/`" in tree.text("ARCHITECTURE.md")
 
 
-@pytest.mark.parametrize("word", [word.strip() for word in WORDS.split(";")])
-def test_the_glossary_explains_every_word(word: str):
-    assert re.search(rf"^\| \*\*{re.escape(word)}\*\* ", tree.text("GLOSSARY.md"), re.MULTILINE)
+def test_the_glossary_explains_every_word():
+    for word in map(str.strip, WORDS.split(";")):
+        assert re.search(rf"^\| \*\*{re.escape(word)}\*\* ", tree.text("GLOSSARY.md"), re.MULTILINE)
 
 
 LINES = re.compile(r"^- \*\*(\w+)\.\*\* (.+)$", re.MULTILINE)
@@ -65,13 +61,13 @@ def test_the_decisions_have_numbers_that_only_grow():
     assert sorted(set(numbers)) == numbers
 
 
-@pytest.mark.parametrize(("heading", "body"), decisions(), ids=lambda text: text[:20])
-def test_a_decision_is_context_choice_and_price_in_at_most_120_words(heading: str, body: str):
-    lines = LINES.findall(body)
+def test_a_decision_is_context_choice_and_price_in_at_most_120_words():
+    for heading, body in decisions():
+        lines = LINES.findall(body)
 
-    assert ["Context", "Choice", "Price"] == [label for label, _ in lines]
-    assert "" == LINES.sub("", body).strip(), "nothing but the three lines"
-    assert 120 >= sum(len(text.split()) for _, text in lines)
+        assert ["Context", "Choice", "Price"] == [label for label, _ in lines], heading
+        assert "" == LINES.sub("", body).strip(), f"nothing but the three lines: {heading}"
+        assert 120 >= sum(len(text.split()) for _, text in lines), heading
 
 
 def test_every_runtime_dependency_is_a_decision():
@@ -98,9 +94,9 @@ def test_the_changelog_has_the_newest_version_first():
     assert all(released <= number(__version__) for released in numbers)
 
 
-@pytest.mark.parametrize("gate", RefusalReason, ids=lambda gate: gate.value)
-def test_the_runbook_explains_every_refusal(gate: RefusalReason):
-    assert 1 == tree.text("RUNBOOK.md").count(f"### {gate.value} ")
+def test_the_runbook_explains_every_refusal():
+    for gate in RefusalReason:
+        assert 1 == tree.text("RUNBOOK.md").count(f"### {gate.value} "), gate
 
 
 def test_the_runbook_explains_no_refusal_that_is_not_there():
@@ -141,35 +137,35 @@ def test_the_runbook_explains_no_id_that_explain_never_prints():
     assert set() == named - explained()
 
 
-@pytest.mark.parametrize("point", PreflightCheck, ids=lambda point: point.value)
-def test_the_runbook_explains_all_that_the_doctor_looks_at(point: PreflightCheck):
-    assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} ")
+def test_the_runbook_explains_all_that_the_doctor_looks_at():
+    for point in PreflightCheck:
+        assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} "), point
 
 
-@pytest.mark.parametrize("code", sorted(set(EXIT_CODES.values())))
-def test_the_runbook_explains_every_exit_code(code: int):
-    assert 1 == tree.text("RUNBOOK.md").count(f"\n| {code} | ")
+def test_the_runbook_explains_every_exit_code():
+    for code in set(EXIT_CODES.values()):
+        assert 1 == tree.text("RUNBOOK.md").count(f"\n| {code} | "), code
 
 
-@pytest.mark.parametrize("document", [str(p) for p in tree.files() if p.suffix == ".md"])
-def test_an_id_that_a_document_names_is_in_the_runbook(document: str):
-    named = set(re.findall(r"\b(?:HA-\d{4}|[PHE]-[A-Z]{3,})\b", tree.text(document)))
-    explained = re.findall(r"^### ([A-Z]+-[A-Z0-9]+) ", tree.text("RUNBOOK.md"), re.MULTILINE)
+def test_an_id_that_a_document_names_is_in_the_runbook():
+    for document in DOCUMENTS:
+        named = set(re.findall(r"\b(?:HA-\d{4}|[PHE]-[A-Z]{3,})\b", tree.text(document)))
+        explained = re.findall(r"^### ([A-Z]+-[A-Z0-9]+) ", tree.text("RUNBOOK.md"), re.MULTILINE)
 
-    assert set() == named - set(explained)
+        assert set() == named - set(explained)
 
 
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-@pytest.mark.parametrize("document", [str(p) for p in tree.files() if p.suffix == ".md"])
-def test_a_link_leads_to_a_file_and_a_heading(document: str):
-    for target, anchor in LINK.findall(tree.text(document)):
-        found = (tree.ROOT / document).parent / target if target else tree.ROOT / document
-        assert found.exists(), target
-        if anchor:
-            page = found / "README.md" if found.is_dir() else found
-            assert anchor in anchors(page.read_text(encoding="utf-8")), f"{target}#{anchor}"
+def test_a_link_leads_to_a_file_and_a_heading():
+    for document in DOCUMENTS:
+        for target, anchor in LINK.findall(tree.text(document)):
+            found = (tree.ROOT / document).parent / target if target else tree.ROOT / document
+            assert found.exists(), target
+            if anchor:
+                page = found / "README.md" if found.is_dir() else found
+                assert anchor in anchors(page.read_text(encoding="utf-8")), f"{target}#{anchor}"
 
 
 def anchors(text: str) -> set[str]:
@@ -186,19 +182,18 @@ def commands(document: str) -> Iterator[tuple[str, str]]:
         yield from COMMAND.findall("".join(code))
 
 
-DOCUMENTS = [str(path) for path in tree.files() if path.suffix == ".md"]
+def test_a_make_target_that_is_told_of_exists():
+    for document in DOCUMENTS:
+        targets = set(TARGET.findall(tree.text("Makefile")))
+
+        assert set() == {word for tool, word in commands(document) if tool == "make"} - targets
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_make_target_that_is_told_of_exists(document: str):
-    targets = set(TARGET.findall(tree.text("Makefile")))
-
-    assert set() == {word for tool, word in commands(document) if tool == "make"} - targets
-
-
-@pytest.mark.parametrize("document", [*DOCUMENTS, "deploy/manifests/config.yaml"])
-def test_a_verb_that_is_told_of_exists(document: str):
-    assert set() == {word for tool, word in commands(document) if tool == "hami-agent"} - set(VERBS)
+def test_a_verb_that_is_told_of_exists():
+    for document in [*DOCUMENTS, "deploy/manifests/config.yaml"]:
+        assert set() == {word for tool, word in commands(document) if tool == "hami-agent"} - set(
+            VERBS
+        )
 
 
 def test_the_documents_tell_of_commands_at_all():

@@ -45,6 +45,15 @@ def test_what_changes_often_comes_last():
     assert ["ARG", "ARG", "LABEL"] == words[-3:]
 
 
+def test_the_command_starts_the_interpreter_as_on_bare_metal():
+    ours, theirs = (
+        re.findall(r"sed -i '(1s\|[^']+)'", text)
+        for text in (DOCKERFILE, tree.text("systemd/install"))
+    )
+
+    assert ["1s|^#!.*python.*|& -IXfaulthandler|"] == ours == theirs
+
+
 def test_the_wheels_are_for_the_python_of_the_base():
     (version,) = re.findall(r"^ARG BASE=python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)
 

@@ -1,6 +1,5 @@
 """The live screen, where the extra `cli` is installed: content, keys, a source that fails."""
 
-import dataclasses
 import datetime as dt
 
 import msgspec
@@ -97,7 +96,7 @@ async def test_when_the_source_fails_the_last_values_stay_and_their_age_is_said(
         error = answers.pop(0)
         if error is not None:
             raise error
-        return dataclasses.replace(StatusRead(FOUND, NOON, "/run/x"))
+        return msgspec.structs.replace(StatusRead(FOUND, NOON, "/run/x"))
 
     async with (app := a_screen(read)).run_test(size=(120, 40)) as pilot:
         for shown in (True, False):

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 from typing import NoReturn
 
+import msgspec
+
 from agent.core.allocation import matching
 from agent.core.allocation.evidence import Evidence, Grant, Question
 from agent.core.allocation.settings import MatchSettings
@@ -53,7 +55,7 @@ def lock_left() -> Plant:
         if effect.kind is EffectKind.RELEASE_LOCK:
             return self
         is_settled = effect.kind is EffectKind.SETTLE_POD
-        return original(self, dataclasses.replace(effect, value="") if is_settled else effect)
+        return original(self, msgspec.structs.replace(effect, value="") if is_settled else effect)
 
     return Plant(replaced(Ledger, "owe", owe), "burst", "was in the scheduler's way")
 

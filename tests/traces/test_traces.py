@@ -39,6 +39,20 @@ async def test_every_recorded_allocate_is_answered_right(name: str, lag: float) 
     assert dict.fromkeys(product(story.trace.settled, ("patch", "lock")), 1) == written(story)
 
 
+@pytest.mark.parametrize("name", NAMES)
+async def test_with_watches_that_keep_up_an_answer_costs_one_read_and_names_the_gpus_preferred(
+    name: str,
+) -> None:
+    story = await replay(load(name), pods_lag=0.0, node_lag=0.0)
+
+    served = [answer for answer in story.answers if answer.call.container]
+    assert served
+    assert [] == [one for one in served if reads(one, story) - Counter(get_pod=1)]
+    for answer in served:
+        gpus = sorted(text.rpartition("-")[0] for text in answer.ids)
+        assert sorted(slot.gpu for slot in answer.call.slots) == gpus
+
+
 @pytest.mark.parametrize(("pods_lag", "node_lag"), APART)
 @pytest.mark.parametrize("name", NAMES)
 async def test_either_watch_may_be_late_or_dead(
@@ -57,25 +71,6 @@ async def test_a_kubelet_that_cannot_be_asked_for_a_pod_is_answered_right(
     story = await replay(load(name), pods_lag=lag, node_lag=lag, can_get=False)
 
     assert [] == wrong(story)
-
-
-@pytest.mark.parametrize("name", NAMES)
-async def test_with_watches_that_keep_up_an_answer_costs_one_read_at_most(name: str) -> None:
-    story = await replay(load(name), pods_lag=0.0, node_lag=0.0)
-
-    served = [answer for answer in story.answers if answer.call.container]
-    assert served
-    assert [] == [one for one in served if reads(one, story) - Counter(get_pod=1)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-async def test_with_watches_that_keep_up_the_gpus_of_the_share_are_preferred(name: str) -> None:
-    story = await replay(load(name), pods_lag=0.0, node_lag=0.0)
-
-    for answer in story.answers:
-        if answer.call.container:
-            gpus = sorted(text.rpartition("-")[0] for text in answer.ids)
-            assert sorted(slot.gpu for slot in answer.call.slots) == gpus
 
 
 @pytest.mark.parametrize("lag", LAGS)

@@ -170,7 +170,10 @@ class _Reading:
         before = self._newest.get(key)
         if before is None or before["metadata"]["uid"] != metadata["uid"]:
             assert line["type"] == "ADDED"
+            assert not pod["spec"]["nodeName"]
             before = None
+        if pod["spec"]["nodeName"]:  # a Binding set both; the recorder cut the conditions
+            pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         notes = _difference((before or {"metadata": {}})["metadata"], metadata)
         self._newest[key] = pod
         if notes.get(BIND_PHASE) == PHASE_SUCCESS:

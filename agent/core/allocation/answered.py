@@ -1,7 +1,8 @@
 """Adds an answered container to the ledger: its row, and the effects that follow."""
 
-import dataclasses
 import datetime as dt
+
+import msgspec
 
 from agent.core.allocation.candidates import is_over
 from agent.core.cluster.annotations import PHASE_SUCCESS
@@ -14,8 +15,8 @@ QUIET = dt.timedelta(seconds=1)
 
 def answered(ledger: Ledger, pod: PodView, row: Row) -> Ledger:
     """The ledger with the row of a first answer, the pod's settlement and its lock's release."""
+    rows = [row, *(other for other in ledger.rows_of(pod.uid) if other.key != row.key)]
     ledger = ledger.put(row)
-    rows = ledger.rows_of(pod.uid)
     complete = {each.key.container for each in rows} >= {
         container.name
         for container in pod.asking(row.resource)
@@ -34,10 +35,10 @@ def answered(ledger: Ledger, pod: PodView, row: Row) -> Ledger:
     if locks and pod.reusable_name:
         # Another pod of this name may have taken over the lock. The patch of the pod has the UID,
         # so it fails in that case, and the lock stays.
-        settle = dataclasses.replace(settle, value=locks.pop())
+        settle = msgspec.structs.replace(settle, value=locks.pop())
     ledger = ledger.without_settlements(pod.uid).owe(settle)
     for lock in locks:
-        release = dataclasses.replace(
+        release = msgspec.structs.replace(
             settle, kind=EffectKind.RELEASE_LOCK, phase="", groups=(), value=lock
         )
         ledger = ledger.owe(release)

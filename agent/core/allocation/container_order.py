@@ -1,15 +1,15 @@
 """Pairs the groups of a pod's devices annotation with its containers."""
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from agent.core.cluster.pods import ContainerView, Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.share import Share
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """The group at position `group_index` of the annotation belongs to this container."""
 
     group_index: int

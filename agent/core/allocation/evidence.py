@@ -4,6 +4,8 @@ import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 
+import msgspec
+
 from agent.core.allocation.room import GpuUse, Shortage
 from agent.core.cluster.pods import ContainerView, NodeLock, PodTable, PodUid, PodView
 from agent.core.inventory.gpu import GpuUuid
@@ -25,8 +27,7 @@ UNREAD = None
 """The result of a GET that the API server did not answer in time."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A pod that the kubelet may be admitting, and its next container.
 
     `row`: the row to replay; None: the container was not answered before. `deleted`: the pod is a
@@ -39,8 +40,7 @@ class Candidate:
     deleted: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Books:
+class Books(msgspec.Struct, frozen=True):
     """What is known of the kubelet besides its PodResources answers.
 
     - `recorded`: the containers in its checkpoint file, the only list with ordinary init
@@ -56,8 +56,7 @@ class Books:
     witnessed: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """All facts that a decision uses.
 
     - `ledger`: includes rows that are being written.
@@ -80,10 +79,10 @@ class Evidence:
     now: dt.datetime
     known: Known
     former: tuple[NodeLock, ...] = ()
-    spent: Mapping[str, PodUid] = dataclasses.field(default_factory=dict)
-    outlived: Mapping[str, PodUid] = dataclasses.field(default_factory=dict)
-    looked: Mapping[PodKey, PodUid | None] = dataclasses.field(default_factory=dict)
-    registered: Mapping[GpuUuid, GpuUse] = dataclasses.field(default_factory=dict)
+    spent: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    looked: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
+    registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
     records_read: bool = False
     checked: frozenset[str] = frozenset()
     listed: bool = False
@@ -107,49 +106,42 @@ class AskKubelet:
     others: tuple[PodKey, ...] = dataclasses.field(default=(), compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadRecords:
+class ReadRecords(msgspec.Struct, frozen=True):
     """Read the kubelet's checkpoint file, the only record of ordinary init containers."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CheckRunning:
+class CheckRunning(msgspec.Struct, frozen=True):
     """Ask which of these runtime ids have a live container. A pod's status can be stale."""
 
     ids: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ListPods:
+class ListPods(msgspec.Struct, frozen=True):
     """LIST the pods of this node, because the watch may lag."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LookAtPod:
+class LookAtPod(msgspec.Struct, frozen=True):
     """GET this pod, because another pod may have its name now."""
 
     namespace: str
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AwaitLock:
+class AwaitLock(msgspec.Struct, frozen=True):
     """Wait for the Node's watch to show this pod's lock; empty: any other lock than now."""
 
     namespace: str = ""
     name: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LookAtNode:
+class LookAtNode(msgspec.Struct, frozen=True):
     """GET the Node, because its watch may lag or be broken."""
 
 
 Question = AskKubelet | ReadRecords | CheckRunning | ListPods | LookAtPod | AwaitLock | LookAtNode
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """The container that is served, its shares, and its position in `…-allocated`.
 
     `lock`: the text of the node lock that names its pod; empty: none. `oversold`: the scheduler

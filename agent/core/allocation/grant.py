@@ -4,7 +4,7 @@ Tenants can write annotations. So every GPU and amount is checked against the in
 ledger.
 """
 
-import dataclasses
+import msgspec
 
 from agent.core.allocation.container_order import Assignment, pair_groups
 from agent.core.allocation.evidence import (
@@ -64,7 +64,8 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     gpus = _usable(candidate, shares, evidence)
     role = candidate.container.role
     # A dead row does not count here. Reconcile closes it and removes its directory.
-    live = [row for row in evidence.ledger.rows if _live(row, evidence)]
+    beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}
+    live = [row for row in beside.values() if _live(row, evidence)]
     pods = evidence.table.pods
     as_scheduled = [scheduled(row, pods.get(row.key.pod_uid)) for row in live]
     short = shortage(
@@ -207,7 +208,7 @@ def _as_placed(gpu: SharedGpu, evidence: Evidence) -> SharedGpu:
     recent = evidence.registered.get(gpu.uuid)
     if recent is None:
         return gpu
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         gpu,
         registered_mib=max(gpu.registered_mib, recent.memory_mib),
         core_percent=max(gpu.core_percent, recent.core_percent),

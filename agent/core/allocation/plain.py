@@ -4,9 +4,10 @@ Each answer gets its own row, because the kubelet can name ids again while a con
 after a lost checkpoint, or after a List during an Allocate. The only replay is in `asked_again`.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
 
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import (
@@ -29,8 +30,7 @@ MOST_IDS = 10_000
 """More slices than any container asks for. A longer request is refused."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlainSettings:
+class PlainSettings(msgspec.Struct, frozen=True):
     """`memory_limits`: HAMi-core limits each slice to an equal part of its GPU's memory."""
 
     memory_limits: bool = False

@@ -19,7 +19,7 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         raise hopeless
     if lock_of(pod, evidence):
         return None
-    if not _may_be_unlocked(evidence, settings) or _takes_lock(pod):
+    if pod.scheduled and (not _may_be_unlocked(evidence, settings) or _takes_lock(pod)):
         if not evidence.waited:
             return AwaitLock(*pod.key)
         if not evidence.node_read:
@@ -69,7 +69,7 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
         return None
     name = "/".join(pod.key)
     lock = evidence.lock
-    if lock is not None and lock.owner is not None:
+    if lock is not None and lock.owner not in {None, pod.key}:
         return Refusal(
             RefusalReason.NO_RIGHT,
             f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
@@ -85,6 +85,8 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
 
 def _why(pod: PodView) -> str:
     """Why the pod has no lock, and what its owner can do; part of a sentence."""
+    if not pod.scheduled:
+        return ": it was created with its node (spec.nodeName); create it again without nodeName"
     if _takes_lock(pod):
         return (
             ": another scheduler bound it, or the lock was removed; create it again with "
@@ -113,6 +115,9 @@ def _takes_lock(pod: PodView) -> bool:
 def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     """The present or former lock that proves the pod's right, or None.
 
+    It proves nothing for a pod that no scheduler bound: its author may have given it the name of a
+    pod that was deleted before its answer.
+
     A former lock counts because another vendor's plugin removes the shared lock when its own part
     of the pod is done. A lock under which another pod of the same name was answered proves nothing:
     a tenant can make such a pod, and a late watch still shows the removed lock. There are two
@@ -120,14 +125,15 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     within 1 s; and a lock that outlived the answered pod, because HAMi lets the next pod of the
     name take it over.
     """
-    used = {(row.lock, row.key.pod_uid) for row in evidence.ledger.rows} | evidence.spent.items()
-    spent = {text for text, uid in used - evidence.outlived.items() if uid != pod.uid}
+    if not pod.scheduled:
+        return None
+
+    def is_unspent(lock: NodeLock) -> bool:
+        uids = {evidence.spent.get(lock.value), *evidence.ledger.answered_under(lock.value)}
+        return uids <= {None, pod.uid, evidence.outlived.get(lock.value)}
+
     lock = evidence.lock
-    if (
-        lock is not None
-        and lock.owner == pod.key
-        and (evidence.node_read or lock.value not in spent)
-    ):
+    if lock is not None and lock.owner == pod.key and (evidence.node_read or is_unspent(lock)):
         return lock
-    former = (old for old in evidence.former if old.owner == pod.key and old.value not in spent)
+    former = (old for old in evidence.former if old.owner == pod.key and is_unspent(old))
     return next(former, None)

@@ -7,8 +7,9 @@ Source: HAMi v2.10 pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpd
 releases count the peak for as long as the pod exists.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from agent.core.cluster.pods import PodUid, PodView, Role
 from agent.core.inventory.gpu import GpuUuid
@@ -17,8 +18,7 @@ from agent.core.inventory.share import Share
 from agent.core.state.ledger import Row
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(msgspec.Struct, frozen=True):
     """Memory in MiB and compute in percent."""
 
     memory_mib: int = 0
@@ -35,8 +35,7 @@ class GpuUse:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RoomClaim:
+class RoomClaim(msgspec.Struct, frozen=True):
     """One container's shares, by role: what a row holds, or what a request wants."""
 
     pod_uid: PodUid
@@ -46,7 +45,7 @@ class RoomClaim:
 
 def claim_of(row: Row) -> RoomClaim:
     """What a row holds."""
-    return RoomClaim(row.key.pod_uid, row.role, row.shares)
+    return RoomClaim(row.key.pod_uid, row.role, row.limits)
 
 
 def is_past_init(pod: PodView) -> bool:
@@ -88,7 +87,7 @@ def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
     role = scheduled_role(row.role, row.group, pod)
     if role is not Role.APP and pod is not None and is_past_init(pod):
         return None
-    return RoomClaim(row.key.pod_uid, role, row.shares)
+    return RoomClaim(row.key.pod_uid, role, row.limits)
 
 
 def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
@@ -116,15 +115,15 @@ def gpu_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
     """What all pods together use of `gpu`."""
     by_pod: dict[PodUid, list[RoomClaim]] = {}
     for claim in claims:
-        by_pod.setdefault(claim.pod_uid, []).append(claim)
+        if any(share.uuid == gpu.uuid for share in claim.shares):
+            by_pod.setdefault(claim.pod_uid, []).append(claim)
     total = GpuUse()
     for pod_claims in by_pod.values():
         total = total.plus(pod_use(pod_claims, gpu))
     return total
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(msgspec.Struct, frozen=True):
     """A GPU on which the wanted share does not fit, with the total use including that share."""
 
     gpu: SharedGpu

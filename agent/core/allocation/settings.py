@@ -1,7 +1,8 @@
 """Settings for matching an Allocate with a pod."""
 
-import dataclasses
 import enum
+
+import msgspec
 
 
 class UnlockedPods(enum.StrEnum):
@@ -11,8 +12,7 @@ class UnlockedPods(enum.StrEnum):
     UNIQUE = "unique"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MatchSettings:
+class MatchSettings(msgspec.Struct, frozen=True):
     """`resource`: the resource name of the Allocate. `unlocked_pods`: see UnlockedPods."""
 
     node: str

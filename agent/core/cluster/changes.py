@@ -1,22 +1,20 @@
 """What the watches of pods and Node deliver, and the Events that the agent writes."""
 
-import dataclasses
+import msgspec
 
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 
 NO_POD = PodUid("")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodList:
+class PodList(msgspec.Struct, frozen=True):
     """The answer to a LIST of this node's pods."""
 
     pods: tuple[PodView, ...]
     resource_version: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodChange:
+class PodChange(msgspec.Struct, frozen=True):
     """One frame of the pod watch. `pod` is None for a bookmark. `deleted`: it left this node."""
 
     resource_version: str
@@ -24,8 +22,7 @@ class PodChange:
     deleted: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeChange:
+class NodeChange(msgspec.Struct, frozen=True):
     """One frame of the Node watch. `node` is None if the Node was deleted.
 
     `opened` marks the first frame: the watch is open, and the frame does not describe the Node.
@@ -35,8 +32,7 @@ class NodeChange:
     opened: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeEvent:
+class NodeEvent(msgspec.Struct, frozen=True):
     """An Event on this Node (`pod_uid` empty) or on a pod."""
 
     reason: str

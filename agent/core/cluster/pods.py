@@ -1,14 +1,18 @@
 """Pods and the Node, reduced to the fields that the agent uses."""
 
-import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Mapping
-from typing import NewType
+from typing import Final, NewType
+
+import msgspec
 
 from agent.core.inventory.share import Share
 
 PodUid = NewType("PodUid", str)
+
+DEFAULT_PRIORITY: Final = 1
+"""The priority of a container without CUDA_TASK_PRIORITY; a smaller number goes first."""
 
 
 class Phase(enum.StrEnum):
@@ -30,8 +34,7 @@ class Role(enum.StrEnum):
     APP = "app"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ContainerView:
+class ContainerView(msgspec.Struct, frozen=True):
     """One container that requests `count` slices (0: none).
 
     - `resource`: the resource name of the request. `others`: its other extended resources with
@@ -44,6 +47,7 @@ class ContainerView:
     - `ended_at`: `stopped_at` if the kubelet never starts it again, else None.
     - `succeeded`: it ended with exit code 0 at least once.
     - `dropped_memory`: the text of a `gpumem` limit that HAMi drops; empty if there is none.
+    - `priority`: its literal env CUDA_TASK_PRIORITY as HAMi-core reads it.
     """
 
     name: str
@@ -57,6 +61,7 @@ class ContainerView:
     ended_at: dt.datetime | None = None
     succeeded: bool = False
     dropped_memory: str = ""
+    priority: int = DEFAULT_PRIORITY
     resource: str = "nvidia.com/gpu"
     others: tuple[tuple[str, int], ...] = ()
 
@@ -68,18 +73,20 @@ class ContainerView:
         if self.count:
             asked[self.resource] = self.count
         count = asked.pop(resource, 0)
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self, count=count, resource=resource, others=tuple(sorted(asked.items()))
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodView:
+class PodView(msgspec.Struct, frozen=True):
     """One pod bound to this node.
 
     - `containers`: init containers and sidecars first, then apps, each in the order of the spec.
     - `annotations`: only the keys of hami.io/.
     - `static`: it is the mirror of a static pod.
+    - `scheduled`: its condition PodScheduled is true. The API server sets it with a Binding, the
+      kubelet after it has admitted the pod; a pod that was created with its node lacks it until
+      then, and its author cannot write it.
     - `reusable_name`: its name was not generated, so a later pod can have the same name.
     - `groups`: the decoded `…-devices-allocated`; None if it is absent. `groups_error`: why it
       could not be decoded.
@@ -92,8 +99,9 @@ class PodView:
     phase: Phase
     created: dt.datetime
     containers: tuple[ContainerView, ...]
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     static: bool = False
+    scheduled: bool = False
     reusable_name: bool = False
     reason: str = ""
     """status.reason, for example `UnexpectedAdmissionError`."""
@@ -130,25 +138,23 @@ class PodView:
         """The same pod, its containers counted by that name of the agent's resource."""
         containers = tuple(container.asking_by(resource) for container in self.containers)
         same = containers == self.containers
-        return self if same else dataclasses.replace(self, containers=containers)
+        return self if same else msgspec.structs.replace(self, containers=containers)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tombstone:
+class Tombstone(msgspec.Struct, frozen=True):
     """A deleted pod. For up to 60 s the kubelet may still send an Allocate for it."""
 
     pod: PodView
     deleted_at: dt.datetime
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodTable:
+class PodTable(msgspec.Struct, frozen=True):
     """All pods of this node by UID, and those deleted in the last minutes.
 
     `synced` is False until the first LIST. `stale` is True while the watch is down.
     """
 
-    pods: Mapping[PodUid, PodView] = dataclasses.field(default_factory=dict)
+    pods: Mapping[PodUid, PodView] = msgspec.field(default_factory=dict)
     tombstones: tuple[Tombstone, ...] = ()
     synced: bool = False
     stale: bool = False
@@ -158,8 +164,7 @@ class PodTable:
         return next((p for p in self.pods.values() if p.key == (namespace, name)), None)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True):
     """This Node with all its annotations.
 
     - `reported_by`: the writer other than an agent that last wrote the register annotation, and
@@ -171,14 +176,13 @@ class NodeView:
     name: str
     uid: str
     resource_version: str
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     reported_by: str = ""
     former_locks: tuple[tuple[str, float], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeLock:
+class NodeLock(msgspec.Struct, frozen=True):
     """HAMi's lock on the Node. `value` is its exact text. A legacy lock names no owner."""
 
     value: str

@@ -1,9 +1,10 @@
 """Label selectors in kubectl's grammar: `gpu=h100,zone in (a, b),!spot`."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import MalformedText, cap
 
@@ -15,8 +16,7 @@ _THERE: Final = re.compile(rf"(!?)\s*({_KEY})")
 _SIGNS: Final = re.compile("([,()])")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Requirement:
+class Requirement(msgspec.Struct, frozen=True):
     """`key` has one of `values`; without values: `key` exists. `wanted` False negates it."""
 
     key: str
@@ -29,8 +29,7 @@ class Requirement:
         return has_value is self.wanted
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(msgspec.Struct, frozen=True):
     """A conjunction of requirements. Without requirements it selects everything."""
 
     requirements: tuple[Requirement, ...] = ()

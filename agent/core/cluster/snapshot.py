@@ -3,16 +3,16 @@
 It keeps of 5,000 Nodes and their pods only what a decision uses.
 """
 
-import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 JsonObject = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(msgspec.Struct, frozen=True):
     """A taint of a Node."""
 
     key: str
@@ -20,8 +20,7 @@ class Taint:
     effect: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterNode:
+class ClusterNode(msgspec.Struct, frozen=True):
     """A Node as the schedulers see it.
 
     - `annotations`: those of HAMi.
@@ -31,8 +30,8 @@ class ClusterNode:
     """
 
     name: str
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     is_closed: bool = False
     is_ready: bool = True
@@ -40,8 +39,7 @@ class ClusterNode:
     reported: dt.datetime | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuHolder:
+class GpuHolder(msgspec.Struct, frozen=True):
     """A pod for which HAMi's scheduler has chosen GPUs. `shares`: its devices annotation."""
 
     uid: str
@@ -55,8 +53,7 @@ class GpuHolder:
     is_deleted: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodEventView:
+class PodEventView(msgspec.Struct, frozen=True):
     """An Event about the pod. `last`: the last time; None if it cannot be read."""
 
     kind: str
@@ -67,8 +64,7 @@ class PodEventView:
     count: int = 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AgentPod:
+class AgentPod(msgspec.Struct, frozen=True):
     """A pod of the agent. `state`: `Ready`, else what it waits for in the kubelet's words."""
 
     node: str
@@ -76,8 +72,7 @@ class AgentPod:
     state: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RefusedPod:
+class RefusedPod(msgspec.Struct, frozen=True):
     """A pod that the kubelet failed at its admission. `message`: the kubelet's.
 
     `at`: when the kubelet saw the pod, else when it was created; None if neither can be read.
@@ -90,20 +85,31 @@ class RefusedPod:
     at: dt.datetime | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unread:
+class HeldUse(msgspec.Struct, frozen=True):
+    """What a container of the pod uses of one GPU, as the agent of its node says.
+
+    `used_mib` and `last_kernel` are None if they are not known.
+    """
+
+    container: str
+    uuid: str
+    used_mib: int | None
+    last_kernel: dt.datetime | None
+
+
+class Unread(msgspec.Struct, frozen=True):
     """A part of the cluster that could not be read: what, and why in one sentence."""
 
     part: str
     why: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
+class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
-    of agents that were asked for; none for agents that are no pods.
+    of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
+    `use_unread`: why its node's agent did not say.
     """
 
     pod: JsonObject
@@ -114,6 +120,8 @@ class ClusterSnapshot:
     events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
     agents: tuple[AgentPod, ...] = ()
+    uses: tuple[HeldUse, ...] = ()
+    use_unread: str = ""
 
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""

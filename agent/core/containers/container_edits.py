@@ -18,10 +18,11 @@ does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/
 cmd/mps-control-daemon/mps/root.go.
 """
 
-import dataclasses
 import re
 import uuid
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from agent.core.cluster.pods import ContainerView, PodUid
 from agent.core.containers.device_list import (
@@ -58,8 +59,7 @@ _POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EditRequest:
+class EditRequest(msgspec.Struct, frozen=True):
     """One container and its shares. `control_disabled`: it requests to run without HAMi-core."""
 
     pod_uid: PodUid
@@ -81,7 +81,7 @@ def container_edits(
     shares = cuda_order(request.shares)
     answer = f"{request.pod_uid}/{request.container}"
     gpus = gpu_edits(answer, shares, settings, facts)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         gpus,
         envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings, facts)))),
         mounts=(*gpus.mounts, *_hook_mounts(request, facts)),

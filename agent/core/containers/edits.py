@@ -1,12 +1,11 @@
 """The values of an Allocate answer, and the settings and facts that it is made from."""
 
-import dataclasses
+import msgspec
 
 from agent.core.inventory.share import Share
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MountEdit:
+class MountEdit(msgspec.Struct, frozen=True):
     """A bind mount of `host_path` at `container_path`."""
 
     container_path: str
@@ -14,8 +13,7 @@ class MountEdit:
     read_only: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeEdit:
+class NodeEdit(msgspec.Struct, frozen=True):
     """A device node of the host; permissions are a subset of `rwm`."""
 
     container_path: str
@@ -23,8 +21,7 @@ class NodeEdit:
     permissions: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ContainerEdits:
+class ContainerEdits(msgspec.Struct, frozen=True):
     """The whole answer for one container. Maps are sorted pairs, to give equal bytes."""
 
     envs: tuple[tuple[str, str], ...] = ()
@@ -34,8 +31,7 @@ class ContainerEdits:
     cdi_names: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EditSettings:
+class EditSettings(msgspec.Struct, frozen=True):
     """How answers are made. Strategies are NVIDIA's names.
 
     - `cdi_kind`: `vendor/class` of the GPUs in this host's CDI specification.
@@ -60,8 +56,7 @@ class EditSettings:
     resource: str = "nvidia.com/gpu"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HookFacts:
+class HookFacts(msgspec.Struct, frozen=True):
     """What this host has in its hook directory and in /dev. It decides the mounts.
 
     - `library`: the host path of libvgpu.so to mount, the versioned one if present.
@@ -77,8 +72,7 @@ class HookFacts:
     hook_path: str = "/usr/local"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrantedShare:
+class GrantedShare(msgspec.Struct, frozen=True):
     """A share and the facts of its GPU that an answer needs."""
 
     share: Share

@@ -5,10 +5,11 @@ A GPU that needs a reset stays bad until it was reset. If a GPU becomes bad agai
 recovered, its cool-down doubles, up to a bound.
 """
 
-import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import cap
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
@@ -75,7 +76,7 @@ def judge(
 def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
     """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
     if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
-        return dataclasses.replace(health, serving=False)
+        return msgspec.structs.replace(health, serving=False)
     return health
 
 
@@ -137,7 +138,7 @@ def _carried(health: Health, fresh: Health, now: dt.datetime, settings: HealthSe
         bouts, recovered_at = (bouts + 1 if soon else 1), None
     elif health.ill and not fresh.ill:
         recovered_at = now
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         fresh,
         bouts=bouts,
         recovered_at=recovered_at,
@@ -155,8 +156,8 @@ def _struck(
         return health
     if event.uuid is None:
         verdict = watched(now, Cause.XID, told_of(number) + UNNAMED, verdict.runbook)
-        return suspected(health, dataclasses.replace(verdict, xid=number))
-    return worse(health, dataclasses.replace(verdict, xid=number))
+        return suspected(health, msgspec.structs.replace(verdict, xid=number))
+    return worse(health, msgspec.structs.replace(verdict, xid=number))
 
 
 def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
@@ -192,7 +193,7 @@ def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: G
     if is_unheard:
         text = f"XID {health.xid} before it stopped answering"
         runbook = f"H-{health.xid:03d}"
-        return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
+        return msgspec.structs.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
     if health.condition is Condition.LOST:
         return _back(health, now)
     known = relieved(answered_again(health, signs, now), signs, now)
@@ -205,7 +206,7 @@ def _back(health: Health, now: dt.datetime) -> Health:
     then = NextStep.RESET_AGAIN if needs else NextStep.REST
     then = NextStep.BOOT if health.needs_reboot else then
     back = bad(now, Cause.LOST, "it was lost and is back", "H-LOST", then)
-    back = dataclasses.replace(back, xid=health.xid, passed_probes=1)
+    back = msgspec.structs.replace(back, xid=health.xid, passed_probes=1)
     return needing(back, reboot=health.needs_reboot) if needs else back
 
 
@@ -216,7 +217,7 @@ def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Healt
         return Health(Condition.OK, since=now)
     if passed == health.passed_probes:
         return health
-    return dataclasses.replace(health, passed_probes=passed)
+    return msgspec.structs.replace(health, passed_probes=passed)
 
 
 def _cleared(health: Health, now: dt.datetime) -> Health:
@@ -248,30 +249,32 @@ def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
     error = cap(probe.text) or "an error"
     if is_failing(health, now):
         verdict = bad(now, Cause.PROBE, f"probes fail: {error}", "H-PROBE")
-        return dataclasses.replace(verdict, xid=health.xid, action=Action.INSPECT)
+        return msgspec.structs.replace(verdict, xid=health.xid, action=Action.INSPECT)
     doubt = watched(now, Cause.PROBE, f"a probe failed: {error}", "H-PROBE")
-    return worse(health, dataclasses.replace(doubt, xid=health.xid))
+    return worse(health, msgspec.structs.replace(doubt, xid=health.xid))
 
 
 def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
         is_echo = health.needs_reset and not health.needs_reboot
-        return dataclasses.replace(health, needs_reset=False) if is_echo else health
+        return msgspec.structs.replace(health, needs_reset=False) if is_echo else health
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
     text = f"the driver no longer reaches it ({reason or 'no reason given'})"
-    verdict = dataclasses.replace(
+    verdict = msgspec.structs.replace(
         bad(now, Cause.LOST, text, "H-LOST"), condition=Condition.LOST, xid=health.xid
     )
     if health.needs_reboot:
         return needing(verdict, reboot=True)
-    return dataclasses.replace(verdict, action=Action.RESET)
+    return msgspec.structs.replace(verdict, action=Action.RESET)
 
 
 def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
     if health.silent:
         return aged(health, now, settings)
     if health.ill:
-        return health if not health.passed_probes else dataclasses.replace(health, passed_probes=0)
+        return (
+            health if not health.passed_probes else msgspec.structs.replace(health, passed_probes=0)
+        )
     text = f"it does not answer ({cap(probe.text) or 'no reply'})"
     return silenced(health, now, Cause.DRIVER, text, "H-SILENT")
 
@@ -282,10 +285,10 @@ def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
 def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
-        return dataclasses.replace(health, failed_in_row=0)
+        return msgspec.structs.replace(health, failed_in_row=0)
     if probe.outcome is not ProbeOutcome.FAILED or health.ill or _is_echo(health, now):
         return health
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         health,
         failures=(*_lately(health, now), now)[-MOST_LATELY:],
         failed_in_row=min(health.failed_in_row + 1, IN_A_ROW),

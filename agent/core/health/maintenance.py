@@ -1,7 +1,8 @@
 """An operator's actions on a GPU: release it for work, take it back, probe it now."""
 
-import dataclasses
 import datetime as dt
+
+import msgspec
 
 from agent.core.health.reports import Probe
 from agent.core.health.verdicts import NextStep, bad, needing
@@ -15,8 +16,7 @@ TEXT = f"it is released; `hami-agent recheck` takes it back [{RUNBOOK}]"
 UNASKED = f"it is taken back; it is served when it answers [{RUNBOOK}]"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuRelease:
+class GpuRelease(msgspec.Struct, frozen=True):
     """The result of a release. `held_by`: pods with slices of these GPUs, as namespace/name.
 
     `obstacle`: why the agent still holds the GPUs open; empty if it does not.
@@ -31,7 +31,7 @@ def released(health: Health, now: dt.datetime) -> Health:
     """The health of a released GPU: not served. The need for a reset or reboot is kept."""
     if health.cause == Cause.RELEASED:
         return health
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         health,
         condition=Condition.UNMONITORED,
         since=now,
@@ -56,19 +56,21 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         return health
     was_ill = health.bouts > 0 and health.recovered_at is None
     if not was_ill:
-        return dataclasses.replace(health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None)
+        return msgspec.structs.replace(
+            health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None
+        )
     text = "it was unhealthy before it was released"
     needs = health.needs_reset or health.needs_reboot
-    then = (NextStep.REBOOT if health.needs_reboot else NextStep.RESET) if needs else NextStep.REST
+    then = NextStep.RESET if needs else NextStep.NOTHING  # it may be lost still, or fail again
+    then = NextStep.REBOOT if health.needs_reboot else then
     cause = Cause.XID if health.xid is not None else Cause.PROBE
     runbook = f"H-{health.xid:03d}" if health.xid is not None else RUNBOOK
-    verdict = dataclasses.replace(bad(now, cause, text, runbook, then), xid=health.xid)
+    verdict = msgspec.structs.replace(bad(now, cause, text, runbook, then), xid=health.xid)
     verdict = needing(verdict, reboot=health.needs_reboot) if needs else verdict
-    return dataclasses.replace(verdict, bouts=health.bouts)
+    return msgspec.structs.replace(verdict, bouts=health.bouts)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recheck:
+class Recheck(msgspec.Struct, frozen=True):
     """The result of probing one GPU now: its health before and after the probe.
 
     `serving`: new containers may get it. `missing`: what still has to happen until it is ok.

@@ -1,8 +1,9 @@
 """Carries the health of GPUs over a restart of the agent, a boot, and a step of the clock."""
 
-import dataclasses
 import datetime as dt
 from typing import Final
+
+import msgspec
 
 from agent.core.health.settings import DEFAULTS, HealthSettings, xid_class
 from agent.core.health.verdicts import past
@@ -26,7 +27,7 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
     if before is None or now is None or abs(now - before) < STEP:
         return health
     by = now - before
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         health,
         since=health.since + by,
         recovered_at=health.recovered_at and health.recovered_at + by,
@@ -66,7 +67,7 @@ def remembered(
 def _restarted(health: Health, now: dt.datetime) -> Health:
     """The same health without passed probes and with no time in the future."""
     recovered_at = health.recovered_at
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         health,
         since=now if health.silent and health.serving else min(health.since, now),
         passed_probes=0,

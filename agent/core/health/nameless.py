@@ -1,8 +1,9 @@
 """Finds the GPU behind a fault for which the driver gives only an index and no UUID."""
 
-import dataclasses
 from collections.abc import Collection, Iterable
 from typing import Final
+
+import msgspec
 
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
 
@@ -23,13 +24,13 @@ def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
     if len(nameless) == len(missing) == 1:
         (fault,), (uuid,) = nameless, missing
         index = int(fault.gpu.removeprefix(NAMELESS))
-        known = dataclasses.replace(fault, gpu=uuid, index=index)
+        known = msgspec.structs.replace(fault, gpu=uuid, index=index)
         faults = tuple(known if each is fault else each for each in scan.faults)
     else:
         text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
         trouble = doubtful(nameless)
         faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
-    return dataclasses.replace(scan, faults=faults)
+    return msgspec.structs.replace(scan, faults=faults)
 
 
 def doubtful(nameless: Iterable[GpuFault]) -> Trouble:

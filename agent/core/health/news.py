@@ -3,10 +3,11 @@
 A change that may reverse within seconds (`turning`) is not reported yet.
 """
 
-import dataclasses
 import datetime as dt
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.changes import NO_POD, NodeEvent
 from agent.core.cluster.pods import PodTable, PodUid
@@ -24,8 +25,7 @@ GPU_DEGRADED: Final = "GpuDegraded"
 TEXT_LIMIT: Final = 1024
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _GpuNews:
+class _GpuNews(msgspec.Struct, frozen=True):
     """Reason and text of an Event about one GPU."""
 
     reason: str
@@ -70,7 +70,7 @@ def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> I
     """`new`, with the `doubted` GPUs as they are in `said`, the inventory reported last."""
     kept = (gpu for gpu in said.gpus if gpu.uuid in doubted)
     fresh = (gpu for gpu in new.gpus if gpu.uuid not in doubted)
-    return dataclasses.replace(new, gpus=(*fresh, *kept))
+    return msgspec.structs.replace(new, gpus=(*fresh, *kept))
 
 
 def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
@@ -213,11 +213,10 @@ def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEven
     event = NodeEvent("GpuDegradedForPod", text, warning=True)
     if not uid:
         return event
-    return dataclasses.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
+    return msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeCondition:
+class NodeCondition(msgspec.Struct, frozen=True):
     """A condition of the Node. As in node-problem-detector, true means a problem."""
 
     kind: str

@@ -1,7 +1,8 @@
 """What the driver and probes report about a GPU, before any verdict."""
 
-import dataclasses
 import enum
+
+import msgspec
 
 from agent.core.inventory.gpu import GpuUuid
 
@@ -31,8 +32,7 @@ class FabricState(enum.StrEnum):
     """The GPU tried to join and got an error."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuSigns:
+class GpuSigns(msgspec.Struct, frozen=True):
     """The state of one GPU's memory, its recovery action and its fabric.
 
     None means that this GPU or driver does not report the value. It never means that all is well.
@@ -72,8 +72,7 @@ class EventKind(enum.StrEnum):
     """GPUs came, went or changed their order: scan again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DriverEvent:
+class DriverEvent(msgspec.Struct, frozen=True):
     """One report of the driver. `uuid` None: about all GPUs, or about one that is not known."""
 
     kind: EventKind
@@ -93,8 +92,7 @@ class ProbeOutcome(enum.StrEnum):
     """No answer within the deadline."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """The result of probing the GPU `uuid`. `text` is the driver's error text.
 
     `unmonitored`: why the agent does not receive the events of this GPU. Empty if it does, or if

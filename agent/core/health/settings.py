@@ -1,8 +1,9 @@
 """Settings for health: the agent's own, and the XID variables of HAMi's and NVIDIA's plugin."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 from agent.core.health.xids import XIDS, XidClass
 
@@ -14,15 +15,14 @@ PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
 """The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class XidSwitches:
+class XidSwitches(msgspec.Struct, frozen=True):
     """Which XIDs count, by the variables of NVIDIA's plugin (from 0.18) and HAMi's (from 2.8).
 
     `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source:
     getDisabledHealthCheckXids of both plugins.
     """
 
-    disabled: Mapping[int, bool] = dataclasses.field(default_factory=dict)
+    disabled: Mapping[int, bool] = msgspec.field(default_factory=dict)
 
     @property
     def off(self) -> bool:
@@ -73,8 +73,7 @@ def _number(item: str) -> int | None:
     return int(item) if int(item) <= _LARGEST else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HealthSettings:
+class HealthSettings(msgspec.Struct, frozen=True):
     """How GPUs are judged. Durations are seconds."""
 
     driver_hang: float = 60.0
@@ -91,9 +90,9 @@ class HealthSettings:
     """How long an event waits for other events of the same failure."""
     coalesce: float = 0.05
     """How long a probe waits for others. Changes within this time after a list are one list."""
-    xids: Mapping[int, XidClass] = dataclasses.field(default_factory=dict)
+    xids: Mapping[int, XidClass] = msgspec.field(default_factory=dict)
     """Classes that differ from the table's."""
-    switches: XidSwitches = dataclasses.field(default_factory=XidSwitches)
+    switches: XidSwitches = msgspec.field(default_factory=XidSwitches)
     """From the variables of HAMi's and NVIDIA's plugin; `xids` wins."""
 
 

@@ -1,9 +1,10 @@
 """Single verdicts about a GPU, their severity, and how a new verdict combines with the old one."""
 
-import dataclasses
 import datetime as dt
 import enum
 from typing import Final
+
+import msgspec
 
 from agent.core.health.reports import FabricState, GpuSigns, RecoveryAction
 from agent.core.health.xids import XidClass, xid_name
@@ -66,7 +67,7 @@ def bad(
 def needing(verdict: Health, *, reboot: bool) -> Health:
     """The same verdict for a GPU that also needs a reset, or a reboot of the node."""
     action = Action.REBOOT if reboot else Action.RESET
-    return dataclasses.replace(verdict, needs_reset=True, needs_reboot=reboot, action=action)
+    return msgspec.structs.replace(verdict, needs_reset=True, needs_reboot=reboot, action=action)
 
 
 def watched(
@@ -125,7 +126,7 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
     if not health.needs_reset or health.needs_reboot:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
-        return dataclasses.replace(health, needs_reset=False)
+        return msgspec.structs.replace(health, needs_reset=False)
     return _freed(health, now, _happened(health), NextStep.SAID)
 
 
@@ -140,7 +141,7 @@ def refused(health: Health, now: dt.datetime) -> Health:
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refuses calls for it until it is reset{after}"
     verdict = bad(now, Cause.REFUSED, text, "H-RESET", NextStep.RESET)
-    return needing(dataclasses.replace(verdict, xid=health.xid), reboot=False)
+    return needing(msgspec.structs.replace(verdict, xid=health.xid), reboot=False)
 
 
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
@@ -153,9 +154,9 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
         return health
     is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     if gravity(verdict) > gravity(health) - is_back:
-        return dataclasses.replace(verdict, xid=health.xid)
+        return msgspec.structs.replace(verdict, xid=health.xid)
     if health.passed_probes and health.cause == verdict.cause:
-        return dataclasses.replace(health, passed_probes=0)
+        return msgspec.structs.replace(health, passed_probes=0)
     return health
 
 
@@ -169,7 +170,7 @@ def worse(health: Health, verdict: Health) -> Health:
     is_new_need = health.cause == Cause.REFUSED and verdict.needs_reset
     if gravity(verdict) > gravity(health) or is_new_need:
         return verdict
-    known = health if health.xid is not None else dataclasses.replace(health, xid=verdict.xid)
+    known = health if health.xid is not None else msgspec.structs.replace(health, xid=verdict.xid)
     if health.condition is Condition.LOST and verdict.needs_reset:
         return struck_while_lost(known, verdict)
     return known if health.condition is Condition.UNMONITORED else again(known, verdict.since)
@@ -212,7 +213,7 @@ def struck_while_lost(health: Health, verdict: Health) -> Health:
     reboot = health.needs_reboot or verdict.needs_reboot
     if health.needs_reset and health.needs_reboot == reboot:
         return health
-    return dataclasses.replace(health, needs_reset=True, needs_reboot=reboot)
+    return msgspec.structs.replace(health, needs_reset=True, needs_reboot=reboot)
 
 
 def again(health: Health, now: dt.datetime) -> Health:
@@ -221,7 +222,7 @@ def again(health: Health, now: dt.datetime) -> Health:
         return health
     if seconds(health, now) < 1.0 and health.passed_probes == 0:
         return health
-    return dataclasses.replace(health, since=now, passed_probes=0)
+    return msgspec.structs.replace(health, since=now, passed_probes=0)
 
 
 def gravity(health: Health) -> int:
@@ -247,7 +248,7 @@ def _happened(health: Health) -> str:
 
 def _freed(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
     """The health after the need for a reset has ended: its cool-down begins now."""
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         health,
         since=now,
         needs_reset=False,
@@ -273,15 +274,15 @@ def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
         text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
         text += "runs on it"
         verdict = bad(now, Cause.FABRIC, text, "H-FABRIC", NextStep.FABRIC)
-        return dataclasses.replace(verdict, action=Action.INSPECT)
+        return msgspec.structs.replace(verdict, action=Action.INSPECT)
     if signs.rows_failed:
         text = "memory rows could not be remapped: no spare rows are left"
         verdict = bad(now, Cause.MEMORY, text, "H-ROWS", NextStep.REPLACE)
-        return dataclasses.replace(verdict, action=Action.REPLACE)
+        return msgspec.structs.replace(verdict, action=Action.REPLACE)
     if signs.rows_pending or signs.pages_pending:
         text = "memory rows or pages wait for a reset to be replaced"
         verdict = watched(now, Cause.MEMORY, text, "H-ROWS", NextStep.RESET_FREE)
-        return dataclasses.replace(verdict, action=Action.RESET)
+        return msgspec.structs.replace(verdict, action=Action.RESET)
     return None
 
 

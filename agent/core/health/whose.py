@@ -5,10 +5,11 @@
   GPU whose count of uncorrected errors rose at about that time.
 """
 
-import dataclasses
 import datetime as dt
 from collections.abc import Callable, Iterable
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import cap
 from agent.core.health.reports import NO_SIGNS, DriverEvent, EventKind, Probe, ProbeOutcome
@@ -59,14 +60,13 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
         for fault in scan.faults
         if fault.trouble not in {Trouble.RELEASED, Trouble.UNPLACED} and not ill(GpuUuid(fault.gpu))
     ]
-    same = {dataclasses.replace(fault, gpu="", index=0) for fault in faults}
+    same = {msgspec.structs.replace(fault, gpu="", index=0) for fault in faults}
     if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:
         return None
     return faults[0]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ErrorCount:
+class ErrorCount(msgspec.Struct, frozen=True):
     """The uncorrected errors of one GPU. `rose_at`: when they rose, if no event was made of it."""
 
     count: int | None = None

@@ -3,11 +3,12 @@
 Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
 """
 
-import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Self
+
+import msgspec
 
 from agent.core.inventory.condition import Action, Condition
 
@@ -113,8 +114,7 @@ _OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
 """XIDs whose class differs from the class of their action."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(msgspec.Struct, frozen=True):
     """One row of the table; `name` completes the sentence "XID 79: …"."""
 
     number: int

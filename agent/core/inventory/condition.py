@@ -1,8 +1,9 @@
 """The health of one GPU: its condition, the cause, and what a person should do."""
 
-import dataclasses
 import datetime as dt
 import enum
+
+import msgspec
 
 
 class Condition(enum.StrEnum):
@@ -56,8 +57,7 @@ class Action(enum.StrEnum):
     REPLACE = "replace"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Health:
+class Health(msgspec.Struct, frozen=True):
     """The condition of one GPU, since when, and why.
 
     - `since`: when the condition began, or when the cool-down last began again (a bad report, or

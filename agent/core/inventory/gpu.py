@@ -1,9 +1,10 @@
 """A GPU as the driver describes it, without its health and without how it is shared."""
 
-import dataclasses
 import datetime as dt
 import enum
 from typing import Final, NewType
+
+import msgspec
 
 GpuUuid = NewType("GpuUuid", str)
 """`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
@@ -26,8 +27,7 @@ class PciPath(enum.IntEnum):
     SAME_BOARD = 60
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks.
 
     `peer_to_peer`: whether the driver lets the two read each other's memory; None: not known.
@@ -39,8 +39,7 @@ class Link:
     peer_to_peer: bool | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One physical GPU.
 
     `index` is NO_INDEX if only the UUID is known. `memory_mib` is total bytes // 2**20, or None if
@@ -89,8 +88,7 @@ class Trouble(enum.StrEnum):
     FAILED = "failed"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuFault:
+class GpuFault(msgspec.Struct, frozen=True):
     """A GPU that the driver lists but does not describe. The inventory leaves it out.
 
     `gpu` is the UUID, or `index N` if only the index is known. `index` is NO_INDEX if not known.
@@ -109,11 +107,12 @@ class GpuFault:
     @property
     def sentence(self) -> str:
         """Which GPU, and what is wrong with it."""
-        return f"GPU {self.gpu}: {self.text}"
+        index = f"{self.index} ({self.gpu})"
+        is_unplaced = self.index == NO_INDEX or self.gpu == f"index {self.index}"
+        return f"GPU {self.gpu if is_unplaced else index}: {self.text}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True):
     """All GPUs of the node, sorted by index. `library_version` is None if it is not known."""
 
     driver_version: str
@@ -123,13 +122,13 @@ class Scan:
 
     def keeping(self, kept: frozenset[GpuUuid], reason: str) -> "Scan":
         """Only with the GPUs `kept`. The others become faults with this reason."""
-        others = [GpuFault(gpu.uuid, reason) for gpu in self.gpus if gpu.uuid not in kept]
         gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in kept)
-        return dataclasses.replace(self, gpus=gpus, faults=(*self.faults, *others))
+        others = (gpu for gpu in self.gpus if gpu.uuid not in kept)
+        left = [GpuFault(gpu.uuid, reason, index=gpu.index) for gpu in others]
+        return msgspec.structs.replace(self, gpus=gpus, faults=(*self.faults, *left))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuSample(msgspec.Struct, frozen=True):
     """How much a GPU is used at one moment."""
 
     uuid: GpuUuid
@@ -140,8 +139,7 @@ class GpuSample:
     used_mib: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """A sample with the time at which it was taken."""
 
     at: dt.datetime

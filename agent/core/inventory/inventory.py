@@ -1,7 +1,8 @@
 """The inventory: an immutable snapshot of the shared GPUs, their shares and their health."""
 
-import dataclasses
 from typing import Final
+
+import msgspec
 
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import Gpu, GpuUuid
@@ -9,8 +10,7 @@ from agent.core.inventory.gpu import Gpu, GpuUuid
 WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why at `offer`"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SharedGpu:
+class SharedGpu(msgspec.Struct, frozen=True):
     """One GPU and how it is shared.
 
     - `registered_mib` and `core_percent`: MiB and percent after scaling.
@@ -60,8 +60,7 @@ class SharedGpu:
         return "is filtered out by the settings" if self.there else "is not on the node any more"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True):
     """All shared GPUs, sorted by index, then UUID. GPUs without an index come last.
 
     `generation` rises with every change. `withheld`: no slice is on offer, whatever the health.
@@ -76,6 +75,11 @@ class Inventory:
         """The GPU with that UUID, or None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
+    def label(self, uuid: GpuUuid) -> str:
+        """The label of one GPU, for people; its UUID if it is not here."""
+        found = self.find(uuid)
+        return found.gpu.label if found else str(uuid)
+
     def offers(self, gpu: SharedGpu) -> bool:
         """True when the list and the register annotation offer this GPU to new containers."""
         return gpu.serving and not self.withheld
@@ -87,8 +91,7 @@ class Inventory:
         return (f"it {gpu.plight}",) if gpu.health.serving else ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class InventoryDiff:
+class InventoryDiff(msgspec.Struct, frozen=True):
     """What differs between two snapshots, by UUID."""
 
     added: tuple[GpuUuid, ...] = ()

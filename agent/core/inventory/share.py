@@ -1,12 +1,11 @@
 """A share: the part of one GPU that the scheduler gave one container."""
 
-import dataclasses
+import msgspec
 
 from agent.core.inventory.gpu import GpuUuid
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """`memory_mib` MiB and `core_percent` percent of the GPU `uuid`. 0 MiB means all memory."""
 
     uuid: GpuUuid

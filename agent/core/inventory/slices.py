@@ -1,10 +1,11 @@
 """Slices: the ids into which a GPU is split, and the memory and compute to register for it."""
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import NewType
+
+import msgspec
 
 from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import GpuUuid
@@ -31,8 +32,7 @@ MAX_NUMBER = 9_999_999_999
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SharingSettings:
+class SharingSettings(msgspec.Struct, frozen=True):
     """How GPUs are shared.
 
     `resource`: the name under which pods request slices and the kubelet advertises them.
@@ -52,8 +52,7 @@ class SharingSettings:
     resource: str = "nvidia.com/gpu"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SliceGroup:
+class SliceGroup(msgspec.Struct, frozen=True):
     """The listed slices of one GPU, in the order of their numbers. All have the same health."""
 
     uuid: GpuUuid
@@ -62,8 +61,7 @@ class SliceGroup:
     numa: int | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SliceList:
+class SliceList(msgspec.Struct, frozen=True):
     """The content of one ListAndWatch message, in inventory order. `generation` identifies it."""
 
     generation: int = 0

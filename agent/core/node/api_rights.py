@@ -1,10 +1,9 @@
 """The permissions that the agent needs at the API server."""
 
-import dataclasses
+import msgspec
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Right:
+class Right(msgspec.Struct, frozen=True):
     """One permission: a verb on a resource. `name`: the object; empty: any object."""
 
     verb: str

@@ -29,7 +29,11 @@ MEMBERS: Final[Mapping[CheckGroup, tuple[PreflightCheck, ...]]] = {
         PreflightCheck.PLUGIN,
         PreflightCheck.OFFER,
     ),
-    CheckGroup.AGENT: (PreflightCheck.AGENT, PreflightCheck.SECOND),
+    CheckGroup.AGENT: (
+        PreflightCheck.AGENT,
+        PreflightCheck.SECOND,
+        PreflightCheck.BYTECODE,
+    ),
     CheckGroup.API: (
         PreflightCheck.NODE,
         PreflightCheck.RIGHTS,
@@ -69,6 +73,7 @@ CONSEQUENCES: Final[Mapping[PreflightCheck, str]] = {
     PreflightCheck.AGENT: _OFFERED,
     PreflightCheck.SECOND: "the kubelet asks the agent that registered last, and the other one "
     "does not know those pods",
+    PreflightCheck.BYTECODE: "no pod is affected; each start takes more than twice as long",
     PreflightCheck.NODE: "the scheduler learns nothing new of this node's GPUs",
     PreflightCheck.RIGHTS: _SERVED,
     PreflightCheck.EXCESS: "no pod is affected; who takes over the agent gets these rights, too",

@@ -4,16 +4,18 @@ It is a comma list of GPU UUIDs on which HAMi's scheduler, from 2.10 on, places 
 around a UUID and empty parts do not count (HAMi v2.10 pkg/device/nvidia/device.go).
 """
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from agent.core.cluster.annotations import CORDON, HANDSHAKE
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import cap
-from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.gpu import NO_INDEX, GpuUuid
+from agent.core.inventory.inventory import SharedGpu
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportedGpu:
+class ReportedGpu(msgspec.Struct, frozen=True):
     """A GPU of the Node's register annotation, or of the cordon (index None)."""
 
     uuid: GpuUuid
@@ -26,8 +28,7 @@ class ReportedGpu:
         return uuid if self.index is None else f"{self.index} ({uuid})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CordonEdit:
+class CordonEdit(msgspec.Struct, frozen=True):
     """What to write for one GPU. `changes` empty: the Node already says it; None removes."""
 
     gpu: ReportedGpu
@@ -38,6 +39,19 @@ def read_cordon(text: str | None) -> tuple[GpuUuid, ...]:
     """The UUIDs in the annotation, each once, in their order."""
     words = (word.strip() for word in (text or "").split(","))
     return tuple(dict.fromkeys(GpuUuid(word) for word in words if word))
+
+
+def cordon_events(
+    before: Collection[str], now: Collection[str], gpus: Iterable[SharedGpu]
+) -> Iterator[NodeEvent]:
+    """The Events about the GPUs of this node whose cordon began or ended."""
+    for gpu in gpus:
+        words = ReportedGpu(gpu.uuid, None if gpu.gpu.index == NO_INDEX else gpu.gpu.index).words
+        if gpu.uuid in now and gpu.uuid not in before:
+            text = f"GPU {words} is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+            yield NodeEvent("GpuCordoned", text, warning=False)
+        if gpu.uuid in before and gpu.uuid not in now:
+            yield NodeEvent("GpuUncordoned", f"GPU {words} is no longer cordoned", warning=False)
 
 
 def known_gpus(reported: Iterable[ReportedGpu], cordon: str | None) -> tuple[ReportedGpu, ...]:

@@ -1,9 +1,10 @@
 """Judges the device files of NVIDIA's driver: whether they exist and may be opened."""
 
-import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.core.node.findings import Finding, PreflightCheck, counted
 
@@ -23,8 +24,7 @@ class NodeAccess(enum.Enum):
     FAILED = "cannot be opened"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True):
     """A device file and what it allows. `reason`: the system's words for a failure."""
 
     path: str

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from agent.core.errors import SettingsError
 from agent.core.state.ledger import Decider, Ledger
 
@@ -29,8 +31,7 @@ class LastingSetting:
     origin: str = dataclasses.field(compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Hold:
+class _Hold(msgspec.Struct, frozen=True):
     """A pod that holds slices, and the settings of its answer; empty: fits all settings."""
 
     pod: str

@@ -1,8 +1,10 @@
 """The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it."""
 
-import dataclasses
 import enum
 from collections.abc import Iterable
+from typing import Final
+
+import msgspec
 
 
 class PreflightCheck(enum.Enum):
@@ -19,6 +21,7 @@ class PreflightCheck(enum.Enum):
     OFFER = "P-OFFER"
     AGENT = "P-AGENT"
     SECOND = "P-SECOND"
+    BYTECODE = "P-BYTECODE"
     NODE = "P-NODE"
     RIGHTS = "P-RIGHTS"
     EXCESS = "P-EXCESS"
@@ -45,8 +48,11 @@ class PreflightVerdict(enum.Enum):
     WRONG = "WRONG"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
+"""What a fault of one GPU means for pods."""
+
+
+class Finding(msgspec.Struct, frozen=True):
     """One line of the result: what was checked, what was found, and what to do about it.
 
     - `means`: the consequence for pods; empty: that of the check (`check_groups.CONSEQUENCES`).
@@ -87,7 +93,7 @@ class Finding:
 
     def because_of(self, *causes: PreflightCheck) -> "Finding":
         """The same finding; if one of `causes` is wrong, it is only a consequence."""
-        return dataclasses.replace(self, causes=causes)
+        return msgspec.structs.replace(self, causes=causes)
 
 
 def traced(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -110,4 +116,4 @@ def _traced(finding: Finding, wrong: set[PreflightCheck]) -> Finding:
     if finding.verdict not in {PreflightVerdict.WRONG, PreflightVerdict.NOTE} or not causes:
         return finding
     said = f"{finding.said} (follows from {', '.join(cause.value for cause in causes)})"
-    return dataclasses.replace(finding, verdict=PreflightVerdict.NOTE, said=said)
+    return msgspec.structs.replace(finding, verdict=PreflightVerdict.NOTE, said=said)

@@ -13,9 +13,10 @@ Three cases cannot be detected:
   Kubelets do not create such a Node.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS, SCORE
 from agent.core.health.news import GPU_DEGRADED
@@ -40,8 +41,7 @@ def mark_of(reported_by: str) -> str:
     return f"after {reported_by}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeTraces:
+class NodeTraces(msgspec.Struct, frozen=True):
     """A Node at one version.
 
     - `written`: the annotations that an agent changed last.
@@ -54,7 +54,7 @@ class NodeTraces:
 
     name: str
     version: str
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     written: frozenset[str] = frozenset()
     condition: bool = False
     last_written: str = ""
@@ -100,8 +100,7 @@ class NodeTraces:
         return bool(self.own or self.report or self.condition)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeLeftovers:
+class NodeLeftovers(msgspec.Struct, frozen=True):
     """The status of a Node.
 
     - `kubelet`: its kubelet reports.
@@ -114,13 +113,12 @@ class NodeLeftovers:
     degraded: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RemovalPlan:
+class RemovalPlan(msgspec.Struct, frozen=True):
     """What to remove from a Node, and what stays, with the reason."""
 
     keys: tuple[str, ...] = ()
     condition: bool = False
-    left: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def due(node: NodeTraces, state: NodeLeftovers, *, here: bool) -> RemovalPlan:
@@ -160,8 +158,7 @@ def _reason(node: NodeTraces) -> str:
     return "the Node has no report of an agent"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cleaned:
+class Cleaned(msgspec.Struct, frozen=True):
     """The result for one Node. `left`: what stays, with the reason.
 
     `failure`: why something of an agent's is left. `silent`: the API server did not answer.
@@ -169,7 +166,7 @@ class Cleaned:
 
     node: str
     removed: tuple[str, ...] = ()
-    left: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left: Mapping[str, str] = msgspec.field(default_factory=dict)
     failure: str = ""
     silent: bool = False
 
@@ -179,8 +176,7 @@ class Cleaned:
         return not self.removed and not self.failure and not self.left.keys() - OTHERS.keys()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Agents:
+class Agents(msgspec.Struct, frozen=True):
     """The agents' pods, by namespace and label selector. `resource`: the resource they serve."""
 
     namespace: str
@@ -188,8 +184,7 @@ class Agents:
     resource: str = RESOURCE
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeftoverOutcome:
+class LeftoverOutcome(msgspec.Struct, frozen=True):
     """The result for all Nodes.
 
     `occupied`: the Nodes left alone, each with the agent's pod that does not end. `unreached`: the
@@ -197,7 +192,7 @@ class LeftoverOutcome:
     """
 
     nodes: tuple[Cleaned, ...] = ()
-    occupied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    occupied: Mapping[str, str] = msgspec.field(default_factory=dict)
     unreached: tuple[str, ...] = ()
 
     @property

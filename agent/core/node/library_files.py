@@ -1,8 +1,9 @@
 """Judges the files of HAMi-core that every container loads: their owner, mode and content."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.core.node.findings import Finding, PreflightCheck
 
@@ -10,8 +11,7 @@ PRELOADED: Final = "/usr/local/vgpu/libvgpu.so"
 """Where containers find the library; ld.so.preload names this path."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LibraryFile:
+class LibraryFile(msgspec.Struct, frozen=True):
     """A file of HAMi-core on the host.
 
     - `ours`: its owner is root or the agent's user.

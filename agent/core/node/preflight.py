@@ -1,13 +1,20 @@
 """Judges what a node must have for the agent, with and without an agent that runs there."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import Scan
 from agent.core.node.api_rights import Right
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict, counted
+from agent.core.node.findings import (
+    OF_ONE_GPU,
+    Finding,
+    PreflightCheck,
+    PreflightVerdict,
+    counted,
+)
 from agent.core.node.troubles import remedy as remedy_of
 
 HAMI_LABEL: Final = ("gpu", "on")
@@ -15,8 +22,7 @@ HAMI_LABEL: Final = ("gpu", "on")
 
 MONITOR: Final = (
     "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor goes with "
-    "it: metrics and dashboards on port 31992, priorities of pods, and core limits of GPUs in the "
-    "default core policy"
+    "it, and the Service on port 31992"
 )
 
 _TAKE_OFF: Final = (
@@ -32,8 +38,7 @@ _REPAIR_DRIVER: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PathFacts:
+class PathFacts(msgspec.Struct, frozen=True):
     """The state of a path. `kind`: directory, socket, file or another; empty: does not exist."""
 
     path: str
@@ -48,8 +53,7 @@ class PathFacts:
     """The file system of the directory has no space or no inodes left."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PluginSocket:
+class PluginSocket(msgspec.Struct, frozen=True):
     """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
 
     path: str
@@ -61,8 +65,7 @@ class PluginSocket:
         return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterAnswer:
+class ClusterAnswer(msgspec.Struct, frozen=True):
     """The API server's answers about this node.
 
     - `found`: whether the Node exists; None: not asked, because permissions are missing.
@@ -72,8 +75,8 @@ class ClusterAnswer:
 
     server: str
     found: bool | None = None
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     denied: tuple[Right, ...] = ()
     unasked: tuple[Right, ...] = ()
     """Permissions that the agent's account has and this account need not have."""
@@ -106,6 +109,18 @@ def judge_owner(place: PathFacts) -> Finding | None:
         said,
         f"chown root and chmod 0755 {place.path}",
         "who may write there can replace the directories and limits of containers",
+    )
+
+
+def judge_bytecode(program: str, uncompiled: int) -> Finding:
+    """Judge how many of the modules that the program in `program` has loaded are not compiled."""
+    if not uncompiled:
+        return Finding.ok(PreflightCheck.BYTECODE, program, "its modules are compiled")
+    return Finding.note(
+        PreflightCheck.BYTECODE,
+        program,
+        f"each start compiles {counted(uncompiled, 'module')} anew, and cannot keep the result",
+        "run `python -m compileall` as the files' owner, for Python's own library too",
     )
 
 
@@ -179,10 +194,12 @@ def judge_driver(
     for gpu in scan.gpus:
         if gpu.mig_enabled:
             said = f"GPU {gpu.uuid} is in MIG mode"
-            yield Finding.note(PreflightCheck.DRIVER, library, said, "it will not be shared")
+            yield Finding.note(
+                PreflightCheck.DRIVER, library, said, "it will not be shared", OF_ONE_GPU
+            )
     for fault in scan.faults:
         advice = f"it is not shared; {remedy_of(fault.trouble)}"
-        yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice)
+        yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice, OF_ONE_GPU)
 
 
 def _models(library: str, scan: Scan) -> Finding:
@@ -273,7 +290,8 @@ def judge_plugins(
             PreflightCheck.MONITOR,
             "HAMi's vGPUmonitor",
             MONITOR,
-            "if you use these, let it run beside the agent (see deploy/README.md)",
+            "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again "
+            "(see deploy/README.md)",
         )
 
 

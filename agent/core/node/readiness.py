@@ -1,11 +1,11 @@
 """The agent's own checks, and whether they make it ready or degraded."""
 
-import dataclasses
 from collections.abc import Iterable
 
+import msgspec
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Check:
+
+class Check(msgspec.Struct, frozen=True):
     """One check of the agent. `text` says what is wrong and what to do.
 
     A failed check that is not `required` degrades the agent but never makes it unready.

@@ -1,11 +1,18 @@
 """Judges the agent that runs on this node, by its own readiness page, and whether it is alone."""
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict, counted
+import msgspec
+
+from agent.core.node.findings import (
+    OF_ONE_GPU,
+    Finding,
+    PreflightCheck,
+    PreflightVerdict,
+    counted,
+)
 from agent.core.node.preflight import PathFacts, PluginSocket
 
 _LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
@@ -32,8 +39,7 @@ _OF_GPUS: Final = "run `hami-agent status`: it says of each GPU what to do"
 _READ: Final = "see /readyz?verbose in the runbook, Start here, and the agent's log"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AgentAnswer:
+class AgentAnswer(msgspec.Struct, frozen=True):
     """The answer of `/readyz?verbose` by the agent's socket at `path`.
 
     `failure`: why there is none; `denied`: this user may not use the socket.
@@ -67,9 +73,12 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         return
     failed = [match for match in lines if match[1] != "+"]
     for sign, name, text in (match.groups() for match in failed):
-        make = Finding.wrong if sign == "-" else Finding.note
-        advice = _OF_GPUS if name == "gpu_health" else _READ
-        finding = make(check, name, text or "fails", advice)
+        is_of_gpus = name == "gpu_health"
+        advice, said = _OF_GPUS if is_of_gpus else _READ, text or "fails"
+        finding = Finding.wrong(check, name, said, advice)
+        if sign != "-":
+            means = OF_ONE_GPU if is_of_gpus else ""
+            finding = Finding.note(check, name, said, advice, means)
         yield finding.because_of(*_CAUSES.get(name, ()))
     if not any(match[1] == "-" for match in failed):
         said = f"the agent is ready; {counted(len(lines) - len(failed), 'check')} of it passed"

@@ -1,9 +1,10 @@
 """Judges what HAMi's scheduler and the kubelet show of this node, as the API server has it."""
 
-import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.core.cluster.pods import NodeLock
@@ -26,8 +27,7 @@ _READERS: Final[Mapping[ReportProfile, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportSeen:
+class ReportSeen(msgspec.Struct, frozen=True):
     """The Node's register annotation.
 
     - `is_there`: it exists. `gpus`: how many GPUs it names; 0: it cannot be read.
@@ -45,8 +45,7 @@ class ReportSeen:
     written: dt.datetime | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HandshakeSeen:
+class HandshakeSeen(msgspec.Struct, frozen=True):
     """The Node's handshake. `word`: its first word, empty if it is absent.
 
     `stamp`: its time, None if it has none or names no zone: schedulers write their local time.
@@ -57,8 +56,7 @@ class HandshakeSeen:
     stamp: dt.datetime | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OfferSeen:
+class OfferSeen(msgspec.Struct, frozen=True):
     """The amounts of the agent's resource in the Node's status."""
 
     resource: str
@@ -164,6 +162,9 @@ def _judge_absent(subject: str, report: ReportSeen, now: dt.datetime) -> Finding
     age = None if report.written is None else (now - report.written).total_seconds()
     if not report.is_there or (age is not None and age < READ_WITHIN):
         return Finding.ok(check, subject, "absent: the report is new, or there is none")
+    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+    if report.gpus and not report.healthy:
+        return Finding.ok(check, subject, "absent: the report offers no slice to a scheduler")
     finding = Finding.note(
         check,
         subject,
@@ -172,7 +173,6 @@ def _judge_absent(subject: str, report: ReportSeen, now: dt.datetime) -> Finding
         "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. Release "
         "2.8 never does: after a change of memory or names alone, restart it",
     )
-    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
     return finding.because_of(PreflightCheck.AGENT, PreflightCheck.KUBELET, PreflightCheck.DRIVER)
 
 

@@ -4,15 +4,15 @@ If a node refuses every new pod but still offers slices, controllers keep creati
 scheduler keeps sending them there.
 """
 
-import dataclasses
 from typing import Final
+
+import msgspec
 
 HOLD_OFF: Final = 5.0
 """Seconds without a reason to withhold before slices are offered again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Withholding:
+class Withholding(msgspec.Struct, frozen=True):
     """`reasons`: why every new pod would be refused, one sentence each; empty: none would be.
 
     `until`: the reasons are over, and slices are offered again at this time of the loop's clock.

@@ -7,10 +7,11 @@ instance that named the holder no longer lists it, it is gone. In all other case
 checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod ended.
 """
 
-import dataclasses
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from agent.core.ages import has_passed
 from agent.core.inventory.slices import SliceId, split_slice_id
@@ -68,8 +69,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Books:
+class _Books(msgspec.Struct, frozen=True):
     """The kubelet's answers at one moment.
 
     - `recorded`: the id sets in the kubelet's checkpoint file, each with its number of pods.
@@ -150,7 +150,7 @@ def _learnt(row: Row, books: _Books) -> Row:
     holder = books.owners.get(row.key)
     if holder is None and (row.holder or frozenset(row.slice_ids) not in books.recorded):
         return row
-    return dataclasses.replace(row, holder=holder, confirmed=True, epoch=books.seen.epoch)
+    return msgspec.structs.replace(row, holder=holder, confirmed=True, epoch=books.seen.epoch)
 
 
 def _lives(row: Row, books: _Books) -> bool:

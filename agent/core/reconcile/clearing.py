@@ -1,15 +1,15 @@
 """The result of removing directories that were set aside, and the Event about those that stay."""
 
-import dataclasses
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.changes import NodeEvent
 
 KEPT_EVENT: Final = "DirectoriesKept"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(msgspec.Struct, frozen=True):
     """The result of one part of the work. `more`: there is more to do at once.
 
     `kept`: how many directories stay. `why`: the system's error for the first of them.

@@ -1,9 +1,10 @@
 """The facts that the ledger is compared with, and the findings, in both modes."""
 
-import dataclasses
 import datetime as dt
 import uuid
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from agent.core.cluster.pods import ContainerView, PodTable, PodUid, PodView
 from agent.core.containers.edits import ContainerEdits
@@ -14,8 +15,7 @@ from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Holder, Row
 EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReconcileFacts:
+class ReconcileFacts(msgspec.Struct, frozen=True):
     """The facts that a reconcile compares with the ledger.
 
     - `holdings`: the kubelet's answers; `complete`: they are from a List, so they have all pods.
@@ -34,12 +34,11 @@ class ReconcileFacts:
     recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
     directories: frozenset[str] = frozenset()
     since: dt.datetime = EVER
-    failed: Mapping[PodUid, dt.datetime] = dataclasses.field(default_factory=dict)
-    idle: Mapping[ContainerKey, dt.datetime] = dataclasses.field(default_factory=dict)
+    failed: Mapping[PodUid, dt.datetime] = msgspec.field(default_factory=dict)
+    idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Adoption:
+class Adoption(msgspec.Struct, frozen=True):
     """A container that was answered and that the ledger does not know.
 
     `ids`: the kubelet's; empty: the kubelet lost its checkpoint too.
@@ -50,8 +49,7 @@ class Adoption:
     ids: tuple[SliceId, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stranger:
+class Stranger(msgspec.Struct, frozen=True):
     """A container that holds ids of `resource` and whose answer is not known."""
 
     holder: Holder
@@ -60,7 +58,7 @@ class Stranger:
 
     def row(self, now: dt.datetime, epoch: KubeletEpoch) -> Row:
         """A row that only keeps the ids in use. Equal holders and ids get equal keys."""
-        name = "/".join((*dataclasses.astuple(self.holder), *self.ids))
+        name = "/".join((*msgspec.structs.astuple(self.holder), *self.ids))
         return Row(
             key=ContainerKey(PodUid(uuid.uuid5(uuid.NAMESPACE_OID, name).hex), PLAIN),
             holder=self.holder,
@@ -76,8 +74,7 @@ class Stranger:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(msgspec.Struct, frozen=True):
     """What differs between the ledger and the facts.
 
     - `confirmed`: rows that the kubelet confirms, with their new values.
@@ -94,7 +91,7 @@ class Findings:
     over: tuple[Row, ...] = ()
     adopt: tuple[Adoption, ...] = ()
     strangers: tuple[Stranger, ...] = ()
-    idle: Mapping[ContainerKey, dt.datetime] = dataclasses.field(default_factory=dict)
+    idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
     due: dt.datetime | None = None
     drifted: int = 0
     unconfirmed: int = 0

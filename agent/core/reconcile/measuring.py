@@ -1,9 +1,10 @@
 """The sizes of container directories: which of them are large, and the Event about it."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.changes import NO_POD, NodeEvent
 from agent.core.cluster.pods import PodUid
@@ -19,8 +20,7 @@ DEEPEST: Final = 16
 """The depth of nested directories up to which the agent measures."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DirectorySize:
+class DirectorySize(msgspec.Struct, frozen=True):
     """The size of one directory: `allocated` bytes in `entries` files and directories.
 
     - `closed`: how many directories the agent may not look into.
@@ -41,8 +41,7 @@ class DirectorySize:
         return beyond or self.is_deep or self.closed > 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DiskRoom:
+class DiskRoom(msgspec.Struct, frozen=True):
     """Free space on the directories' file system: bytes `available`, and free `inodes`.
 
     NaN: not known. Infinite inodes: the file system does not count them.
@@ -52,16 +51,14 @@ class DiskRoom:
     inodes: float = math.nan
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """The names of the large directories, and the free space."""
 
     large: frozenset[str] = frozenset()
     room: DiskRoom = DiskRoom()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OwnedDirectory:
+class OwnedDirectory(msgspec.Struct, frozen=True):
     """A container directory and the container that it belongs to.
 
     `pod_uid` empty: only the pod's name is known. `pod` empty: the pod is not known.
@@ -93,7 +90,7 @@ def large_event(owned: OwnedDirectory, size: DirectorySize) -> NodeEvent:
     event = NodeEvent(LARGE_EVENT, text, warning=True)
     if not owned.pod_uid:
         return event
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         event, namespace=owned.namespace, pod=owned.pod, pod_uid=owned.pod_uid
     )
 

@@ -1,14 +1,14 @@
 """Compares hami mode's ledger with the kubelet and the API server, and returns findings."""
 
-import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
 
 from agent.core.ages import has_passed
 from agent.core.allocation.evidence import PodKey
 from agent.core.cluster.pods import ContainerView, Phase, PodUid, PodView, Role
 from agent.core.containers.container_edits import container_directory
-from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.reconcile.by_kubelet import judge_by_kubelet
 from agent.core.reconcile.findings import EVER, Adoption, Findings, ReconcileFacts, Stranger
@@ -17,8 +17,6 @@ from agent.core.state.holdings import Holding
 from agent.core.state.ledger import (
     ContainerKey,
     Decider,
-    Effect,
-    EffectKind,
     Holder,
     Ledger,
     Row,
@@ -29,8 +27,6 @@ VANISHED_GRACE = dt.timedelta(seconds=60)
 
 LEAKED_AFTER = dt.timedelta(minutes=10)
 """How long a leaked container directory stays after its last change."""
-
-MISMATCH_EVENT = "SliceMismatch"
 
 
 def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
@@ -89,49 +85,10 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -
         return None
     if not ids:
         return None
-    new = dataclasses.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
-    return dataclasses.replace(new, told=new.told or new.mismatched)
-
-
-def mismatch(row: Row) -> Refusal:
-    """The sentence about a mismatched row for the pod's owner, also as the fence's refusal."""
-    booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
-    return Refusal(
-        RefusalReason.OTHER_GPU_BOOKED,
-        f"Container {row.key.container} was given GPU "
-        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
-        f"{', '.join(sorted(booked))} for it; create the pod again.",
+    new = msgspec.structs.replace(
+        row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids))
     )
-
-
-def mismatch_event(row: Row, now: dt.datetime) -> Effect:
-    """The effect that posts the Event about a mismatched row on its pod."""
-    return Effect(
-        kind=EffectKind.POST_EVENT,
-        pod_uid=row.key.pod_uid,
-        namespace=row.namespace,
-        pod=row.pod,
-        due=now,
-        value=str(mismatch(row)),
-        reason=MISMATCH_EVENT,
-    )
-
-
-def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
-    """Refuse the start of the container that the kubelet holds `ids` for, if its row mismatches.
-
-    Several rows can have the same ids, for example an init container's and that of a deleted pod.
-    The last answer counts. A container without a row may start.
-
-    Raises:
-        Refusal: the kubelet booked other GPUs than those that were offered and answered.
-    """
-    wanted = frozenset(ids)
-    answered = ledger.rows_by(Decider.SCHEDULER)
-    rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
-    row = max(rows, key=lambda row: row.answered_at, default=None)
-    if row is not None and row.mismatched:
-        raise mismatch(row)
+    return msgspec.structs.replace(new, told=new.told or new.mismatched)
 
 
 def leaked(
@@ -238,7 +195,7 @@ def _adoptions(
 
 def _strangers(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Iterator[Stranger]:
     """Holders of slices without a row and without groups in an annotation."""
-    explained = {row.holder for row in ledger.rows}
+    explains = explained_by(ledger)
     for holding in seen.holdings if seen.complete and seen.table.synced else ():
         pod = seen.table.named(holding.namespace, holding.pod)
         if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
@@ -246,8 +203,19 @@ def _strangers(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Iterator[
         for container in holding.containers:
             holder = Holder(holding.namespace, holding.pod, container.name)
             ids = container.ids.get(resource, frozenset())
-            if holder not in explained and any(map(split_slice_id, ids)):
+            if any(map(split_slice_id, ids)) and not explains(holder, ids):
                 yield Stranger(holder, tuple(sorted(ids)), resource)
+
+
+def explained_by(ledger: Ledger) -> Callable[[Holder, Iterable[SliceId]], bool]:
+    """The test whether a row explains the ids of a holder.
+
+    The row of a stranger explains only its own ids: after a lost checkpoint the kubelet asks again,
+    and names other ids.
+    """
+    answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
+    kept = {(row.holder, frozenset(row.slice_ids)) for row in ledger.rows_by(Decider.KUBELET)}
+    return lambda holder, ids: holder in answered or (holder, frozenset(ids)) in kept
 
 
 def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -> bool:

@@ -1,9 +1,10 @@
-"""Finds the effects that are owed for rejected pods and for node locks that are left over."""
+"""Finds the effects that are owed: for rejected pods, left-over node locks and live limits."""
 
-import dataclasses
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterator
+
+import msgspec
 
 from agent.core.cluster.annotations import BIND_PHASE, PHASE_FAILED
 from agent.core.cluster.changes import NodeEvent
@@ -16,7 +17,7 @@ from agent.core.cluster.pods import (
     PodView,
     Role,
 )
-from agent.core.state.ledger import Effect, EffectKind, Ledger
+from agent.core.state.ledger import Effect, EffectKind, Ledger, Row
 
 REJECTED = "UnexpectedAdmissionError"
 """The status.reason of a pod whose Allocate was answered with an error."""
@@ -41,8 +42,7 @@ NOBODY = PodUid("")
 REFUSED_EVENT = "AllocationRefused"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SettlementFacts:
+class SettlementFacts(msgspec.Struct, frozen=True):
     """The facts that settlement reads.
 
     `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
@@ -78,7 +78,7 @@ def event_of(effect: Effect) -> NodeEvent:
 
 def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
     """All effects that are owed now. They follow from the facts, so a restart finds them again."""
-    return (*_for_rejected(scene), *_for_lock(scene))
+    return (*_for_rejected(scene), *_for_lock(scene), *_for_limits(scene))
 
 
 def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
@@ -93,6 +93,31 @@ def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
         begun[pod.namespace] += 1
         yield _effect(EffectKind.SETTLE_POD, pod, scene.now, phase=PHASE_FAILED)
         yield _effect(EffectKind.POST_EVENT, pod, scene.now, reason=REFUSED_EVENT, value=text)
+
+
+def _for_limits(scene: SettlementFacts) -> Iterator[Effect]:
+    """Write live limits into the annotation of their pod, by which HAMi's scheduler counts.
+
+    Releases 2.5 to 2.9 read it again when the pod changes; 2.4 and 2.10 only when they start.
+    Source: HAMi pkg/scheduler/scheduler.go onUpdatePod, podManager AddPod.
+    """
+    stale: dict[PodUid, list[str]] = {}
+    for row in scene.ledger.rows:
+        pod = scene.table.pods.get(row.key.pod_uid) if row.live_limits else None
+        if pod is None or pod.terminal or not _counts_others(pod, row):
+            continue
+        limits = (f"{one.uuid} {one.memory_mib} MiB {one.core_percent} %" for one in row.limits)
+        stale.setdefault(pod.uid, []).append(f"{row.key.container}: {', '.join(limits)}")
+    for uid, texts in stale.items():
+        pod = scene.table.pods[uid]
+        yield _effect(EffectKind.ANNOTATE_LIMITS, pod, scene.now, value="; ".join(texts))
+
+
+def _counts_others(pod: PodView, row: Row) -> bool:
+    """Whether the annotation has other limits than the row for a GPU of its container."""
+    groups, limits = pod.groups or (), {share.uuid: share for share in row.limits}
+    group = groups[row.group] if row.group < len(groups) else ()
+    return any(limits.get(share.uuid, share) != share for share in group)
 
 
 def _effect(

@@ -1,22 +1,21 @@
 """The slices that the kubelet holds for pods, as PodResources reports them."""
 
-import dataclasses
 import datetime as dt
 from collections.abc import Mapping
+
+import msgspec
 
 from agent.core.inventory.slices import SliceId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ContainerHolding:
+class ContainerHolding(msgspec.Struct, frozen=True):
     """The slice ids of one container, by resource name; empty: nothing is allocated yet."""
 
     name: str
-    ids: Mapping[str, frozenset[SliceId]] = dataclasses.field(default_factory=dict)
+    ids: Mapping[str, frozenset[SliceId]] = msgspec.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers."""
 
     namespace: str
@@ -31,8 +30,7 @@ class Holding:
         return frozenset()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KubeletEpoch:
+class KubeletEpoch(msgspec.Struct, frozen=True):
     """A kubelet instance: its socket's inode and ctime (an inode alone is often reused)."""
 
     inode: int = 0

@@ -1,11 +1,11 @@
 """What happened on this node, for people: changes and refusals."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class JournalEntry:
+
+class JournalEntry(msgspec.Struct, frozen=True):
     """One change or refusal. `reason`: the reason of the Event, or the id of the refusal.
 
     `namespace`, `pod` and `container` are empty if it is not about one, or if it is not known.
@@ -20,8 +20,7 @@ class JournalEntry:
     container: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class JournalRecord:
+class JournalRecord(msgspec.Struct, frozen=True):
     """Changes and refusals, each the oldest first. `since`: what was before is not known."""
 
     since: dt.datetime

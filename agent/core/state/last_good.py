@@ -1,19 +1,18 @@
 """The settings files that were last accepted. A later start falls back to them."""
 
-import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SourceFile:
+
+class SourceFile(msgspec.Struct, frozen=True):
     """A file's bytes, and its name in messages."""
 
     name: str
     content: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LastGood:
+class LastGood(msgspec.Struct, frozen=True):
     """The files as they were last accepted; None: the file did not exist.
 
     `labels`: the last known labels of the Node `node`; None: it was never seen. `written_by`: the

@@ -4,12 +4,15 @@ The ledger is immutable: methods return a new one. Rows and effects are stored t
 crash after an answer loses no effect.
 """
 
-import dataclasses
 import datetime as dt
 import enum
+import functools
+from collections import defaultdict
 from collections.abc import Iterable
 
-from agent.core.cluster.pods import PodUid, Role
+import msgspec
+
+from agent.core.cluster.pods import DEFAULT_PRIORITY, PodUid, Role
 from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
@@ -20,16 +23,14 @@ PLAIN = "plain"
 """The container name in the key of a row whose pod is not known."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class ContainerKey:
+class ContainerKey(msgspec.Struct, frozen=True, order=True):
     """The identity of a row."""
 
     pod_uid: PodUid
     container: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True, order=True):
     """A container as PodResources names it, without a UID."""
 
     namespace: str
@@ -44,8 +45,7 @@ class Decider(enum.StrEnum):
     KUBELET = "kubelet"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """The allocation of one container.
 
     - `key`: names its directory. In plain mode the UID is random, because the pod is not known.
@@ -56,6 +56,8 @@ class Row:
       it has booked the answer.
     - `adopted`: another plugin answered; the row only keeps the ids in use.
     - `resource`: the requested resource name; empty in files of older agents.
+    - `live_limits`: what an operator has set since the answer, a share for each of `shares`; empty:
+      never. Equal to `shares`: it was undone, and HAMi-core is still held to it.
 
     In hami mode only:
     - `group`: the container's position in `…-allocated`.
@@ -63,6 +65,7 @@ class Row:
     - `told`: the mismatch was reported.
     - `lock`: the exact text of the node lock at the first answer, which is the only lock that is
       removed for the row; empty: there was none.
+    - `priority`: see ContainerView.
     """
 
     key: ContainerKey
@@ -81,6 +84,13 @@ class Row:
     told: bool = False
     resource: str = ""
     lock: str = ""
+    priority: int = DEFAULT_PRIORITY
+    live_limits: tuple[Share, ...] = ()
+
+    @property
+    def limits(self) -> tuple[Share, ...]:
+        """The shares in force: the live limits, or else what was answered."""
+        return self.live_limits or self.shares
 
     @property
     def namespace(self) -> str:
@@ -132,16 +142,18 @@ class EffectKind(enum.StrEnum):
     SETTLE_POD = "settle-pod"
     RELEASE_LOCK = "release-lock"
     POST_EVENT = "post-event"
+    ANNOTATE_LIMITS = "annotate-limits"
+    """Never on disk: an agent of an earlier version could not read it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(msgspec.Struct, frozen=True):
     """One entry of the outbox, retried until done, also after a crash. `due`: not before this time.
 
     - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
       consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
     - release-lock: `value` is the lock's exact text.
     - post-event: `reason`, and the text in `value`.
+    - annotate-limits: `value` names the limits to write; Acts reads them from the rows.
     """
 
     kind: EffectKind
@@ -167,30 +179,56 @@ class Effect:
         return self.kind, self.pod_uid, self.value, self.reason
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ledger:
+class _Index:
+    """The rows by what an Allocate looks for, from one pass through all of them."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.by_pod: defaultdict[PodUid, tuple[Row, ...]] = defaultdict(tuple)
+        self.by_gpu: defaultdict[GpuUuid, dict[ContainerKey, Row]] = defaultdict(dict)
+        self.by_lock: defaultdict[str, set[PodUid]] = defaultdict(set)
+        self.booked: defaultdict[KubeletEpoch, set[ContainerKey]] = defaultdict(set)
+        for row in rows:
+            self.by_pod[row.key.pod_uid] += (row,)
+            for share in row.live_limits or row.shares:
+                self.by_gpu[share.uuid][row.key] = row
+            if row.lock:
+                self.by_lock[row.lock].add(row.key.pod_uid)
+            if row.confirmed or row.role is Role.INIT:
+                self.booked[row.epoch].add(row.key)
+
+
+class Ledger(msgspec.Struct, frozen=True, dict=True):
     """Rows in order of answering, one for each container, and the outbox in order of arrival."""
 
     rows: tuple[Row, ...] = ()
     outbox: tuple[Effect, ...] = ()
-    _by_pod: dict[PodUid, tuple[Row, ...]] | None = dataclasses.field(
-        default=None, init=False, repr=False, compare=False
-    )
-    """The rows by pod, made at the first use."""
 
     def find(self, key: ContainerKey) -> Row | None:
         """The row of one container, or None."""
         return next((row for row in self.rows_of(key.pod_uid) if row.key == key), None)
 
     def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
-        """The rows of one pod. Only the first call goes through all rows."""
-        if self._by_pod is None:
-            by_pod: dict[PodUid, tuple[Row, ...]] = {}
-            for row in self.rows:
-                by_pod[row.key.pod_uid] = (*by_pod.get(row.key.pod_uid, ()), row)
-            object.__setattr__(self, "_by_pod", by_pod)
-            return by_pod.get(uid, ())
-        return self._by_pod.get(uid, ())
+        """The rows of one pod."""
+        return self._index.by_pod.get(uid, ())
+
+    def rows_on(self, uuid: GpuUuid) -> Iterable[Row]:
+        """The rows with a limit on that GPU, in order."""
+        return self._index.by_gpu.get(uuid, {}).values()
+
+    def answered_under(self, lock: str) -> set[PodUid]:
+        """The pods of the rows that note this lock."""
+        return self._index.by_lock.get(lock, set())
+
+    def booked_by(self, epoch: KubeletEpoch) -> set[ContainerKey]:
+        """The containers that hold slices by that kubelet instance as far as the rows say.
+
+        Init containers count from their answer: PodResources does not list ordinary ones.
+        """
+        return self._index.booked.get(epoch, set())
+
+    @functools.cached_property
+    def _index(self) -> "_Index":
+        return _Index(self.rows)
 
     def rows_by(self, decider: Decider) -> tuple[Row, ...]:
         """The rows of one decider. In hami mode, rows of the kubelet keep strangers' ids in use."""
@@ -198,16 +236,16 @@ class Ledger:
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in place of the row of the same container, or at the end."""
-        if all(old.key != row.key for old in self.rows):
-            return dataclasses.replace(self, rows=(*self.rows, row))
+        if row.key not in [old.key for old in self.rows]:
+            return msgspec.structs.replace(self, rows=(*self.rows, row))
         rows = tuple(row if old.key == row.key else old for old in self.rows)
-        return dataclasses.replace(self, rows=rows)
+        return msgspec.structs.replace(self, rows=rows)
 
     def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
         """Without the rows of these containers."""
         gone = frozenset(keys)
         rows = tuple(row for row in self.rows if row.key not in gone)
-        return dataclasses.replace(self, rows=rows)
+        return msgspec.structs.replace(self, rows=rows)
 
     def owe(self, effect: Effect) -> "Ledger":
         """With `effect` in the outbox, in place of the one of the same identity or at the end."""
@@ -215,13 +253,13 @@ class Ledger:
             outbox = tuple(
                 effect if old.identity == effect.identity else old for old in self.outbox
             )
-            return dataclasses.replace(self, outbox=outbox)
-        return dataclasses.replace(self, outbox=(*self.outbox, effect))
+            return msgspec.structs.replace(self, outbox=outbox)
+        return msgspec.structs.replace(self, outbox=(*self.outbox, effect))
 
     def done(self, *effects: Effect) -> "Ledger":
         """Without these effects. A newer effect of the same identity stays."""
         outbox = tuple(old for old in self.outbox if old not in effects)
-        return dataclasses.replace(self, outbox=outbox)
+        return msgspec.structs.replace(self, outbox=outbox)
 
     def without_settlements(self, uid: PodUid) -> "Ledger":
         """Without the pod's settle-pod effects."""
@@ -232,13 +270,17 @@ class Ledger:
     def named(self, resource: str) -> "Ledger":
         """With `resource` in rows that have none: an older agent wrote them."""
         rows = tuple(
-            row if row.resource else dataclasses.replace(row, resource=resource)
+            row if row.resource else msgspec.structs.replace(row, resource=resource)
             for row in self.rows
         )
-        return dataclasses.replace(self, rows=rows)
+        return msgspec.structs.replace(self, rows=rows)
 
     def held_ids(self) -> Held:
         """The slice ids in use by GPU. A text that is not a slice id is left out."""
+        return self._held_ids
+
+    @functools.cached_property
+    def _held_ids(self) -> Held:
         held: dict[GpuUuid, set[SliceId]] = {}
         for slice_id in (slice_id for row in self.rows for slice_id in row.slice_ids):
             pair = split_slice_id(slice_id)

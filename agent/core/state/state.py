@@ -1,16 +1,16 @@
 """The stored state: ledger and health memory, with the host and boot that they belong to."""
 
-import dataclasses
 import datetime as dt
 from collections.abc import Mapping
+
+import msgspec
 
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.state.ledger import Ledger
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """One generation of the state.
 
     `boot_id`: the boot in which the health memory was written. `booted_at`: the time of that boot,
@@ -21,6 +21,6 @@ class State:
     generation: int = 0
     boot_id: str = ""
     machine_id: str = ""
-    ledger: Ledger = dataclasses.field(default_factory=Ledger)
-    health: Mapping[GpuUuid, Health] = dataclasses.field(default_factory=dict)
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    health: Mapping[GpuUuid, Health] = msgspec.field(default_factory=dict)
     booted_at: dt.datetime | None = None

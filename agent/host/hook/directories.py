@@ -23,7 +23,7 @@ from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
 from agent.core.reconcile.clearing import Cleared
 from agent.core.reconcile.measuring import DirectorySize, DiskRoom
-from agent.host.hook.path import LISTED, open_containers, open_in, state_errors
+from agent.host.hook.path import LISTED, NAME, open_containers, open_in, state_errors
 from agent.host.hook.set_aside import SetAside
 from agent.host.hook.sizes import Sizes
 from agent.kit.cell import Cell
@@ -33,7 +33,6 @@ from agent.kit.writable import check_writable
 
 Ts = TypeVarTuple("Ts")
 
-NAME = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
@@ -64,6 +63,13 @@ class HostHookDirs:
         self.set_aside: Cell[int] = Cell(0)
         """The number of directories set aside since the start."""
 
+    @property
+    def mounted(self) -> tuple[Path, ...]:
+        """The files that containers get, if they exist; of two libraries the first."""
+        home = self._hook / "vgpu"
+        versioned = (home / f"libvgpu.so.{self._version}",) if self._version else ()
+        return (*versioned, home / "libvgpu.so", home / "ld.so.preload")
+
     async def facts(self) -> HookFacts:
         """Inspect the hook directory. Raises StateError.
 
@@ -76,16 +82,14 @@ class HostHookDirs:
         await self._offload.call(self._check)
 
     def _facts(self) -> HookFacts:
-        home = self._hook / "vgpu"
-        versioned = home / f"libvgpu.so.{self._version}"
+        *libraries, preload = self.mounted
         with state_errors(self._hook):
-            library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"
-            mounted = (library, home / "ld.so.preload")
+            library = next(filter(Path.is_file, libraries), libraries[-1])
             nodes = (self._dev / name for name in CONTROL_NODES)
             return HookFacts(
                 library=str(library),
-                missing=tuple(str(file) for file in mounted if not file.is_file()),
-                has_license=(home / "license").exists(),
+                missing=tuple(str(file) for file in (library, preload) if not file.is_file()),
+                has_license=preload.with_name("license").exists(),
                 device_nodes=tuple(str(node) for node in nodes if node.exists()),
                 hook_path=str(self._hook),
             )

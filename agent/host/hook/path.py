@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,8 @@ from typing import Final
 from agent.core.errors import StateError
 from agent.kit.dissolve import DIRECTORY
 
+NAME: Final = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""Names of container directories: <pod UID>_<container>."""
 LISTED: Final = 100_000
 """Entries read beside the container directories; only root can create any there."""
 SLICE_ENTRIES: Final = 1000

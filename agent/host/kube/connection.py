@@ -1,12 +1,11 @@
 """Finds the API server and our identity there: by a kubeconfig file or the service account."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec
 
 from agent.core.errors import SettingsError, cap
 from agent.host.kube.shim import Library
@@ -21,8 +20,7 @@ UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Asserti
 """The errors that the library's loader raises for a file of another shape."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(msgspec.Struct, frozen=True):
     """How to reach the API server.
 
     Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
@@ -32,7 +30,7 @@ class Connection:
 
     kubeconfig: Path | None = None
     service_account: Path = SERVICE_ACCOUNT
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     context: str = ""
 
     @property
@@ -71,6 +69,8 @@ def default_namespace(connection: Connection) -> str:
 
 def _read_context(path: Path, name: str) -> Mapping[str, object]:
     """The named context of the file, or its current one. Raises SettingsError."""
+    import yaml  # noqa: PLC0415 -- late: in a pod there is no kubeconfig
+
     try:
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

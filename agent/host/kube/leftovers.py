@@ -1,8 +1,9 @@
 """The requests of an uninstallation to the API server."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from agent.codec.leftovers import decode_state, decode_traces
 from agent.codec.narrow import read_object
@@ -67,7 +68,7 @@ class KubeLeftovers:
 
     async def agents(self, agents: Agents) -> tuple[str, ...]:
         """List the names of the agents' pods. Raises ApiError."""
-        request = dataclasses.replace(_pods(agents), accept=LIST)
+        request = msgspec.structs.replace(_pods(agents), accept=LIST)
         return await self._items(request, _name)
 
     async def places(self, agents: Agents) -> Mapping[str, str]:

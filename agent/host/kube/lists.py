@@ -1,10 +1,10 @@
 """Fetches a LIST of any size within bounded memory: at once if it is small, else in pages."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
+import msgspec
 import structlog
 
 from agent.codec.narrow import ListPage, Raw, read_page, read_page_head
@@ -28,8 +28,7 @@ AFTER_ALL: Final = 3
 """The index in LIMITS after an answer with all was too long: one with four rarely is."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ObjectList(Generic[T]):
+class ObjectList(msgspec.Struct, Generic[T], frozen=True):
     """The objects of a list, as read, and the list's resourceVersion."""
 
     version: str
@@ -86,7 +85,7 @@ class Lists:
         """One page, its objects as read, and its length in bytes."""
         while True:
             limit = self._limits[self._place]
-            paged = dataclasses.replace(request, query=(*request.query, *_options(limit, rest)))
+            paged = msgspec.structs.replace(request, query=(*request.query, *_options(limit, rest)))
             at_most = sessions.BODY_LIMIT if limit == 1 else PAGE_LIMIT
             try:
                 body = await self._session.call(paged, at_most)

@@ -4,9 +4,9 @@ Reads show the Node as it would be after the writes, so services find their writ
 show what other programs would do with those annotations.
 """
 
-import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
+import msgspec
 import structlog
 
 from agent.core.cluster.annotations import HANDSHAKE
@@ -72,7 +72,7 @@ class ObservedNode:
         """The Node after the writes; without a version and a reporter, which no server sent."""
         annotations = {**node.annotations, **self._written}
         kept = {key: text for key, text in annotations.items() if text is not None}
-        return dataclasses.replace(node, annotations=kept, resource_version="", reported_by="")
+        return msgspec.structs.replace(node, annotations=kept, resource_version="", reported_by="")
 
 
 class ObservedPods:

@@ -1,8 +1,9 @@
 """Asks the API server for the rights of this identity and for other plugins on the node."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from agent.codec.narrow import read_object
 from agent.core.node.api_rights import Right
@@ -14,8 +15,7 @@ PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Neighbours:
+class Neighbours(msgspec.Struct, frozen=True):
     """The pods of this node, by namespace and name.
 
     `plugins`: those that are other plugins for NVIDIA GPUs, as namespace/name.

@@ -1,9 +1,10 @@
 """Decides which Events are sent: one object for each series, at a limited rate. Pure."""
 
-import dataclasses
 import enum
 import hashlib
 from collections import OrderedDict
+
+import msgspec
 
 from agent.core.cluster.changes import NodeEvent
 from agent.kit.allowance import Allowance
@@ -31,8 +32,7 @@ class SeriesStep(enum.StrEnum):
     """The object, or all pods together, used up their rate."""
 
 
-@dataclasses.dataclass(slots=True)
-class EventSeries:
+class EventSeries(msgspec.Struct):
     """Equal Events about one object: their `count`, and the loop time of the last write."""
 
     name: str

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
+import msgspec
 import structlog
 
 from agent import __version__
@@ -78,8 +78,7 @@ class ApiAnswer(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(msgspec.Struct, frozen=True):
     """One request. `verb` and `resource` are Kubernetes' terms (list, pods/status)."""
 
     verb: str
@@ -106,6 +105,13 @@ def path_of(*segments: str) -> str:
     return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
 
 
+class KubeClient(msgspec.Struct):
+    """The library's HTTP client with its settings; a renewed token replaces only these."""
+
+    configuration: Any
+    rest: Any
+
+
 class KubeSession:
     """The connection to one API server; the first request opens it.
 
@@ -129,10 +135,10 @@ class KubeSession:
         )
         self._connection = connection
         self._library: shim.Library | None = None
-        self._client: Any = None
+        self._client: KubeClient | None = None
         self._print: tuple[object, ...] = ()
         """The fingerprint of the connection with which the client was made."""
-        self._retired: Any = None
+        self._retired: KubeClient | None = None
         self._closed = False
         self._renewals = 0
         self._lock = asyncio.Lock()
@@ -158,7 +164,7 @@ class KubeSession:
         self._closed = True
         for client in (self._retired, self._client):
             if client is not None:
-                await client.close()
+                await client.rest.close()
         self._retired = self._client = None
 
     async def call(self, request: ApiRequest, at_most: int | None = None) -> bytearray:
@@ -223,16 +229,23 @@ class KubeSession:
         _, client = await self._ready(request)
         return await self._send(client, request)
 
-    async def _send(self, client: Any, request: ApiRequest) -> ApiAnswer:  # noqa: ANN401 -- untyped library
+    async def _send(self, client: KubeClient, request: ApiRequest) -> ApiAnswer:
         code = "none"
+        headers = {
+            "Accept": request.accept,
+            "Content-Type": request.content_type,
+            "User-Agent": f"{self._program}/{__version__}",
+        }
         try:
-            answer: ApiAnswer = await client.call_api(
-                request.path,
+            token = await client.configuration.get_api_key_with_prefix("BearerToken")
+            if token:
+                headers["Authorization"] = token
+            answer: ApiAnswer = await client.rest.request(
                 request.method,
-                query_params=list(request.query),
-                header_params={"Accept": request.accept, "Content-Type": request.content_type},
+                client.configuration.host + request.path,
+                query_params=request.query,
+                headers=headers,
                 body=request.body,
-                auth_settings=["BearerToken"],
                 _preload_content=False,
             )
             code = str(answer.status)
@@ -252,13 +265,13 @@ class KubeSession:
             return body
         raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
 
-    async def _ready(self, request: ApiRequest) -> tuple[shim.Library, Any]:
+    async def _ready(self, request: ApiRequest) -> tuple[shim.Library, KubeClient]:
         if self._client is None:
             try:
                 await self.open()
             except SettingsError as error:
                 raise ApiError(f"{request.what}: {error}") from error
-        if self._closed or self._library is None:
+        if self._closed or self._library is None or self._client is None:
             raise ApiError(f"{request.what}: the connection to the API server was closed")
         return self._library, self._client
 
@@ -281,23 +294,22 @@ class KubeSession:
             self._print = fresh
             retired, self._retired = self._retired, old
             if retired is not None:
-                await retired.close()
+                await retired.rest.close()
         log.info("kube.credentials_renewed", source=self._connection.source)
 
-    def _connect(self, library: shim.Library, configuration: Any) -> Any:  # noqa: ANN401 -- untyped library
+    def _connect(self, library: shim.Library, configuration: Any) -> KubeClient:  # noqa: ANN401 -- untyped library
         """Make a client whose HTTP session reads no proxy variables and no .netrc.
 
         The library's own session reads both, on two threads, before every request.
         """
         try:
-            client = library.api_client(configuration)
+            rest = library.rest_client(configuration)
         except (OSError, ValueError) as error:  # invalid certificates
             raise unusable(self._connection, error) from error
-        client.user_agent = f"{self._program}/{__version__}"
-        theirs = client.rest_client.pool_manager
-        client.rest_client.pool_manager = library.http_session(connector=theirs.connector)
+        theirs = rest.pool_manager
+        rest.pool_manager = library.http_session(connector=theirs.connector)
         theirs.detach()
-        return client
+        return KubeClient(configuration, rest)
 
     def _room(self, request: ApiRequest) -> asyncio.Semaphore:
         kind = (request.verb, request.resource.partition("/")[0])

@@ -1,10 +1,11 @@
 """Reads the Node with its status, and the API server's time, for `doctor`."""
 
-import dataclasses
 import datetime as dt
 import email.utils
 from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from agent.codec.leftovers import decode_traces
 from agent.codec.narrow import inside
@@ -20,8 +21,7 @@ from agent.host.kube.session import METADATA_ONLY, ApiRequest, KubeSession, deco
 _DATE: Final = "Date"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeSight:
+class NodeSight(msgspec.Struct, frozen=True):
     """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
 
     traces: NodeTraces

@@ -1,11 +1,11 @@
 """Reads a watch: JSON frames, one a line, from an answer that lasts for minutes."""
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
+import msgspec
 import structlog
 
 from agent.codec.narrow import Raw, read_frame, read_object
@@ -20,8 +20,7 @@ T = TypeVar("T")
 LINE_LIMIT = BODY_LIMIT
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WatchTimes:
+class WatchTimes(msgspec.Struct, frozen=True):
     """How long a watch may last and be silent, in seconds.
 
     The server ends it after a random time between `shortest` and `longest`; the agent does so
@@ -35,8 +34,7 @@ class WatchTimes:
     silence: float = 150.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WatchFrame(Generic[T]):
+class WatchFrame(msgspec.Struct, Generic[T], frozen=True):
     """One frame: `kind` is ADDED, MODIFIED, DELETED or BOOKMARK; `obj` is the object as read.
 
     The agent adds a first frame of kind OPENED, whose `obj` is None.
@@ -58,7 +56,7 @@ async def frames(
     ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
     """
     lasting = session.random.uniform(pace.shortest, pace.longest)
-    request = dataclasses.replace(
+    request = msgspec.structs.replace(
         request, query=(*request.query, ("timeoutSeconds", str(max(1, round(lasting)))))
     )
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace

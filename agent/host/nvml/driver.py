@@ -1,12 +1,12 @@
 """The Driver port over NVML: scans, probes, samples and events."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 
 from agent.core.errors import DriverError, GpuError
@@ -100,7 +100,8 @@ class NvmlDriver:
         self._session.check(opened)
         known = {gpu.index: gpu for gpu in self._handles.known}
         gpus = tuple(
-            dataclasses.replace(found[index], links=known[index].links) for index in sorted(found)
+            msgspec.structs.replace(found[index], links=known[index].links)
+            for index in sorted(found)
         )
         faults = [troubled[index] for index in sorted(troubled)]
         # Also one that was never described: it must be visible to be taken back.
@@ -130,7 +131,7 @@ class NvmlDriver:
             raise
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         await self._listening.hear_again(opened, probe)
-        return dataclasses.replace(probe, unmonitored=self._listening.obstacle(uuid))
+        return msgspec.structs.replace(probe, unmonitored=self._listening.obstacle(uuid))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
@@ -216,10 +217,10 @@ class NvmlDriver:
             found[index] = await self._call(opened, name, work)
         except TimeoutError:
             self._slow.add(name)
-            faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT)
+            faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
         except (DriverError, GpuError) as error:
             # The session is over: scan() raises that.
-            faults[index] = GpuFault(name, str(error))
+            faults[index] = GpuFault(name, str(error), index=index)
         except (self._library.NVMLError, ValueError) as error:
             # ValueError: the binding could not decode a text.
             translated = nvml.translate(error, name)
@@ -228,7 +229,7 @@ class NvmlDriver:
             trouble = nvml.trouble(error)
             if trouble in {Trouble.LOST, Trouble.RESET}:
                 self._listening.unhear(name)
-            faults[index] = GpuFault(name, str(error), trouble)
+            faults[index] = GpuFault(name, str(error), trouble, index)
         else:
             self._slow.discard(name)
 

@@ -1,7 +1,8 @@
 """Remembers which GPU has which index, until an answer of the driver contradicts it."""
 
-import dataclasses
 from collections.abc import Mapping
+
+import msgspec
 
 from agent.core.health.nameless import doubtful
 from agent.core.inventory.gpu import GpuFault, GpuUuid
@@ -53,7 +54,7 @@ class Indexes:
 
         An added fault never says that the GPU is lost: at most one of them is.
         """
-        named = {n: dataclasses.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
+        named = {n: msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
         nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
         if not nameless:
             self._unseen.clear()

@@ -1,8 +1,9 @@
 """Reads the links between GPUs. All functions block and run on the GPU's thread."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 from agent.host.nvml.facts import bus_id
@@ -32,8 +33,7 @@ _PATHS: Final = {
 """NVML's topology levels (nvmlGpuTopologyLevel_t)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LinkRow:
+class LinkRow(msgspec.Struct, frozen=True):
     """One GPU's side of its links: the paths to each peer, and its NVLinks."""
 
     paths: Mapping[GpuUuid, PciPath]
@@ -89,7 +89,7 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
         for uuid, peer in peers.items()
         if uuid != gpu.uuid
     )
-    return dataclasses.replace(gpu, links=links)
+    return msgspec.structs.replace(gpu, links=links)
 
 
 def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:

@@ -2,8 +2,9 @@
 
 import contextlib
 import ctypes
-import dataclasses
 from typing import Any, Final
+
+import msgspec
 
 from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml.handles import Handles
@@ -24,8 +25,7 @@ WANTED: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EventRegistration:
+class EventRegistration(msgspec.Struct, frozen=True):
     """The answer of a GPU to its registration. `refused`: why it sends no events; empty: it does.
 
     `where` is its handle's address, `era` the stream's era at the call.

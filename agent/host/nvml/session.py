@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 
 from agent.core.errors import DriverError
@@ -29,8 +29,7 @@ DRIVER: Final = "the driver"
 log = structlog.get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpenedSession:
+class OpenedSession(msgspec.Struct, frozen=True):
     """A session that has begun. `number` distinguishes it from earlier ones."""
 
     number: int
@@ -129,7 +128,7 @@ class NvmlSession:
             return await self.call(opened, DRIVER, work)
 
     def keep(self, gpus: Collection[str]) -> None:
-        """End the threads of all other GPUs."""
+        """Forget all other GPUs about which no call runs."""
         self.threads.keep({DRIVER, *gpus})
 
     async def shut(self, why: str) -> None:

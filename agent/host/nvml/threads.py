@@ -1,8 +1,8 @@
-"""Runs calls to the driver, which may never return, on one daemon thread for each GPU.
+"""Runs calls to the driver, which may never return, on daemon threads, for each GPU in a line.
 
-One more thread serves the whole driver. (The loop's own executor joins its threads at exit.) A call
+One more line is for the whole driver. (The loop's own executor joins its threads at exit.) A call
 that exceeds its deadline is given up. Further calls about that GPU are refused until it returns.
-A thread's name is the GPU's UUID, or its index while the UUID is unknown: a GPU that hangs then may
+A line's name is the GPU's UUID, or its index while the UUID is unknown: a GPU that hangs then may
 hold a second thread.
 """
 
@@ -10,16 +10,16 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
-import queue
-import threading
 from collections.abc import Callable, Collection
 from typing import Any, Generic, TypeVar
+
+from agent.host.nvml.shared import SharedThreads
 
 T = TypeVar("T")
 
 
 class GpuThreads:
-    """Runs blocking calls, each on the thread of its GPU. Call all methods on the loop.
+    """Runs blocking calls, of each GPU one after the other. Call all methods on the loop.
 
     `back` is called with the name of a GPU whose stuck call returned.
     """
@@ -27,29 +27,30 @@ class GpuThreads:
     def __init__(self, deadline: float, back: Callable[[str], None] = lambda _: None) -> None:
         self._deadline = deadline
         self._back = back
-        self._threads: dict[str, _GpuThread] = {}
+        self._lines: dict[str, _GpuLine] = {}
+        self._shared = SharedThreads()
         self._moved = asyncio.Event()
 
     @property
     def stuck(self) -> frozenset[str]:
         """The GPUs whose last call exceeded its deadline and has not returned."""
-        return frozenset(name for name, thread in self._threads.items() if thread.stuck)
+        return frozenset(name for name, line in self._lines.items() if line.stuck)
 
     async def call(
         self, gpu: str, work: Callable[[], T], late: Callable[[T], None] | None = None
     ) -> T:
-        """Run `work` on that GPU's thread after earlier calls about it; return or raise its result.
+        """Run `work` on a thread after earlier calls about that GPU; return or raise its result.
 
         Raises TimeoutError after the deadline, which starts again once the earlier calls have
         returned; and at once while one of them is stuck or no thread can be started. Cancelling the
         caller does not stop a begun call. `late` gets the result if the caller waits no longer.
         """
-        thread, call = self._of(gpu), _ThreadCall(work, late)
-        thread.add(call)
+        line, call = self._of(gpu), _ThreadCall(work, late)
+        line.add(call)
         try:
             return await call.answer
         except asyncio.CancelledError:
-            thread.leave(call)
+            line.leave(call)
             raise
 
     def post(
@@ -73,48 +74,51 @@ class GpuThreads:
     async def empty(self) -> bool:
         """Wait until every call has left or exceeded its deadline. False: one is still inside."""
         loop = asyncio.get_running_loop()
-        while ends := [end for t in self._threads.values() if (end := t.end) > loop.time()]:
+        while ends := [end for each in self._lines.values() if (end := each.end) > loop.time()]:
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(max(ends)):
                     await self._moved.wait()
-        return not any(thread.busy for thread in self._threads.values())
+        return not any(line.busy for line in self._lines.values())
 
     def keep(self, gpus: Collection[str]) -> None:
-        """End the threads of all other GPUs, unless they are busy."""
-        for name in self._threads.keys() - gpus:
-            if not self._threads[name].busy:
-                self._threads.pop(name).go_home()
+        """Forget all other GPUs about which no call runs."""
+        for name in self._lines.keys() - gpus:
+            if not self._lines[name].busy:
+                del self._lines[name]
 
     def close(self) -> None:
         """End all threads; one that hangs stays until the process ends."""
-        for thread in self._threads.values():
-            thread.go_home()
+        self._shared.close()
 
-    def _of(self, gpu: str) -> "_GpuThread":
-        if gpu not in self._threads:
-            self._threads[gpu] = _GpuThread(gpu, self._deadline, self._moved, self._back)
-        return self._threads[gpu]
+    def _of(self, gpu: str) -> "_GpuLine":
+        if gpu not in self._lines:
+            self._lines[gpu] = _GpuLine(gpu, self._deadline, self._shared, self._moved, self._back)
+        return self._lines[gpu]
 
 
-class _GpuThread:
-    """One thread and its queue of calls; the first one is running.
+class _GpuLine:
+    """The calls about one GPU in a line; the first one is running.
 
     `moved` is set when a call has left or is stuck.
     """
 
     def __init__(
-        self, gpu: str, deadline: float, moved: asyncio.Event, back: Callable[[str], None]
+        self,
+        gpu: str,
+        deadline: float,
+        threads: SharedThreads,
+        moved: asyncio.Event,
+        back: Callable[[str], None],
     ) -> None:
         self.stuck = False
         self._gpu = gpu
         self._deadline = deadline
+        self._threads = threads
         self._moved = moved
         self._back = back
         self._loop = asyncio.get_running_loop()
         self._line: collections.deque[_ThreadCall[Any]] = collections.deque()
-        self._inbox: queue.SimpleQueue[_ThreadCall[Any] | None] = queue.SimpleQueue()
-        self._is_alive = False
         self._end = 0.0
 
     @property
@@ -131,16 +135,13 @@ class _GpuThread:
         """Queue a call. Raises TimeoutError: a call is stuck, or no thread can be started."""
         if self.stuck:
             raise self._not_back()
-        if not self._is_alive:
-            thread = threading.Thread(target=self._serve, name=f"nvml {self._gpu}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # a limit of the unit or of the machine
-                raise TimeoutError(f"no thread can be started for the call: {error}") from error
-            self._is_alive = True
         self._line.append(call)
         if self._line[0] is call:
-            self._inbox.put(call)
+            try:
+                self._threads.make(self)
+            except RuntimeError as error:  # a limit of the unit or of the machine
+                self._line.popleft()
+                raise TimeoutError(f"no thread can be started for the call: {error}") from error
         self._limit(call)
 
     def leave(self, call: "_ThreadCall[T]") -> None:
@@ -149,9 +150,30 @@ class _GpuThread:
             self._line.remove(call)
             call.rest()
 
-    def go_home(self) -> None:
-        """End the thread once its call has returned."""
-        self._inbox.put(None)
+    def make(self) -> None:
+        """Make the first call. Runs on the thread."""
+        self._line[0].make()
+
+    def landed(self) -> None:
+        """Take the first call, which has returned or was cancelled, out of the line."""
+        was_stuck, self.stuck = self.stuck, False
+        call = self._line.popleft()
+        if self._line:
+            self._next()
+        self._moved.set()
+        call.settle()
+        if was_stuck:
+            self._back(self._gpu)
+
+    def _next(self) -> None:
+        """Make the next call, or refuse all that wait for want of a thread."""
+        try:
+            self._threads.make(self)
+        except RuntimeError as error:
+            while self._line:
+                self._line.popleft().refuse(TimeoutError(f"no thread can be started: {error}"))
+        else:
+            self._limit(self._line[0])
 
     def _limit(self, call: "_ThreadCall[Any]") -> None:
         """Start the deadline of a call: once when it is queued, and once when it runs."""
@@ -173,26 +195,8 @@ class _GpuThread:
                 self._line.pop().refuse(self._not_back())
             self._moved.set()
 
-    def _landed(self) -> None:
-        """Take the first call, which has returned or was cancelled, out of the queue."""
-        was_stuck, self.stuck = self.stuck, False
-        self._line.popleft().settle()
-        if self._line:
-            self._inbox.put(self._line[0])
-            self._limit(self._line[0])
-        self._moved.set()
-        if was_stuck:
-            self._back(self._gpu)
-
     def _not_back(self) -> TimeoutError:
         return TimeoutError(f"an earlier call about {self._gpu} has not returned")
-
-    def _serve(self) -> None:
-        """Make calls until the thread is ended or its loop is closed. Runs on the thread."""
-        with contextlib.suppress(RuntimeError):
-            while (call := self._inbox.get()) is not None:
-                call.make()
-                self._loop.call_soon_threadsafe(self._landed)
 
 
 class _ThreadCall(Generic[T]):

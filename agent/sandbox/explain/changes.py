@@ -4,11 +4,12 @@ Changes of the pod are tried on few Nodes of each kind of refusal, so that 5,000
 """
 
 import copy
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from agent.core.cluster.snapshot import GpuHolder, JsonObject
 from agent.core.errors import cap
@@ -44,8 +45,7 @@ _STEERING: Final = (
 PodEdit = Callable[[JsonObject], JsonObject]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Trial:
+class _Trial(msgspec.Struct, frozen=True):
     """A change to try. `size` orders the changes; `nodes`: where, None for all chosen Nodes."""
 
     size: tuple[int, int]
@@ -111,7 +111,7 @@ def _cluster_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iter
         node = world.nodes[name]
         if refuse_node(pod, node) and node.is_closed:
             opened = Edit(opened=frozenset({name}))
-            is_only_closed = not refuse_node(pod, dataclasses.replace(node, is_closed=False))
+            is_only_closed = not refuse_node(pod, msgspec.structs.replace(node, is_closed=False))
             if is_only_closed:
                 yield _Trial((1, 1), f"uncordon the Node {cap(name, 128)}", pod, opened, (name,))
         state = world.registered(name)

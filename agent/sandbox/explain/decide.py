@@ -1,9 +1,10 @@
 """Explains a pod: all gates in order, and the smallest changes if one blocks it."""
 
-import dataclasses
 import datetime as dt
 import random
 from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from agent.codec.cluster import decode_moment
 from agent.core.cluster import annotations
@@ -42,7 +43,7 @@ def explain_pod(
     if not asks_for_gpus(pod):
         gates = [Gate("admission", GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
         gates.append(_without_gpus(world, pod, now))
-        gates += [start_gate(pod), running_gate(world, pod)]
+        gates += [start_gate(pod), running_gate(world, pod, now)]
         return _told(world, gates, None, (), now)
     placement: ModelPlacement | None = None
     changes: tuple[PlacingChange, ...] = ()
@@ -55,13 +56,29 @@ def explain_pod(
         placement, (quota, searched) = _searched(world, pod, now)
         gates += [quota, searched]
     gates.append(binding_gate(world, pod, _next_node(world, pod, placement, rng), now))
-    gates += [allocation_gate(world, pod), start_gate(pod), running_gate(world, pod)]
+    gates += [allocation_gate(world, pod), start_gate(pod), running_gate(world, pod, now)]
     gates = list(_reached(gates))
     blocked = next((gate for gate in gates if gate.verdict is GateVerdict.BLOCKED), None)
     fits = placement is not None and bool(placement.fitting)
     if blocked is not None and blocked.name in PLACING and _is_complete(world) and not fits:
         changes = _changes(world, pod, blocked)
+        gates = [_advised(gate, placement, changes) for gate in gates]
     return _told(world, gates, placement, changes, now)
+
+
+def _advised(
+    gate: Gate, placement: ModelPlacement | None, changes: Sequence[PlacingChange]
+) -> Gate:
+    """The gate with the smallest change as its advice, where the Nodes have several reasons.
+
+    The reason of most Nodes may be one that no change removes.
+    """
+    if gate.name != searching.PLACEMENT or placement is None or not changes:
+        return gate
+    if not searching.is_mixed(placement):
+        return gate
+    first = changes[0]
+    return msgspec.structs.replace(gate, advice=f"{first.said} -> {cap(first.node, 128)}")
 
 
 def _admitted(world: World, pod: JsonObject) -> Gate:
@@ -69,7 +86,7 @@ def _admitted(world: World, pod: JsonObject) -> Gate:
     if gate.verdict is GateVerdict.BLOCKED and (
         pod["spec"].get("nodeName") or _is_foreign(world, pod)
     ):
-        return dataclasses.replace(gate, verdict=GateVerdict.NOTED)
+        return msgspec.structs.replace(gate, verdict=GateVerdict.NOTED)
     return gate
 
 

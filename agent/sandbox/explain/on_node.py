@@ -1,5 +1,6 @@
 """The gates on a Node: the answer of the device plugin, the start, and what a container holds."""
 
+import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -7,11 +8,11 @@ from typing import Any, Final
 from agent.codec.cluster import REFUSED
 from agent.codec.pod import decode_pod_devices
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import JsonObject
+from agent.core.cluster.snapshot import ClusterSnapshot, JsonObject
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.binding import last_event
 from agent.sandbox.explain.story import Gate, GateVerdict
-from agent.sandbox.explain.words import core_words, mib
+from agent.sandbox.explain.words import ago, core_words, mib
 from agent.sandbox.explain.world import World
 from agent.sandbox.scheduler.requests import all_containers
 
@@ -82,10 +83,10 @@ def start_gate(pod: JsonObject) -> Gate:
     return Gate(START, GateVerdict.PASSED, "the containers have started")
 
 
-def running_gate(world: World, pod: JsonObject) -> Gate:
-    """What the pod holds, and whether its GPUs are still well."""
+def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
+    """What the pod holds and uses, and whether its GPUs are still well."""
     phase = pod["status"].get("phase") or "Pending"
-    held, sick = tuple(_held(world, pod)), tuple(_sick(world, pod))
+    held, sick = tuple(_held(world, pod, now)), tuple(_sick(world, pod))
     if phase == "Running":
         if sick:
             said = "it runs on a GPU that its node reports as unhealthy"
@@ -153,8 +154,8 @@ def _is_started(status: Mapping[str, Any]) -> bool:
     return "running" in state or "terminated" in state
 
 
-def _held(world: World, pod: JsonObject) -> Iterator[str]:
-    """What the scheduler's annotation gives each container."""
+def _held(world: World, pod: JsonObject, now: dt.datetime) -> Iterator[str]:
+    """What the scheduler's annotation gives each container, and what it uses of that."""
     text = (pod["metadata"].get("annotations") or {}).get(annotations.ALLOCATED)
     if text is None:
         return
@@ -169,10 +170,23 @@ def _held(world: World, pod: JsonObject) -> Iterator[str]:
         for share in group:
             index = indexes.get(share.uuid)
             gpu = f"GPU {index}" if index is not None else "GPU"
+            name = str(container.get("name", ""))
             yield (
-                f"{cap(str(container.get('name', '')), 64)}: {gpu} ({cap(share.uuid, 64)}), "
+                f"{cap(name, 64)}: {gpu} ({cap(share.uuid, 64)}), "
                 f"{mib(share.memory_mib)}, {core_words(share.core_percent)}"
+                f"{_used(world.snapshot, name, share.uuid, now)}"
             )
+    if world.snapshot.use_unread:
+        yield f"what it uses of that is not known: {cap(world.snapshot.use_unread, _TEXT)}"
+
+
+def _used(snapshot: ClusterSnapshot, container: str, uuid: str, now: dt.datetime) -> str:
+    """What the container uses of the GPU, as a clause; empty if it is not known."""
+    for use in snapshot.uses:
+        if (use.container, use.uuid) == (container, uuid) and use.used_mib is not None:
+            last = f", its last kernel ran {ago(use.last_kernel, now)}" if use.last_kernel else ""
+            return f"; it uses {mib(use.used_mib)}{last}"
+    return ""
 
 
 def _sick(world: World, pod: JsonObject) -> Iterator[str]:

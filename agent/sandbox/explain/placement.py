@@ -1,10 +1,11 @@
 """The gate of placement: each Node and each GPU with the figures, by the scheduler's model."""
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.codec.pod import decode_pod_devices
 from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEventView
@@ -32,8 +33,7 @@ _EVENT: Final = re.compile(r"(\d+) nodes (\w+)\((.*)\)", re.DOTALL)
 _SCHEDULER_TOTAL: Final = re.compile(r"no available node, (\d+) nodes do not meet")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelPlacement:
+class ModelPlacement(msgspec.Struct, frozen=True):
     """The answer for all Nodes. `fitting`: their names. `reasons`: Nodes by reason.
 
     `nodes`: the Nodes nearest to a fit, at most NODES_TOLD. `is_oversized`: even an empty GPU of

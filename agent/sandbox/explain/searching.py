@@ -1,10 +1,11 @@
 """The gate of placement as one verdict: does a Node fit, and does the scheduler know it?"""
 
-import dataclasses
 import datetime as dt
 import re
 from collections import Counter
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster import annotations
 from agent.core.cluster.snapshot import JsonObject, PodEventView
@@ -108,7 +109,7 @@ def _unscheduled(world: World) -> PodEventView | None:
     )
     if event is None or not (text := next(told, "")):
         return event
-    return dataclasses.replace(event, message=text)
+    return msgspec.structs.replace(event, message=text)
 
 
 def _last_refusal(world: World) -> PodEventView | None:
@@ -137,6 +138,11 @@ def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.date
     if reason == "CardInsufficientMemory" and placement.is_oversized:
         advice = "ask for less memory: no GPU of the cluster has so much, even without other pods"
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, advice, told)
+
+
+def is_mixed(placement: ModelPlacement) -> bool:
+    """Whether the Nodes have several reasons, of which none follows from the others."""
+    return len(placement.reasons.keys() - _DERIVED) > 1
 
 
 def _main_reason(placement: ModelPlacement) -> str:

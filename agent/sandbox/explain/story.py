@@ -1,9 +1,10 @@
 """The values of an explanation."""
 
-import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Mapping
+
+import msgspec
 
 
 class GateVerdict(enum.Enum):
@@ -17,8 +18,7 @@ class GateVerdict(enum.Enum):
     UNKNOWN = "??"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(msgspec.Struct, frozen=True):
     """One gate on a pod's way to a running container.
 
     - `said`: one sentence. `advice`: what to do; empty if nothing.
@@ -34,8 +34,7 @@ class Gate:
     facts: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuVerdict:
+class GpuVerdict(msgspec.Struct, frozen=True):
     """One GPU for the container that does not fit; `reason` is empty if the GPU fits.
 
     `promised_…` is what other pods were given, whether they use it or not.
@@ -56,8 +55,7 @@ class GpuVerdict:
     used_slots: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeVerdict(msgspec.Struct, frozen=True):
     """One Node: whether the pod fits, else HAMi's reason and each GPU.
 
     - `reason`: the scheduler's text, such as `2/8 CardInsufficientMemory`.
@@ -76,16 +74,14 @@ class NodeVerdict:
     biggest: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlacingChange:
+class PlacingChange(msgspec.Struct, frozen=True):
     """A change with which the scheduler's model places the pod on `node`."""
 
     said: str
     node: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """All that is said of one pod.
 
     - `headline`: one sentence: state, age and request.
@@ -100,7 +96,7 @@ class Explanation:
     taken: dt.datetime
     gates: tuple[Gate, ...]
     nodes: tuple[NodeVerdict, ...] = ()
-    reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    reasons: Mapping[str, int] = msgspec.field(default_factory=dict)
     changes: tuple[PlacingChange, ...] = ()
     missing: tuple[str, ...] = ()
 

@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from agent.codec.register_colon import SHORT
+import msgspec
+
+from agent.codec.register_colon import SHORT, is_json_form
 from agent.core.cluster import annotations
 from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject
 from agent.sandbox.explain.eligible import refuse_node
@@ -25,8 +27,7 @@ from agent.sandbox.scheduler.usage import TERMINAL, Usage
 UNREGISTERED: Final = "node unregistered"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True):
     """A change of the cluster that is tried: what it opens, and whose shares it ignores."""
 
     opened: frozenset[str] = frozenset()
@@ -148,7 +149,7 @@ class World:
 def version_of(node: ClusterNode) -> Version:
     """The newest release of the scheduler that reads the form of the Node's report."""
     text = node.annotations.get(annotations.REGISTER, "")
-    if text.startswith("["):
+    if is_json_form(text):
         return Version.V2_10
     records = [record for record in text.split(":") if record]
     is_short = bool(records) and all(record.count(",") + 1 == SHORT for record in records)

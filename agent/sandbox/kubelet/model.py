@@ -152,8 +152,13 @@ class KubeletModel:
             self._life.submit_death(uid)
 
     async def until_running(self, uid: str, container: str) -> None:
-        """Wait until the container runs. The caller sets the deadline."""
-        await self.history.until(lambda: container in self.node.pods[uid].running)
+        """Wait until the kubelet runs the pod's container. The caller sets the deadline."""
+
+        def runs() -> bool:
+            pod = self.pod(uid)
+            return pod is not None and container in pod.running
+
+        await self.history.until(runs)
 
     def pod(self, uid: str) -> NodePod | None:
         """The pod as the node knows it."""

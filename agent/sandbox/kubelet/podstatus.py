@@ -12,6 +12,8 @@ Health = Mapping[str, Mapping[str, bool]]
 """Resource → id → healthy."""
 
 _OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
+_SCHEDULED: Final = "PodScheduled"
+"""The kubelet reports it of each pod that it has admitted, whoever bound it."""
 _HEALTH_WORDS: Final = {True: "Healthy", False: "Unhealthy"}
 
 
@@ -54,10 +56,11 @@ def rejected_status(reason: str, message: str, now: str) -> Json:
 def merged(old: Json, new: Json) -> Json:
     """`new` merged into `old`: fields of other writers and transition times stay."""
     kept = {key: value for key, value in old.items() if key not in _OWNED}
-    scheduled = [c for c in old.get("conditions") or () if c["type"] == "PodScheduled"]
+    scheduled = [c for c in old.get("conditions") or () if c["type"] == _SCHEDULED]
     whole = kept | new
     whole |= {"startTime": old["startTime"]} if "startTime" in old else {}
-    whole["conditions"] = [*scheduled, *new.get("conditions", ())]
+    told = [c for c in new.get("conditions") or () if not (scheduled and c["type"] == _SCHEDULED)]
+    whole["conditions"] = [*scheduled, *told]
     for key in ("containerStatuses", "initContainerStatuses"):
         before = {entry["name"]: entry for entry in old.get(key) or ()}
         for entry in whole.get(key) or ():
@@ -123,6 +126,7 @@ def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
     initialised = "True" if pod.is_initialised else "False"
     ready = "True" if is_ready else "False"
     return [
+        {"type": _SCHEDULED, "status": "True"},
         {"type": "Initialized", "status": initialised},
         {"type": "ContainersReady", "status": ready},
         {"type": "Ready", "status": ready},

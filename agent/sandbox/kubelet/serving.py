@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from grpclib._typing import IServable
 
 _DEATH_TIMEOUT: Final = 2.0
+_TURNS: Final = 3
+"""Turns of the loop until a connection that was just accepted can be closed."""
 
 
 class SocketServer(Server):
@@ -59,6 +61,8 @@ class SocketServer(Server):
         if not self._has_served:
             return
         self.close()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         for connection in self._connections:
             if hasattr(connection, "processor"):
                 connection.processor.close("kubelet is gone")

@@ -6,7 +6,7 @@ from typing import Final
 from agent.core.errors import AgentError
 from agent.sandbox.api_errors import StatusError
 from agent.sandbox.lab.cluster import SandboxCluster
-from agent.sandbox.scenario import begin, storm, trouble
+from agent.sandbox.scenario import begin, storm, trouble, using
 from agent.sandbox.scenario.disk_first import DiskWatch
 from agent.sandbox.scenario.promises import promises
 from agent.sandbox.scenario.record import Moment, ScenarioRecord, Unmet
@@ -15,7 +15,7 @@ from agent.sandbox.scenario.sums import SumWatch
 
 Step = Callable[[Stage], Awaitable[None]]
 
-OPENING: Final[Sequence[Step]] = (begin.register, begin.place)
+OPENING: Final[Sequence[Step]] = (begin.register, begin.place, using.use_gpus)
 """The steps with which an interactive sandbox starts."""
 
 DEFAULT: Final[Sequence[Step]] = (
@@ -47,7 +47,7 @@ def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment
     return Stage(cluster, record, gpus, split_count, sums, disk)
 
 
-FAULTS: Final = (AgentError, StatusError, OSError, ValueError)
+FAULTS: Final = (AgentError, StatusError, OSError, ValueError, KeyError)
 """The errors of a step if a broken agent leaves a malformed file or page."""
 
 

@@ -15,6 +15,7 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         **_placing(),
         "too-big.pending": "a pod that cannot fit stays Pending with a reason",
         "requests": "a GPU pod costs two writes, one read for each answer and one more read",
+        "used": "the metrics say what each container uses of its GPUs",
         "xid.allocatable": f"one GPU is gone: {rest} allocatable",
         "xid.annotation": "the register annotation shows it as unhealthy",
         "xid.running": "the pod on it stays Running",

@@ -6,8 +6,10 @@ GetNodeDevices, pkg/device/devices.go:CheckHealth.
 
 import datetime as dt
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from agent.codec.register import RegisteredGpu, decode_register
 from agent.codec.register_colon import SHORT, decode_register_colon
@@ -87,7 +89,9 @@ def decode(text: str, version: Version) -> tuple[RegisteredGpu, ...] | None:
         gpus = decode_register(text) if version.reads_json else decode_register_colon(text)
     except MalformedText:
         return None
-    return tuple(replace(gpu, mode="") for gpu in gpus) if version is Version.V2_4 else gpus
+    if version is not Version.V2_4:
+        return gpus
+    return tuple(msgspec.structs.replace(gpu, mode="") for gpu in gpus)
 
 
 def requesting(now: dt.datetime) -> str:

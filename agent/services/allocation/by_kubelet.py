@@ -5,9 +5,10 @@ from an old one. The kubelet crashes when the earlier of two overlapping calls i
 """
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from agent.core.allocation.plain import PlainSettings, asked_again, edits_of, grant
 from agent.core.allocation.preference import nearest
@@ -29,8 +30,7 @@ RECORDS_BUDGET = 0.2
 """Seconds for reading the kubelet's checkpoint file. After that the call gets a new row."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KubeletViews:
+class KubeletViews(msgspec.Struct, frozen=True):
     """The facts that a decision reads. `edits` also has the resource name.
 
     `epoch`: the present kubelet instance.
@@ -42,8 +42,7 @@ class KubeletViews:
     epoch: Callable[[], KubeletEpoch | None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KubeletPeers:
+class KubeletPeers(msgspec.Struct, frozen=True):
     """The ports that a decision uses."""
 
     records: KubeletRecords
@@ -73,7 +72,8 @@ class KubeletShares:
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
         call.overlapped |= call.turn.doubted
-        facts = await self._peers.hooks.facts()
+        with self.calls.waits.waiting("hook-path"):
+            facts = await self._peers.hooks.facts()
         call.step = AllocateStep.CHECK
         held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)
         granted = grant(ids, self._views.inventory.value, held)
@@ -109,9 +109,13 @@ class KubeletShares:
         return chosen
 
     async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
-        """The row to answer again, with its new time and epoch, or None."""
+        """The row to answer again, with its new time and epoch, or None.
+
+        Live limits that are being written are in it: it replaces the row that has them.
+        """
         epoch, taken = self._views.epoch(), self.calls.taken
-        free = (row for row in self._views.ledger.value.rows if row.key not in taken)
+        rows = self.calls.on_their_way(self._views.ledger.value).rows
+        free = (row for row in rows if row.key not in taken)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
             return None
@@ -125,7 +129,7 @@ class KubeletShares:
             taken.discard(row.key)
         if recorded is None or frozenset(ids) in recorded.values():
             return None
-        return dataclasses.replace(row, answered_at=self._peers.clock.now(), epoch=epoch)
+        return msgspec.structs.replace(row, answered_at=self._peers.clock.now(), epoch=epoch)
 
     def _first(
         self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts

@@ -1,9 +1,10 @@
 """Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
+from itertools import chain
 
+import msgspec
 import structlog
 
 from agent.core.allocation.answered import answered
@@ -32,6 +33,7 @@ from agent.services.allocation.calls import AllocateCall, AllocateCalls
 from agent.services.allocation.inquiry import Inquiry
 from agent.services.allocation.rows import Rows
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
+from agent.services.allocation.waits import Waits
 
 log = structlog.get_logger(__name__)
 
@@ -39,8 +41,7 @@ PREFER_BUDGET = 0.2
 """Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate: 1 s for both."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AllocationSettings:
+class AllocationSettings(msgspec.Struct, frozen=True):
     """How pods are matched and how answers are made. `edits` also has the resource name."""
 
     match: MatchSettings
@@ -111,8 +112,7 @@ class SchedulerShares:
         """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
         turn = self.calls.turns.begin()
         grant = await self._preferred(size)
-        ledger = self._underway().ledger
-        held = frozenset(slice_id for ids in ledger.held_ids().values() for slice_id in ids)
+        held = frozenset(chain.from_iterable(self._underway().ledger.held_ids().values()))
         chosen = None
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
@@ -130,7 +130,8 @@ class SchedulerShares:
         """Which container the call is for, what it gets, and what it mounts. Raises Refusal."""
         inquiry = self._inquiry(patient=True)
         try:
-            facts = await self._hooks.facts()
+            with self.calls.waits.waiting("hook-path"):
+                facts = await self._hooks.facts()
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(count, self._underway)
         except (Refusal, StateError, asyncio.CancelledError):
@@ -153,8 +154,11 @@ class SchedulerShares:
 
     def _inquiry(self, *, patient: bool) -> Inquiry:
         resource = self._settings.edits.value.resource
-        match = dataclasses.replace(self._settings.match, resource=resource)
-        return Inquiry(self._views, self._peers, match, patient=patient, vain=self._vain)
+        match = msgspec.structs.replace(self._settings.match, resource=resource)
+        waits = self.calls.waits if patient else Waits()
+        return Inquiry(
+            self._views, self._peers, match, patient=patient, vain=self._vain, waits=waits
+        )
 
     def _underway(self) -> Underway:
         ledger = self.calls.on_their_way(self._views.ledger.value)

@@ -1,9 +1,10 @@
 """The Allocates under way: the step of each, and its refusal when it fails or takes too long."""
 
-import dataclasses
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+
+import msgspec
 
 from agent.core.allocation.room import Shortage
 from agent.core.allocation.steps import AllocateStep, disk_refusal
@@ -13,6 +14,7 @@ from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.kit.turns import Turn, Turns
+from agent.services.allocation.waits import Waits
 
 SPENT = 256
 """Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
@@ -22,8 +24,7 @@ OFFERS = 64
 """Offers remembered: more than the containers of any pod. The kubelet uses each at once."""
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class AllocateCall:
+class AllocateCall(msgspec.Struct, eq=False):
     """One Allocate under way. `overlapped`: another one was under way at the same time.
 
     - `turn`: says whether the kubelet has begun another container since.
@@ -48,8 +49,7 @@ class AllocateCall:
         return self.is_replay or self.row is None or self.row.holder is None
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class AllocateCalls:
+class AllocateCalls(msgspec.Struct, eq=False):
     """The calls under way, and the rows that are being written to disk.
 
     - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
@@ -57,18 +57,19 @@ class AllocateCalls:
       That instance never asks for them again; a later one may.
     - `spent`: for each of the last node locks, the pod that was answered under it.
     - `offers`: the containers for which the kubelet was offered free ids of the right GPUs.
-    - `turns`: the order in which the kubelet began containers.
+    - `turns`: the order in which the kubelet began containers. `waits`: what calls waited for.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
     turns: Turns
-    active: list[AllocateCall] = dataclasses.field(default_factory=list)
-    pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
-    taken: set[ContainerKey] = dataclasses.field(default_factory=set)
+    active: list[AllocateCall] = msgspec.field(default_factory=list)
+    pending: dict[ContainerKey, Row] = msgspec.field(default_factory=dict)
+    taken: set[ContainerKey] = msgspec.field(default_factory=set)
     used_up: frozenset[PodUid] = frozenset()
     used_up_by: KubeletEpoch | None = None
-    spent: dict[str, PodUid] = dataclasses.field(default_factory=dict)
-    offers: deque[ContainerKey] = dataclasses.field(default_factory=lambda: deque(maxlen=OFFERS))
+    spent: dict[str, PodUid] = msgspec.field(default_factory=dict)
+    offers: deque[ContainerKey] = msgspec.field(default_factory=lambda: deque(maxlen=OFFERS))
+    waits: Waits = msgspec.field(default_factory=Waits)
 
     @contextmanager
     def entered(self, ids: Collection[SliceId]) -> Iterator[AllocateCall]:

@@ -5,10 +5,10 @@ Answers are kept for this call only. The caller's deadline ends the inquiry.
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
@@ -45,6 +45,7 @@ from agent.core.state.ledger import ContainerKey, Decider
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
+from agent.services.allocation.waits import Waits
 
 log = structlog.get_logger(__name__)
 
@@ -72,8 +73,7 @@ MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(msgspec.Struct, frozen=True):
     """What this inquiry did so far."""
 
     recorded: frozenset[ContainerKey] | None = None
@@ -88,7 +88,10 @@ class _Done:
 
 
 class Inquiry:
-    """The inquiry of one call; without `patient` it asks no API server. All calls share `vain`."""
+    """The inquiry of one call; without `patient` it asks no API server.
+
+    All calls share `vain`, and all Allocates `waits`.
+    """
 
     def __init__(
         self,
@@ -98,12 +101,14 @@ class Inquiry:
         *,
         patient: bool,
         vain: Allowance,
+        waits: Waits,
     ) -> None:
         self._views = views
         self._peers = peers
         self._settings = settings
         self._patient = patient
         self._vain = vain
+        self._waits = waits
         self._known: dict[PodKey, Holding | None] = {}
         self._looked: dict[PodKey, PodUid | None] = {}
         self._api_left = API_BUDGET
@@ -179,16 +184,22 @@ class Inquiry:
         )
 
     async def _perform(self, question: Question) -> None:
+        with self._waits.waiting(_asked(question)):
+            await self._answer(question)
+
+    async def _answer(self, question: Question) -> None:
         match question:
             case AskKubelet():
                 await self._ask_in_turn(question)
             case ReadRecords():
                 read = await self._peers.records.read(self._settings.resource)
                 recorded = None if read is None else frozenset(read)
-                self._state = dataclasses.replace(self._state, recorded=recorded, records_read=True)
+                self._state = msgspec.structs.replace(
+                    self._state, recorded=recorded, records_read=True
+                )
             case CheckRunning():
                 alive = await self._peers.containers.running(question.ids)
-                self._state = dataclasses.replace(
+                self._state = msgspec.structs.replace(
                     self._state,
                     alive=self._state.alive | alive,
                     checked=self._state.checked | question.ids,
@@ -215,7 +226,7 @@ class Inquiry:
             try:
                 self._known[(namespace, name)] = await again(get, WitnessThrottled, THROTTLED_PAUSE)
             except WitnessUnsupported:
-                self._state = dataclasses.replace(self._state, can_ask=False)
+                self._state = msgspec.structs.replace(self._state, can_ask=False)
                 return
             except KubeletError as error:
                 pause = next(pauses, None)
@@ -268,7 +279,7 @@ class Inquiry:
         except ApiError as error:
             log.warning("pods.list_failed", err=str(error))
             failed = True
-        self._state = dataclasses.replace(self._state, listed=True, list_failed=failed)
+        self._state = msgspec.structs.replace(self._state, listed=True, list_failed=failed)
 
     async def _look_at_pod(self, key: PodKey) -> None:
         try:
@@ -284,7 +295,7 @@ class Inquiry:
                 await self._peers.look_at_node()
         except ApiError as error:
             log.warning("node.get_failed", err=str(error))
-        self._state = dataclasses.replace(self._state, node_read=True)
+        self._state = msgspec.structs.replace(self._state, node_read=True)
 
     async def _await_lock(self, wanted: AwaitLock) -> None:
         before = held_lock(self._views.node.value)
@@ -297,7 +308,7 @@ class Inquiry:
             return lock.owner == owner
 
         loop = asyncio.get_running_loop()
-        self._state = dataclasses.replace(self._state, waited=True)
+        self._state = msgspec.structs.replace(self._state, waited=True)
         if not self._vain.allows(loop.time()):
             return
         self._peers.look()
@@ -307,6 +318,13 @@ class Inquiry:
         except TimeoutError:
             self._vain.spend(loop.time())
             log.debug("lock.unchanged", waited=LOCK_PAUSE)
+
+
+def _asked(question: Question) -> str:
+    """Whom the question is for."""
+    if isinstance(question, AskKubelet | ReadRecords):
+        return "kubelet"
+    return "runtime" if isinstance(question, CheckRunning) else "api-server"
 
 
 def _silent(error: KubeletError) -> Refusal:

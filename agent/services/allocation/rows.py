@@ -1,9 +1,9 @@
 """Makes the ledger rows of answered containers. A row's edits are made once and kept in it."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from agent.core.allocation.container_order import pair_groups
@@ -47,7 +47,7 @@ class Rows:
     ) -> Row:
         """The row of a grant. A replay keeps its answer and gets the ids of this call."""
         if grant.replay is not None:
-            return dataclasses.replace(
+            return msgspec.structs.replace(
                 grant.replay,
                 slice_ids=tuple(sorted(ids)),
                 answered_at=self._clock.now(),
@@ -57,7 +57,7 @@ class Rows:
             )
         found = Adoption(grant.candidate.pod, grant.candidate.container, ids)
         row = self._first(found, (grant.group, grant.shares), facts)
-        return dataclasses.replace(row, offered=offered, lock=grant.lock)
+        return msgspec.structs.replace(row, offered=offered, lock=grant.lock)
 
     async def adopted(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
@@ -75,7 +75,7 @@ class Rows:
                     group = (pair.group_index, pair.shares)
                     row = self._first(found, group, facts)
                     epoch = row.epoch if found.ids else KubeletEpoch()
-                    return dataclasses.replace(row, confirmed=bool(found.ids), epoch=epoch)
+                    return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
             log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
@@ -108,6 +108,7 @@ class Rows:
             answered_at=self._clock.now(),
             epoch=self._epoch(),
             resource=container.resource,
+            priority=container.priority,
         )
 
     def _share(self, share: Share) -> GrantedShare:

@@ -73,6 +73,7 @@ class Allocation:
         self._noted = noted
         self._outcomes = Outcomes()
         self.results = self._outcomes.results
+        self.waits = source.calls.waits
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """The edits for the container that the kubelet is admitting. Raises Refusal.
@@ -130,7 +131,8 @@ class Allocation:
         if not is_row_first:
             await self._make_directory(row, call, wipe=not call.is_replay)
         call.step = AllocateStep.WRITE
-        await self._storage.commit(change)
+        with self.waits.waiting("disk"):
+            await self._storage.commit(change)
         if row.lock:
             self._calls.spend(row)
         if is_row_first and row.has_directory:
@@ -139,7 +141,8 @@ class Allocation:
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
         call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        await self._storage.hooks.prepare(name, wipe=wipe)
+        with self.waits.waiting("directory"):
+            await self._storage.hooks.prepare(name, wipe=wipe)
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted.

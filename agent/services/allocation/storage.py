@@ -1,14 +1,14 @@
 """The storage that an answer needs."""
 
-import dataclasses
 from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from agent.core.ports import HookDirs
 from agent.core.state.ledger import Ledger
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(msgspec.Struct, frozen=True):
     """Commits changes of the ledger (raises StateError) and makes host directories."""
 
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]

@@ -1,7 +1,8 @@
 """The facts that an Allocate reads, the peers it may ask, and the other calls under way."""
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
 
 from agent.core.allocation.room import GpuUse
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
@@ -13,8 +14,7 @@ from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AllocationViews:
+class AllocationViews(msgspec.Struct, frozen=True):
     """The facts that a decision reads.
 
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
@@ -29,8 +29,7 @@ class AllocationViews:
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AllocationPeers:
+class AllocationPeers(msgspec.Struct, frozen=True):
     """The peers that an inquiry asks.
 
     - `refresh`: makes the one LIST of this node's pods.
@@ -51,8 +50,7 @@ class AllocationPeers:
     look: Callable[[], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Underway:
+class Underway(msgspec.Struct, frozen=True):
     """What the calls of this process have under way now.
 
     `ledger` includes rows that are being written. `claimed` and `spent` are as in Evidence.

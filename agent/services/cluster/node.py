@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.core.cluster.annotations import MUTEX_LOCK
@@ -98,7 +98,7 @@ class NodeWatch:
             gone = held.annotations.get(MUTEX_LOCK, "")
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
                 former.insert(0, (gone, now + FORMER_LIFE))
-            node = dataclasses.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
+            node = msgspec.structs.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
         self._node.set(node)
 
     async def _pause(self, least: float, most: float) -> None:

@@ -1,12 +1,12 @@
 """Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 import random
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.core.allocation.evidence import NOT_HERE
@@ -148,7 +148,7 @@ class PodWatch:
         return delay
 
     def _mark(self, *, stale: bool) -> None:
-        self._table.set(dataclasses.replace(self._table.value, stale=stale))
+        self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
 
     def _apply(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""
@@ -243,10 +243,10 @@ class PodWatch:
             table = self._table.value
             pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
             graves = tuple(
-                dataclasses.replace(grave, pod=self._counted(grave.pod))
+                msgspec.structs.replace(grave, pod=self._counted(grave.pod))
                 for grave in table.tombstones
             )
-            self._table.set(dataclasses.replace(table, pods=pods, tombstones=graves))
+            self._table.set(msgspec.structs.replace(table, pods=pods, tombstones=graves))
 
     def _counted(self, pod: PodView) -> PodView:
         return pod if self._resource is None else pod.asking_by(self._resource.value)
@@ -258,7 +258,9 @@ class PodWatch:
         old, now = self._table.value, self._clock.now()
         present = old.pods if pods is None else pods
         graves = {
-            grave.pod.uid: dataclasses.replace(grave, deleted_at=min(grave.deleted_at, now))
+            grave.pod.uid: grave
+            if grave.deleted_at <= now
+            else msgspec.structs.replace(grave, deleted_at=now)
             for grave in (*old.tombstones, *(Tombstone(_slim(pod), now) for pod in dead))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
@@ -275,7 +277,7 @@ class PodWatch:
 def _slim(pod: PodView) -> PodView:
     """A deleted pod without the fields that tenants can make long, to bound memory."""
     kept = {key: text for key, text in pod.annotations.items() if key == BIND_PHASE}
-    return dataclasses.replace(pod, annotations=kept, groups=None, groups_error="", message="")
+    return msgspec.structs.replace(pod, annotations=kept, groups=None, groups_error="", message="")
 
 
 def _is_newer(version: str, than: str) -> bool:

@@ -1,9 +1,10 @@
 """Probes one GPU or all GPUs. A failure that is the same on all counts as the driver's."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Final
+
+import msgspec
 
 from agent.core.errors import DriverError, GpuError, cap
 from agent.core.health.reports import Probe, ProbeOutcome
@@ -38,7 +39,7 @@ class Asking:
         except (DriverError, GpuError) as error:
             return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
         if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
-            return dataclasses.replace(probe, unmonitored=obstacle)
+            return msgspec.structs.replace(probe, unmonitored=obstacle)
         return probe
 
     async def surely(self, uuid: GpuUuid, others: Collection[GpuUuid], ill: Ill) -> Probe:

@@ -1,9 +1,10 @@
 """Writes Events when GPUs change or are left out, and the Node condition GpuDegraded."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from agent.core.cluster.changes import NodeEvent
 from agent.core.health.news import NodeCondition, believed, gpu_degraded, gpu_events, turning
@@ -153,7 +154,7 @@ class GpuCondition:
         """`wanted` with the `since` of the written condition while the status stays the same."""
         if self._written is None or self._written.status != wanted.status:
             return wanted
-        return dataclasses.replace(wanted, since=self._written.since)
+        return msgspec.structs.replace(wanted, since=self._written.since)
 
 
 def _says(condition: NodeCondition) -> tuple[bool, str]:

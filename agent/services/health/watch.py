@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import msgspec
 import structlog
 
 from agent.core.health.judge import aged, judge, missing, switched_off
@@ -24,6 +24,7 @@ from agent.core.ports import Clock, Driver
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
+from agent.kit.ticks import until_tick
 from agent.services.health.asking import Asking
 from agent.services.health.gathering import Gathering
 from agent.services.health.hearing import Hearing
@@ -135,7 +136,7 @@ class HealthWatch:
         if not self._settings.switches.off:
             self._publish(self._judged((probe,)))
         after, inventory = self._of(uuid), self._inventory.value
-        shared = dataclasses.replace(inventory.find(uuid) or shared, health=after)
+        shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
         lacks = (*missing(after, self._now(), self._settings), *inventory.obstacles(shared))
         return Recheck(shared.gpu, probe, before, after, inventory.offers(shared), lacks)
 
@@ -211,12 +212,13 @@ class HealthWatch:
             seen = here
 
     async def _probe_rounds(self) -> None:
-        """Probe all GPUs each `probe_interval`; after a failed probe sooner, on demand at once."""
+        """Probe all GPUs at each tick of `probe_interval`, soon after a failed probe, on demand."""
         while True:
             self._look.clear()
-            pause = self._settings.probe_interval
-            if await self._round():
-                pause = min(pause, SECOND_LOOK)
+            failed = await self._round()
+            pause = until_tick(self._settings.probe_interval)
+            if failed:
+                pause = min(self._settings.probe_interval, SECOND_LOOK)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._look.wait()

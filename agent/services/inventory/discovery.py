@@ -10,6 +10,7 @@ from agent.core.health.whose import MANY, MAY_PASS, OF_ALL, Ill, same_fault
 from agent.core.inventory.gpu import Scan
 from agent.core.ports import Driver
 from agent.kit.cell import Cell
+from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +54,7 @@ class Discovery:
         while True:
             self._wanted.clear()
             is_done = await self._scan()
-            is_wanted = await self._rest(self._interval if is_done else delay)
+            is_wanted = await self._rest(until_tick(self._interval) if is_done else delay)
             if is_done:
                 delay = first
             elif not is_wanted:  # a rescan on demand gives the driver no time to recover

@@ -12,6 +12,7 @@ from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.ports import Clock, Driver
 from agent.kit.cell import Cell
 from agent.kit.ring import Ring
+from agent.kit.ticks import until_tick
 
 PERIOD: Final = 5.0
 DEADLINE: Final = 2.0
@@ -46,11 +47,10 @@ class Samples:
         return sum(ring.bytes for ring in self._rings.values())
 
     async def run(self) -> NoReturn:
-        """Ask all GPUs each PERIOD, for ever. After a longer round the next begins at once."""
+        """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
-            due = _loop_time() + PERIOD
             await self._round()
-            await asyncio.sleep(max(0.0, due - _loop_time()))
+            await asyncio.sleep(until_tick(PERIOD))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
         """The samples of one GPU in the last KEPT seconds, the oldest first."""

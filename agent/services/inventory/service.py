@@ -1,9 +1,9 @@
 """Keeps the inventory: combines scans, health, held slices and settings into one value."""
 
-import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
+import msgspec
 import structlog
 
 from agent.core.health.nameless import named
@@ -128,7 +128,7 @@ class InventoryKeeper:
                 removed=change.removed,
                 changed=change.changed,
             )
-            self._inventory.set(dataclasses.replace(new, generation=old.generation + 1))
+            self._inventory.set(msgspec.structs.replace(new, generation=old.generation + 1))
 
     def _unwell(self) -> frozenset[GpuUuid]:
         """GPUs remembered as not ok, and GPUs of the inventory that the driver never described.
@@ -158,7 +158,7 @@ class InventoryKeeper:
         """A GPU that stays in the inventory as not present."""
         shared = self._share(gpu, settings)
         unknown = not gpu.name and gpu.uuid not in self.held.value
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             shared,
             split_count=0 if unknown else shared.split_count,
             present=False,
@@ -224,7 +224,7 @@ class _SharedGpus:
                 yield known
             else:
                 text = reason or f"{fault.text}; {remedy(fault.trouble)}"
-                self.faults.append(dataclasses.replace(fault, text=text))
+                self.faults.append(msgspec.structs.replace(fault, text=text))
 
     def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
         """The GPUs to keep as not present.

@@ -5,10 +5,11 @@ slices are withheld and offered again.
 """
 
 import asyncio
-import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Final, NoReturn
 
+import msgspec
 import structlog
 
 from agent.core.allocation.steps import AllocateStep, disk_refusal
@@ -16,9 +17,13 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import AgentError, StateError
 from agent.core.node.withholding import Withholding, withheld
 from agent.kit.cell import Cell
+from agent.kit.ticks import until_tick
 
-PERIOD: Final = 0.5
-"""Seconds between two runs of one check."""
+PERIOD: Final = 10.0
+"""Seconds between two runs of one check while slices are on offer, unless one is wanted sooner."""
+
+LEAST: Final = 0.5
+"""Seconds between two runs at least, and while slices are withheld."""
 
 PATIENCE: Final = 15.0
 """Seconds after which a check that has not ended is a fault. A short stall of the disk fails only
@@ -27,18 +32,25 @@ the pods admitted meanwhile; while slices are withheld, the kubelet rejects all 
 log = structlog.get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeCheck:
-    """A check of the node. `check` raises AgentError if `step` would fail for every new pod."""
+class NodeCheck(msgspec.Struct, frozen=True):
+    """A check of the node. `check` raises AgentError if `step` would fail for every new pod.
+
+    `turn`: see agent.kit.ticks.
+    """
 
     step: AllocateStep
     check: Callable[[], Awaitable[None]]
+    turn: int = 0
+
+
+Cue = Callable[[Callable[[], None]], Coroutine[None, None, None]]
+"""Runs for ever and calls its argument when checks may have another result."""
 
 
 class Withholder:
     """Sole writer of `state`. `withhold` is called when slices are withheld or offered again.
 
-    `say` posts an Event about the Node.
+    `cues` make it run the checks at once. `say` posts an Event about the Node.
     """
 
     def __init__(
@@ -46,22 +58,34 @@ class Withholder:
         checks: Sequence[NodeCheck],
         withhold: Callable[[Withholding], None],
         say: Callable[[NodeEvent], None],
+        cues: Sequence[Cue] = (),
     ) -> None:
         self.state: Cell[Withholding] = Cell(Withholding())
         self._checks = checks
         self._reasons: dict[NodeCheck, str] = {}
+        self._wanted = {check: asyncio.Event() for check in checks}
         self._withhold = withhold
+        self._cues = cues
         self._say = say
 
     async def run(self) -> None:
         """Run all checks for ever. A check that hangs does not delay the others."""
         async with asyncio.TaskGroup() as group:
+            for cue in self._cues:
+                group.create_task(cue(self.look))
             for check in self._checks:
                 group.create_task(self._repeat(check))
 
+    def look(self) -> None:
+        """Run all checks soon, as when a pod was refused."""
+        for wanted in self._wanted.values():
+            wanted.set()
+
     async def _repeat(self, check: NodeCheck) -> NoReturn:
-        loop = asyncio.get_running_loop()
+        loop, wanted = asyncio.get_running_loop(), self._wanted[check]
         while True:
+            wanted.clear()
+            begun = loop.time()
             late = loop.call_later(PATIENCE, self._note, check, TimeoutError())
             try:
                 await check.check()
@@ -71,7 +95,11 @@ class Withholder:
                 self._note(check, None)
             finally:
                 late.cancel()
-            await asyncio.sleep(PERIOD)
+            with contextlib.suppress(TimeoutError):
+                holds = self.state.value.holds
+                async with asyncio.timeout(LEAST if holds else until_tick(PERIOD, check.turn)):
+                    await wanted.wait()
+            await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
 
     def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
         """Record the result of a check and decide again; the decision also depends on time."""
@@ -84,6 +112,7 @@ class Withholder:
         if state.holds != before.holds:
             self._withhold(state)
             self._tell(state)
+            self.look()  # the others may wait for longer than is right now
 
     def _tell(self, state: Withholding) -> None:
         if state.holds:

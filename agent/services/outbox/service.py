@@ -8,12 +8,12 @@
 """
 
 import asyncio
-import dataclasses
 import datetime as dt
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.core.cluster.annotations import PHASE_FAILED
@@ -69,15 +69,15 @@ WARN_PERIOD = 60.0
 
 REFUSED = 220
 REFUSED_REFILL = 2.0
-"""Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
-kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
+"""Allowance for patches of refused pods without a lock, and of live limits: 220 at once, which is
+twice the pods of a kubelet, then one every 2 s. A tenant can cause them without end, and nothing
+waits for them."""
 
 Identity = tuple[object, ...]
 """Identifies an effect, which is in flight at most once."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OutboxViews:
+class OutboxViews(msgspec.Struct, frozen=True):
     """The cells that the outbox follows. `found`: the effects that settlement derives.
 
     The outbox writes `outlived`: locks, each with the UID of its answered pod, that were still held
@@ -90,8 +90,7 @@ class OutboxViews:
     outlived: Cell[Mapping[str, PodUid]]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Trouble:
+class _Trouble(msgspec.Struct, eq=False):
     """The retry state of an effect that failed. `until`: loop time of the next try.
 
     `performed`: the effect, if it was performed and only its removal from the ledger failed.
@@ -116,7 +115,7 @@ class Outbox:
         random: random.Random,
     ) -> None:
         self._views = views
-        self._acts = Acts(nodes, pods, views.pods, views.outlived)
+        self._acts = Acts(nodes, pods, views.pods, views.ledger, views.outlived)
         self._commit = commit
         self._clock = clock
         self._random = random
@@ -126,7 +125,7 @@ class Outbox:
         self._active: Cell[frozenset[Identity]] = Cell(frozenset())
         self._leaving: Cell[frozenset[Identity]] = Cell(frozenset())
         self._drop_at = 0.0
-        self._refused = Allowance(REFUSED, REFUSED_REFILL)
+        self._ration = Allowance(REFUSED, REFUSED_REFILL)
         self._warned: dict[str, float] = {}
         self.results = Tally(
             "outbox_effects_total",
@@ -146,8 +145,8 @@ class Outbox:
                     group.create_task(self._drop(excess))
                 for effect in self._due():
                     if self._has_place(effect) and self._left(effect) <= GRAIN:
-                        if _is_of_refused(effect):
-                            self._refused.spend(asyncio.get_running_loop().time())
+                        if _is_rationed(effect):
+                            self._ration.spend(asyncio.get_running_loop().time())
                         self._active.set(self._active.value | {effect.identity})
                         group.create_task(self._perform(effect))
                 await news.wait(self._until_next())
@@ -173,10 +172,15 @@ class Outbox:
         ]
 
     def _due(self) -> list[Effect]:
-        """The effects to try now, locks first."""
+        """The effects to try now, locks first, and live limits before refused pods without end."""
         due = [effect for effect in self._open() if self._left(effect) <= GRAIN]
         return sorted(
-            due, key=lambda each: (not each.frees_lock, each.kind is EffectKind.POST_EVENT)
+            due,
+            key=lambda each: (
+                not each.frees_lock,
+                each.kind is EffectKind.POST_EVENT,
+                each.kind is not EffectKind.ANNOTATE_LIMITS,
+            ),
         )
 
     def _excess(self) -> list[Effect]:
@@ -209,8 +213,8 @@ class Outbox:
         trouble = self._trouble.get(effect.identity)
         now = asyncio.get_running_loop().time()
         pause = trouble.until - now if trouble else 0.0
-        if _is_of_refused(effect):
-            pause = max(pause, self._refused.wait(now))
+        if _is_rationed(effect):
+            pause = max(pause, self._ration.wait(now))
         wait = effect.due - self._clock.now()
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
@@ -281,7 +285,7 @@ class Outbox:
         """
         table = self._views.pods.value
         is_gone = table.synced and effect.pod_uid not in table.pods
-        return is_gone and effect.kind is EffectKind.SETTLE_POD
+        return is_gone and effect.kind in {EffectKind.SETTLE_POD, EffectKind.ANNOTATE_LIMITS}
 
     def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
         """Whether to give up the effect: only an Event that is refused or too old."""
@@ -313,7 +317,8 @@ class Outbox:
         return trouble
 
 
-def _is_of_refused(effect: Effect) -> bool:
-    """Whether the effect only notes a refusal on a pod and has no lock."""
+def _is_rationed(effect: Effect) -> bool:
+    """Whether the effect only notes a refusal on a pod and has no lock, or notes live limits."""
     is_settled = effect.kind is EffectKind.SETTLE_POD and not effect.value
-    return is_settled and effect.phase == PHASE_FAILED
+    is_refusal = is_settled and effect.phase == PHASE_FAILED
+    return is_refusal or effect.kind is EffectKind.ANNOTATE_LIMITS

@@ -1,10 +1,10 @@
 """Settlement: derives the effects that the pods and the node lock call for."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.codec.nodelock import held_lock
@@ -21,8 +21,7 @@ PERIOD = 1.0
 """Seconds between two runs while the node is locked: the grace period ends without an event."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Sighting:
+class _Sighting(msgspec.Struct, frozen=True):
     """A lock's text, and the loop time at which it was first seen with a current pod table."""
 
     value: str

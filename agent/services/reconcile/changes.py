@@ -1,20 +1,20 @@
 """Turns the findings of a reconcile into one change of the ledger."""
 
-import dataclasses
 import datetime as dt
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
 import structlog
 
 from agent.core.reconcile.findings import Adoption, Findings, ReconcileFacts, Stranger
-from agent.core.reconcile.reconcile import mismatch_event
+from agent.core.reconcile.mismatch import mismatch_event
+from agent.core.reconcile.reconcile import explained_by
 from agent.core.state.ledger import Holder, Ledger, Row
 
 log = structlog.get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AdoptedRows:
+class AdoptedRows(msgspec.Struct, frozen=True):
     """New rows for containers that the ledger did not know.
 
     If a container's answer cannot be read, its row only keeps its ids in use. `unread`: how many
@@ -53,7 +53,7 @@ async def take_over(
     rows: list[Row] = []
     strangers = list(findings.strangers)
     unread = 0
-    known = {row.holder for row in ledger.rows}
+    explains = explained_by(ledger)
     for adoption in findings.adopt:
         row = await adopt(adoption)
         if row is not None:
@@ -62,7 +62,7 @@ async def take_over(
         unread += 1
         pod, container = adoption.pod, adoption.container
         holder = Holder(pod.namespace, pod.name, container.name)
-        if adoption.ids and holder not in known:
+        if adoption.ids and not explains(holder, adoption.ids):
             strangers.append(Stranger(holder, adoption.ids, container.resource))
     kept = (stranger.row(seen.now, seen.epoch) for stranger in strangers)
     return AdoptedRows((*rows, *kept), unread)

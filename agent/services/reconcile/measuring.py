@@ -5,10 +5,10 @@ Directories are measured in small parts, so that nothing waits for it.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, TypeVar
 
+import msgspec
 import structlog
 
 from agent.core.cluster.changes import NodeEvent
@@ -24,6 +24,7 @@ from agent.core.reconcile.measuring import (
 )
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +59,7 @@ class Measuring:
             except TimeoutError:
                 # The other directories are on the same disk and would time out too.
                 log.warning("hooks.not_measured", err="out of time")
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(until_tick(PERIOD))
 
     async def _measure(self) -> None:
         """Measure all directories once, one after the other. Raises TimeoutError."""
@@ -70,7 +71,7 @@ class Measuring:
         except AgentError as error:
             failures.append(str(error))
         finally:
-            self.state.set(dataclasses.replace(self.state.value, room=room))
+            self.state.set(msgspec.structs.replace(self.state.value, room=room))
         for directory in owned:
             try:
                 self._judge(directory, await self._size(directory.name))
@@ -105,7 +106,7 @@ class Measuring:
             self._set_large(large | {owned.name})
 
     def _set_large(self, large: frozenset[str]) -> None:
-        self.state.set(dataclasses.replace(self.state.value, large=large))
+        self.state.set(msgspec.structs.replace(self.state.value, large=large))
 
 
 async def _in_time(part: Awaitable[T]) -> T:

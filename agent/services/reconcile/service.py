@@ -7,12 +7,12 @@ lost. It closes rows that no container can use any more; the rules for that diff
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.core.cluster.pods import Phase, PodTable, PodUid, Role
@@ -21,6 +21,7 @@ from agent.core.errors import AgentError, Refusal, StateError, WitnessThrottled
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile.findings import EVER, Adoption, Findings, ReconcileFacts
+from agent.core.reconcile.mismatch import mismatch
 from agent.core.reconcile.pace import (
     DEADLINE,
     PAUSE,
@@ -31,7 +32,6 @@ from agent.core.reconcile.pace import (
     SETTLING_PAUSE,
     THROTTLED_PAUSE,
 )
-from agent.core.reconcile.reconcile import mismatch
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.kit.again import again
@@ -54,8 +54,7 @@ QUIET_WITHIN = 10.0
 """Seconds that a List waits at most for a time without an Allocate."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReconcileViews:
+class ReconcileViews(msgspec.Struct, frozen=True):
     """The facts that are compared. `epoch`: the present kubelet instance.
 
     - `rivals`: how many other plugins for the resource are gone; their answers are not known yet.
@@ -66,23 +65,21 @@ class ReconcileViews:
     pods: Cell[PodTable]
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
-    taken: set[ContainerKey] = dataclasses.field(default_factory=set)
-    rivals: Cell[int] = dataclasses.field(default_factory=lambda: Cell(0))
+    taken: set[ContainerKey] = msgspec.field(default_factory=set)
+    rivals: Cell[int] = msgspec.field(default_factory=lambda: Cell(0))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReconcilePeers:
+class ReconcilePeers(msgspec.Struct, frozen=True):
     """The ports that a reconcile uses. `calls`: the kubelet's requests under way."""
 
     witness: Witness
     records: KubeletRecords
     hooks: HookDirs
     clock: Clock
-    calls: Lull = dataclasses.field(default_factory=Lull)
+    calls: Lull = msgspec.field(default_factory=Lull)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReconcileRule:
+class ReconcileRule(msgspec.Struct, frozen=True):
     """What differs between hami mode and plain mode.
 
     - `judge`: compares the ledger with the facts, for the present name of the `resource`.
@@ -99,8 +96,7 @@ class ReconcileRule:
     sweeps: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Heard:
+class _Heard(msgspec.Struct, frozen=True):
     """The answers of the kubelet `epoch`, and the directories, as in ReconcileFacts."""
 
     holdings: Sequence[Holding]

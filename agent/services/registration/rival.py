@@ -15,6 +15,7 @@ import structlog
 
 from agent.core.cluster.changes import NodeEvent
 from agent.kit.cell import Cell
+from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -102,9 +103,9 @@ class Rivals:
             self._news.set(self._news.value + 1)
 
     async def _next(self, seen: int) -> bool:
-        """Wait for a change since `seen`. False: there was none for LOOK_AGAIN."""
+        """Wait for a change since `seen`. False: there was none until the next look."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AGAIN):
+            async with asyncio.timeout(until_tick(LOOK_AGAIN)):
                 await self._news.until(lambda news: news != seen)
                 return True
         return False

@@ -9,10 +9,10 @@ stream does not show that another plugin registered; `renew` is called for that.
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from agent.core.errors import AgentError, KubeletError, RegistrationRefused, cap
@@ -21,6 +21,7 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
+from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -73,8 +74,7 @@ class Serving(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegistrationState:
+class RegistrationState(msgspec.Struct, frozen=True):
     """The state for readiness and for people. `stream`: the kubelet receives the agent's lists."""
 
     registered: bool = False
@@ -163,7 +163,7 @@ class Registration:
                 # This also covers a stream that opened and ended between two steps.
                 self._ends += 1
                 self._not_accepted()
-            self.state.set(dataclasses.replace(self.state.value, stream=count > 0))
+            self.state.set(msgspec.structs.replace(self.state.value, stream=count > 0))
             self._news.set(self._news.value + 1)
 
     async def _step(self) -> None:
@@ -178,10 +178,10 @@ class Registration:
             self._meet(epoch)
         if serving:
             self._serve()
-            await self._wait(seen, LOOK_AGAIN)
+            await self._wait(seen, until_tick(LOOK_AGAIN))
         elif epoch is None:
             self._say("registration.waiting", "waiting for the kubelet: its socket is not there")
-            await self._wait(seen, LOOK_AGAIN)
+            await self._wait(seen, until_tick(LOOK_AGAIN))
         elif not bound:
             if await self._is_due(seen, self._rebind_at):
                 await self._rebind()

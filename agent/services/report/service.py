@@ -9,13 +9,13 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import enum
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.codec.handshake import encode_reported
@@ -73,16 +73,14 @@ class Reason(enum.StrEnum):
     """Nothing differs, but the scheduler needs a stamp."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportState:
+class ReportState(msgspec.Struct, frozen=True):
     """Whether the API server holds the report of the inventory; `reason`: why not."""
 
     reported: bool = False
     reason: str = UNSEEN
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportCells:
+class ReportCells(msgspec.Struct, frozen=True):
     """The facts that the reporter reads, and `state`, which it alone writes.
 
     `returns`: how often the API server came back after it was lost.
@@ -99,8 +97,7 @@ Target = tuple[str, str, str | None]
 """The UID of the Node, and the texts of its register and score annotations."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DueWrite:
+class DueWrite(msgspec.Struct, frozen=True):
     """One write that is due: `changes` of the Node `uid`. `urgent`: without the SPREAD."""
 
     uid: str

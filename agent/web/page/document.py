@@ -12,12 +12,13 @@ refusals and changes what these leave.
 """
 
 import base64
-import dataclasses
 import datetime as dt
 import hashlib
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
+
+import msgspec
 
 from agent.codec.status_document import NodeStatus, SettingStatus, StatusDocument
 from agent.web.page.gpu_blocks import gpu_block, shares_by_gpu
@@ -77,8 +78,7 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     return _PageRenderer(status, settings, now).html()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PageRenderer:
+class _PageRenderer(msgspec.Struct, frozen=True):
     """One rendering: the status, the settings in force, and the time."""
 
     status: StatusDocument
@@ -94,16 +94,20 @@ class _PageRenderer:
             self._settings(),
         )
 
-        def whole(allocations: Html, room: int) -> Html:
-            refusals = self._entries("refusals", "Refusals of the last 24 h", room)
-            changes = self._entries("changes", "Changes of the last 24 h", room)
+        def whole(allocations: Html, refusals_room: int, changes_room: int) -> Html:
+            refusals = self._entries("refusals", "Refusals of the last 24 h", refusals_room)
+            changes = self._entries("changes", "Changes of the last 24 h", changes_room)
             beside = element("div", refusals, changes, checks, settings)
             return self._framed(header, element("main", gpus, allocations, beside))
 
-        left = LARGEST - size(whole(Html(), ENTRIES_ROOM))
-        allocations = self._allocations(max(FEWEST, left))
-        left = LARGEST - size(whole(allocations, ENTRIES_ROOM))
-        return whole(allocations, min(MOST_ENTRIES_ROOM, ENTRIES_ROOM + max(0, left) // 2))
+        def left(allocations: Html, refusals_room: int, changes_room: int) -> int:
+            return LARGEST - size(whole(allocations, refusals_room, changes_room))
+
+        room = max(FEWEST, left(Html(), ENTRIES_ROOM, ENTRIES_ROOM))
+        allocations = self._allocations(room)
+        refusals = min(MOST_ENTRIES_ROOM, left(allocations, 0, 0) // 2)
+        changes = min(MOST_ENTRIES_ROOM, left(allocations, refusals, 0))
+        return whole(allocations, refusals, changes)
 
     def _framed(self, header: Html, main: Html) -> Html:
         head = element(

@@ -1,12 +1,12 @@
 """Answers GET of `/` with the page."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from typing import Final
 
-from aiohttp import web
+import msgspec
 
+from agent.web import aiohttp_server as web
 from agent.web.page.document import POLICY, page_html
 from agent.web.readers import Readers
 from agent.web.status import StatusFacts, status_of
@@ -19,8 +19,7 @@ LATER: Final = {"Retry-After": "3", "Refresh": "3"}
 """A browser asks again by itself."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Rendering:
+class _Rendering(msgspec.Struct, frozen=True):
     """The page. `until`: the loop time of its reuse."""
 
     html: bytes

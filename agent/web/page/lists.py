@@ -43,7 +43,7 @@ def listed(
 
 def allocations_table(allocations: Sequence[AllocationStatus], now: dt.datetime, room: int) -> Html:
     """What each container holds."""
-    heads = ("Pod and container", "GPU", "Memory", "Cores", "For")
+    heads = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
 
     def frame(rows: Html) -> Html:
         head = element("tr", *(element("th", name, scope="col") for name in heads))
@@ -59,6 +59,7 @@ def _allocation(one: AllocationStatus, now: dt.datetime) -> Html:
         ", ".join(share.gpu for share in one.shares),
         _amounts([_memory(share) for share in one.shares]),
         _amounts([_cores(share) for share in one.shares]),
+        age(one.last_kernel, now) if one.last_kernel else "",
         age(one.since, now) if one.since else "",
     )
     named = element("th", _cut(pod, POD_LIMIT), " ", element("i", one.container), *_doubts(one))
@@ -70,16 +71,29 @@ def _doubts(one: AllocationStatus) -> Iterator[Html]:
         yield element("strong", " The kubelet booked another GPU (HA-4006).")
     if one.confirmed is False:
         yield element("strong", " The kubelet has not recorded the answer yet.")
+    if one.unread:
+        yield element("strong", f" Its use is not known: {_cut(one.unread, TEXT_LIMIT)}.")
+    if one.live_limits:
+        yield element("i", " An operator has changed its limits.")
 
 
 def _memory(share: ShareStatus) -> str:
-    if share.memory_mib is None:
-        return "no limit"
-    return f"{gib(share.memory_mib)} GiB" if share.memory_mib else "all"
+    """What is used, if that is known, of what may be used."""
+    limit = f"{gib(share.memory_mib)} GiB" if share.memory_mib else ""
+    used = "" if share.used_mib is None else gib(share.used_mib)
+    if used and limit:
+        return f"{used} of {limit}"
+    without = "no limit" if share.memory_mib is None else "all"
+    return f"{used} GiB, {without}" if used else limit or without
 
 
 def _cores(share: ShareStatus) -> str:
-    return f"{share.cores} %" if share.cores else "no limit"
+    """The same of the GPU's compute."""
+    limit = f"{share.cores} %" if share.cores else ""
+    used = "" if share.gpu_percent is None else f"{share.gpu_percent}"
+    if used and limit:
+        return f"{used} of {limit}"
+    return f"{used} %, no limit" if used else limit or "no limit"
 
 
 def _amounts(amounts: Sequence[str]) -> str:

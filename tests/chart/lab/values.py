@@ -87,7 +87,8 @@ MATRIX: Final[Mapping[str, Values]] = {
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboard": {"enabled": True, "namespace": "grafana", "annotations": {"folder": "GPUs"}},
         "service": {"create": False},
-        "config": {"metrics": {"containers": False, "hamiHost": True}},
+        "config": {"metrics": {"containers": False, "hami": "both"}},
+        "devicePlugin": {"service": {"type": "NodePort"}},
     },
     "elsewhere": {
         "global": {"gpuHookPath": "/opt/hami/"},
@@ -228,10 +229,14 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     ),
     "HAMi's series twice": (
         {
-            "config": {"metrics": {"hamiHost": True}},
+            "config": {"metrics": {"hami": "legacy"}},
             "devicePlugin": {"monitor": {"enabled": True}},
         },
-        "config.metrics.hamiHost=true and devicePlugin.monitor.enabled=true: both would serve",
+        "config.metrics.hami=legacy and devicePlugin.monitor.enabled=true: both would serve",
+    ),
+    "two writers of limits": (
+        {"config": {"usage": {"feedback": True}}, "devicePlugin": {"monitor": {"enabled": True}}},
+        "config.usage.feedback=true and devicePlugin.monitor.enabled=true: both would write",
     ),
     "a service for everybody": ({"service": {"type": "NodePort"}}, "type"),
     "a privileged agent": ({"securityContext": {"privileged": True}}, "securityContext"),

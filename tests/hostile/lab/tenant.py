@@ -14,6 +14,8 @@ import struct
 import sys
 from collections.abc import Iterator
 
+from agent.codec.region import V1_2
+from agent.core.usage.region import MAX_GPUS
 from tests.hostile.lab.container import DEFAULT, IMMUTABLE, enter
 from tests.hostile.lab.working import NOBODY, Bounds, work
 
@@ -175,12 +177,78 @@ def space() -> Iterator[int]:
         yield 1
 
 
+REGION = "region.cache"
+"""HAMi-core's region, which is there."""
+
+
+def shortens() -> Iterator[int]:
+    """The region becomes shorter, at every border of its parts, and is whole again."""
+    with open(REGION, "r+b") as region:
+        whole = region.read()
+        for length in itertools.cycle((0, 4, 1887, V1_2.slots, V1_2.tail, V1_2.size - 1)):
+            region.truncate(length)
+            yield 1
+            region.seek(length)
+            region.write(whole[length:])
+            region.flush()
+            yield 1
+
+
+def swells() -> Iterator[int]:
+    """The region has 10 GiB, of which almost all is a hole."""
+    with open(REGION, "r+b", buffering=0) as region:
+        for number in itertools.count():
+            region.truncate(10 * 2**30 + number % 4096)
+            yield 1
+
+
+def swaps() -> Iterator[int]:
+    """In the region's place is a FIFO, or a device that would give zeros without end."""
+    for number in itertools.count():
+        if number % 2:
+            os.mkfifo("next")
+        else:
+            os.mknod("next", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        os.rename("next", REGION)
+        yield 1
+
+
+def points() -> Iterator[int]:
+    """In the region's place is a link to that of the tenant whose directory is named."""
+    while True:
+        os.symlink(f"../{sys.argv[6]}/{REGION}", "next")
+        os.rename("next", REGION)
+        yield 1
+
+
+def crowds() -> Iterator[int]:
+    """A directory full of files, any of which may be the region."""
+    for number in itertools.count():
+        os.close(os.open(f"{number}.cache", os.O_CREAT | os.O_WRONLY))
+        yield 1
+
+
+def forges() -> Iterator[int]:
+    """Numbers that cannot be, in 2,048 uses, with the best priority and the GPUs `UUID …`."""
+    uuids = [uuid.encode() for uuid in sys.argv[6:]]
+    named = b"".join(uuids[gpu % len(uuids)].ljust(96, b"\0") for gpu in range(MAX_GPUS))
+    slot = struct.pack("<ii", 2**31 - 1, -1).ljust(V1_2.slot_size, b"\xff")
+    head = struct.pack("<Q", MAX_GPUS) + named + b"\xff" * 16 * MAX_GPUS
+    tail = struct.pack("<iiiiQ", 2**31 - 1, 1, 2**31 - 1, 0, 2**64 - 1)
+    with open(REGION, "r+b", buffering=0) as region:
+        while True:
+            os.pwrite(region.fileno(), head + slot * (2048 // MAX_GPUS), V1_2.gpu_count)
+            os.pwrite(region.fileno(), tail, V1_2.tail)
+            yield 1
+
+
 FACTS: dict[str, int] = {"linked": 0, "immutable": 0, "full": 0}
 ATTACKS = {
     one.__name__: one
     for one in (
         *(modes, files, given_away, names, deep, kinds),
         *(links, immutable, renames, inodes, space),
+        *(shortens, swells, swaps, points, crowds, forges),
     )
 }
 

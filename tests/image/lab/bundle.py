@@ -23,18 +23,23 @@ class Bundle:
     state: Path
 
     def run(
-        self, *command: str, writable: Sequence[str] = (), uid: int | None = None
+        self, *command: str, writable: Sequence[str] = (), uid: int | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run the entry point with these arguments, to its end."""
-        with self.started(*command, writable=writable, uid=uid) as container:
+        """Run the entry point with these arguments and variables, to its end."""
+        with self.started(*command, writable=writable, uid=uid, **environ) as container:
             said, complained = container.process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(command, container.process.returncode, said, complained)
 
     @contextlib.contextmanager
     def started(
-        self, *command: str, writable: Sequence[str] = (), uid: int | None = None
+        self,
+        *command: str,
+        under: Sequence[str] = (),
+        writable: Sequence[str] = (),
+        uid: int | None = None,
+        **environ: str,
     ) -> Iterator["BundledContainer"]:
-        """A container whose first process is the entry point with these arguments.
+        """A container whose first process is the entry point with these arguments, or `under` it.
 
         Its root is read-only but for `writable`, each a file system in memory; there are no
         capabilities, no way to more rights, and no network but its own loopback.
@@ -46,7 +51,8 @@ class Bundle:
         config["root"] = {"path": str(self.root), "readonly": True}
         process = config["process"]
         process |= {"terminal": False, "noNewPrivileges": True, "capabilities": {}}
-        process["args"] = [process["args"][0], *command]
+        process["args"] = [*under, process["args"][0], *command]
+        process["env"] += [f"{name}={value}" for name, value in environ.items()]
         process.pop("oomScoreAdj", None)
         if uid is not None:
             process["user"] = {"uid": uid, "gid": uid}

@@ -67,10 +67,12 @@ class AuditLog:
         Raises:
             RuntimeError: the log is another one than when the mark was taken.
         """
-        asked = (one for one in self._read(mark) if one.user == user)
+        events = (one for one in self.events(mark) if _is_first(one) and not _is_sign_of_life(one))
+        asked = (one for one in map(_asked, events) if one.user == user)
         return [one for one in asked if one.client.startswith(client)]
 
-    def _read(self, mark: int) -> Iterator[Asked]:
+    def events(self, mark: int) -> Iterator[dict[str, Any]]:
+        """All complete lines after a mark, as the server wrote them. Raises RuntimeError."""
         with self._path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < mark:
                 raise RuntimeError(f"{self._path} ends before the mark: the server began a new one")
@@ -78,9 +80,7 @@ class AuditLog:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                event: dict[str, Any] = msgspec.json.decode(line)
-                if _is_first(event) and not _is_sign_of_life(event):
-                    yield _asked(event)
+                yield msgspec.json.decode(line)
 
 
 def _is_first(event: dict[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 import datetime as dt
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster
@@ -24,14 +25,23 @@ def kubelet_said(cluster: Cluster, *words: str, since: float) -> list[float]:
     """When the kubelet logged a line with all those words after a moment, in Unix seconds."""
     said = cluster.kubelet.part.said().splitlines()
     lines = (line for line in said if all(word in line for word in words))
-    stamps = (stamp for line in lines if (stamp := _stamp(line)) is not None)
+    stamps = (stamp for line in lines if (stamp := klog_stamp(line)) is not None)
     return [stamp for stamp in stamps if stamp >= since]
 
 
 def agent_said(agent: Agent, event: str, since: float) -> list[float]:
     """When the agent logged an event after a moment, in Unix seconds."""
-    lines = (dt.datetime.fromisoformat(one["ts"]).timestamp() for one in agent.events(event))
-    return [stamp for stamp in lines if stamp >= since]
+    return [stamp for _, stamp in agent_stamps(agent, event) if stamp >= since]
+
+
+def agent_stamps(agent: Agent, event: str) -> list[tuple[Mapping[str, Any], float]]:
+    """The agent's log lines of an event, each with its stamp in Unix seconds."""
+    return [(one, unix(one["ts"])) for one in agent.events(event)]
+
+
+def unix(text: str) -> float:
+    """A stamp of RFC 3339 in Unix seconds."""
+    return dt.datetime.fromisoformat(text).timestamp()
 
 
 async def until_kubelet_says(cluster: Cluster, *words: str, since: float) -> float:
@@ -56,7 +66,7 @@ async def until_taken_up(cluster: Cluster, name: str, since: float = 0.0) -> flo
     return await until_kubelet_says(cluster, '"SyncLoop ADD"', f'"{key(name)}"', since=since)
 
 
-def _stamp(line: str) -> float | None:
+def klog_stamp(line: str) -> float | None:
     """A stamp of klog, which names no year and no zone: this one, and the machine's."""
     found = _STAMP.match(line)
     if found is None:

@@ -168,7 +168,9 @@ def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, i
     return totals
 
 
-def oversold(cluster: Cluster) -> dict[str, tuple[int, int, int]]:
+def oversold(
+    cluster: Cluster, whole: tuple[int, int, int] = WHOLE
+) -> dict[str, tuple[int, int, int]]:
     """The load of the GPUs of which the pods that run have more than there is."""
     shares = {
         f"{key}/{container}": given
@@ -179,5 +181,5 @@ def oversold(cluster: Cluster) -> dict[str, tuple[int, int, int]]:
     return {
         uuid: load
         for uuid, load in load_of(shares).items()
-        if any(one > most for one, most in zip(load, WHOLE, strict=True))
+        if any(one > most for one, most in zip(load, whole, strict=True))
     }

@@ -133,6 +133,11 @@ class NodeUnderTest(ABC):
         """Wait until the API server has no such pod. Raises TimeoutError."""
         await self.until(lambda: self.pod(name) is None, f"pod {name} stays")
 
+    def conditions(self, name: str) -> Mapping[str, str]:
+        """The status of each condition of a pod that the API server has."""
+        found = (self.pod(name) or {}).get("status", {}).get("conditions", ())
+        return {one["type"]: one["status"] for one in found}
+
     def state(self, name: str, container: str = "main") -> Object:
         """The state of a container, empty before the kubelet has told one."""
         status = (self.pod(name) or {}).get("status", {})

@@ -60,6 +60,11 @@ def a_pod(name: str, *containers: Object, inits: tuple[Object, ...] = (), **spec
     }
 
 
+def as_if_generated(pod: Object) -> Object:
+    """The same pod, as if its name were a controller's: no Allocate asks the API server for it."""
+    return {**pod, "metadata": {**pod["metadata"], "generateName": "one-"}}
+
+
 def stray(pod: Object) -> Object:
     """The same pod with its node named by the user: no scheduler and no webhook saw it."""
     return {

@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,8 @@ from typing import Any, Final
 import aiohttp
 
 from tests.prometheus.lab.expressions import RULES
+
+Json = Mapping[str, Any]
 
 NODE: Final = "sandbox"
 DEADLINE: Final = 10.0
@@ -69,19 +71,22 @@ class Prometheus:
             return found
 
 
+def own_job(target: str) -> Json:
+    """The scrape configuration of one agent at host:port, as deploy/README.md has it."""
+    return {
+        "job_name": "hami-agent",
+        "honor_labels": True,
+        "static_configs": [{"targets": [target], "labels": {"node": NODE}}],
+    }
+
+
 @contextlib.asynccontextmanager
-async def open_prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
-    """Start it over the agent at host:port, with the shipped rules; end it afterwards."""
+async def open_prometheus(folder: Path, *jobs: Json) -> AsyncIterator[Prometheus]:
+    """Start it over the jobs, with the shipped rules; end it afterwards."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [
-            {
-                "job_name": "hami-agent",
-                "honor_labels": True,
-                "static_configs": [{"targets": [target], "labels": {"node": NODE}}],
-            }
-        ],
+        "scrape_configs": jobs,
     }
     file = folder / "prometheus.yml"
     file.write_text(json.dumps(config))  # JSON is YAML

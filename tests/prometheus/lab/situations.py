@@ -44,6 +44,9 @@ def steady(value: float | str) -> str:
 
 RISING: Final = f"0+1x{MINUTES}"
 HEALTHY_SLICES: Final = one("slices", 'gpu="0",state="healthy"')
+HELD: Final = 'namespace="team-a",pod="train-0",container="main"'
+USED: Final = one("container_memory_used_bytes", f'gpu="0",{HELD}')
+IDLE: Final = one("container_idle_seconds", HELD)
 REFUSED: Final = one("allocations_total", 'result="refused",reason="no_lock"')
 
 WELL: Final[Series] = {
@@ -64,6 +67,8 @@ WELL: Final[Series] = {
     one("directories_large"): steady(0),
     one("hook_available_bytes"): steady(1e11),
     one("hook_available_inodes"): steady(1e6),
+    USED: steady(2e9),
+    IDLE: steady(60),
 }
 
 
@@ -170,6 +175,22 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         "HamiAgentHookDiskLow", 10, {one("hook_available_inodes"): steady(100)}
     ),
     "a door cannot open": fires("HamiAgentDegraded", 30, {degraded("web_socket"): steady(1)}),
+    "a container is idle and keeps memory": fires(
+        "HamiAgentIdleHolder", 61, {IDLE: f"3600+60x{MINUTES}"}
+    ),
+    "an idle container keeps little memory of each GPU": fires(
+        "HamiAgentIdleHolder",
+        0,
+        {
+            USED: steady(6e8),
+            one("container_memory_used_bytes", f'gpu="1",{HELD}'): steady(6e8),
+            IDLE: steady(1e5),
+        },
+    ),
+    "an idle container keeps little memory": Situation({USED: steady(6e8), IDLE: steady(1e5)}),
+    "another container is idle": Situation(
+        {one("container_idle_seconds", HELD.replace("main", "side")): steady(1e5)}
+    ),
     "two pods are refused": Situation({REFUSED: f"0 1 2x{MINUTES}"}),
     "one start": Situation({one("process_start_time_seconds"): f"0 60x{MINUTES}"}),
     "a GPU is released": Situation(

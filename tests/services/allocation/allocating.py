@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 from collections.abc import AsyncIterator, Callable, Mapping
+
+import msgspec
 
 from agent.core.allocation.evidence import NOT_HERE
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
@@ -48,7 +49,7 @@ def annotated(text: str, node: str = NODE) -> dict[str, str]:
 def placed(number: int, text: str = f"{G1},NVIDIA,3000,30:;", **changes: object) -> PodView:
     """The pod team-a/train-N, placed by the scheduler."""
     base = a_pod(uid=a_pod_uid(number), name=f"train-{number}", annotations=annotated(text))
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
@@ -118,7 +119,9 @@ class Desk:
     def see(self, *pods: PodView) -> None:
         """The pod watch shows these pods."""
         old = self.pods.value
-        self.pods.set(dataclasses.replace(old, pods={**old.pods, **{pod.uid: pod for pod in pods}}))
+        self.pods.set(
+            msgspec.structs.replace(old, pods={**old.pods, **{pod.uid: pod for pod in pods}})
+        )
 
     def bury(self, pod: PodView) -> None:
         """The pod was deleted."""
@@ -179,6 +182,7 @@ class Desk:
         for pod in self.gone:
             self.bury(pod)
         self.see(*self.unseen)
+        self.pods.set(msgspec.structs.replace(self.pods.value, synced=True))
         return self.pods.value
 
 

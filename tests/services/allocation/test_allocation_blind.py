@@ -45,12 +45,8 @@ async def test_a_list_that_comes_in_time_is_what_decides():
     async with a_desk(State(generation=1, ledger=ledger), disk) as desk:
         cut_off(desk)
         desk.witness.admit(pod)
-
-        async def refresh():
-            await asyncio.sleep(0.1)
-            desk.pods.set(PodTable({pod.uid: pod}, synced=True))
-            return desk.pods.value
-
-        object.__setattr__(desk.shares._peers, "refresh", refresh)
+        desk.refresh_error, desk.unseen = None, [pod]
+        silence = desk.silent = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, silence.set)
 
         assert first == await desk.service.allocate(ids(9))

@@ -6,10 +6,10 @@ and comes back to that one later. At a pod's admission alone the order is certai
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase
@@ -47,23 +47,26 @@ class Pod:
     def live(self, *running: str) -> None:
         """These run, the others are dead; the kubelet knows the pod without any ids."""
         containers = tuple(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 one, running_id=one.name if one.name in running else None, has_run=True
             )
             for one in self.view.containers
         )
         self.desk.containers.alive = set(running)
-        self.desk.see(dataclasses.replace(self.view, phase=Phase.RUNNING, containers=containers))
+        self.desk.see(
+            msgspec.structs.replace(self.view, phase=Phase.RUNNING, containers=containers)
+        )
         self.desk.witness.admit(self.view)
 
     def say(self, **changes: object) -> None:
         """All containers are dead, and this is what the pod's status says of each."""
         containers = tuple(
-            dataclasses.replace(one, has_run=True, **changes)  # type: ignore[arg-type]
-            for one in self.view.containers
+            msgspec.structs.replace(one, has_run=True, **changes) for one in self.view.containers
         )
         self.desk.containers.alive = set()
-        self.desk.see(dataclasses.replace(self.view, phase=Phase.RUNNING, containers=containers))
+        self.desk.see(
+            msgspec.structs.replace(self.view, phase=Phase.RUNNING, containers=containers)
+        )
         self.desk.witness.admit(self.view)
 
     async def ask(self, number: int = 9) -> str:
@@ -213,7 +216,7 @@ async def test_a_container_whose_gpu_is_lost_is_not_confused_with_the_other(runn
     async with a_pod_with_dead_containers() as pod:
         inventory = pod.desk.inventory.value
         pod.desk.inventory.set(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 inventory, gpus=tuple(gpu for gpu in inventory.gpus if gpu.uuid != G1)
             )
         )

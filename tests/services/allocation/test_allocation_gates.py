@@ -11,7 +11,7 @@ from agent.core.allocation import plain
 from agent.core.cluster.pods import Phase
 from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.reconcile import mismatch
+from agent.core.reconcile.mismatch import mismatch
 from tests.builders import a_container, a_row, an_inventory
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
 from tests.unit.core.allocation.refusals import PASSING, check_refusal

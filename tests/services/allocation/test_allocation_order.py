@@ -1,9 +1,9 @@
 """Durable before answered, one pod per call, and dead rows in nobody's way."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.codec.checkpoint import decode_state
@@ -201,7 +201,7 @@ async def test_a_container_that_the_scheduler_wrote_nothing_for_is_not_adopted()
 
 
 async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():
-    over = dataclasses.replace(
+    over = msgspec.structs.replace(
         a_container(name="init", role=Role.INIT), ended_at=EPOCH.since + dt.timedelta(seconds=1)
     )
     groups = f"{G1},NVIDIA,6000,20:;{G1},NVIDIA,2000,20:;"

@@ -1,9 +1,9 @@
 """A reboot with a lost checkpoint: the kubelet admits all its pods anew, and asks for each."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodView
@@ -54,7 +54,7 @@ def pods_of(second: int) -> list[PodView]:
     found = []
     for number in range(PODS):
         text = f"{a_gpu(index=number % 16).uuid},NVIDIA,{1000 + number},1:;"
-        ran = dataclasses.replace(a_container(), has_run=True, running_id=f"old-{number}")
+        ran = msgspec.structs.replace(a_container(), has_run=True, running_id=f"old-{number}")
         found.append(
             placed(
                 number,

@@ -1,9 +1,9 @@
 """What the outside world does not say in time, or cannot take, becomes a refusal within 1 s."""
 
 import asyncio
-import dataclasses
 import errno
 
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import ReadRecords
@@ -157,11 +157,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited
 
 async def test_a_list_that_hangs_leaves_time_for_a_reason():
     async with a_desk() as desk:
-
-        async def hang():
-            await asyncio.Event().wait()
-
-        object.__setattr__(desk.shares._peers, "refresh", hang)
+        desk.silent = asyncio.Event()
         began = elapsed()
 
         await refused(desk, RefusalReason.PODS_UNKNOWN)
@@ -190,7 +186,7 @@ async def waste(desk, number):
     await desk.service.prefer(ids(0, 1), (), 1)
     with pytest.raises(Refusal):
         await desk.service.allocate(ids(0))
-    desk.see(dataclasses.replace(stray, phase=Phase.FAILED))
+    desk.see(msgspec.structs.replace(stray, phase=Phase.FAILED))
     desk.witness.forget(stray)
     return elapsed() - began
 
@@ -284,7 +280,7 @@ async def test_a_deleted_pod_is_forgotten_with_its_grave():
             with pytest.raises(Refusal):
                 await desk.service.allocate(ids(1))
             desk.witness.forget(gone)
-            desk.pods.set(dataclasses.replace(desk.pods.value, tombstones=()))
+            desk.pods.set(msgspec.structs.replace(desk.pods.value, tombstones=()))
 
         assert frozenset({placed(2).uid}) >= desk.service._calls.used_up
 

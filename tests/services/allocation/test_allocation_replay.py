@@ -1,8 +1,8 @@
 """A container that was answered before gets the same bytes again."""
 
 import asyncio
-import dataclasses
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, Role
@@ -49,6 +49,19 @@ async def test_the_row_takes_the_ids_and_the_epoch_of_the_new_kubelet():
         assert desk.clock.now() == row.answered_at
 
 
+async def test_live_limits_change_no_byte_of_the_answer_and_stay():
+    async with a_desk() as desk:
+        first = await answered(desk, placed(1))
+        (row,) = desk.ledger.rows
+        live = (msgspec.structs.replace(row.shares[0], memory_mib=1),)
+        await desk.state.commit(
+            lambda ledger: ledger.put(msgspec.structs.replace(row, live_limits=live))
+        )
+
+        assert first == await desk.service.allocate(ids(9))
+        assert live == desk.ledger.rows[0].limits
+
+
 async def test_a_replay_survives_a_restart_of_the_agent():
     async with a_desk() as desk:
         pod = placed(1)
@@ -81,7 +94,7 @@ async def test_a_bad_gpu_is_no_hindrance_but_a_lost_one_is():
         desk.inventory.set(an_inventory(gpus=(sick,)))
         assert first == await desk.service.allocate(ids(9))
 
-        lost = dataclasses.replace(sick, health=a_health(condition=Condition.LOST))
+        lost = msgspec.structs.replace(sick, health=a_health(condition=Condition.LOST))
         desk.inventory.set(an_inventory(gpus=(lost,)))
         with pytest.raises(Refusal) as caught:
             await desk.service.allocate(ids(9))
@@ -172,7 +185,7 @@ async def test_of_two_containers_the_one_that_died_is_replayed():
             a_container(name="b", count=1),
         )
         pod = placed(1, text, containers=containers)
-        desk.bind(dataclasses.replace(pod, containers=tuple(map(_stopped, containers))))
+        desk.bind(msgspec.structs.replace(pod, containers=tuple(map(_stopped, containers))))
         await desk.service.allocate(ids(1))
         desk.witness.admit(pod, a=ids(1)[0])
         second = await desk.service.allocate(ids(2))
@@ -185,7 +198,7 @@ async def test_of_two_containers_the_one_that_died_is_replayed():
 
 
 def _stopped(container):
-    return dataclasses.replace(container, running_id=None)
+    return msgspec.structs.replace(container, running_id=None)
 
 
 async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in_nobodys_way():
@@ -196,7 +209,7 @@ async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in
             a_container(name="app", running_id="containerd://app"),
         )
         pod = placed(1, f"{share};{share};", containers=containers)
-        desk.bind(dataclasses.replace(pod, containers=tuple(map(_stopped, containers))))
+        desk.bind(msgspec.structs.replace(pod, containers=tuple(map(_stopped, containers))))
         first = await desk.service.allocate(ids(1))
         recorded = frozenset({desk.ledger.rows[0].key})
         desk.records.keys = recorded

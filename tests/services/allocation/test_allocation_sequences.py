@@ -1,9 +1,9 @@
 """The sequences that an allocation is guarded against, at the service that answers the kubelet."""
 
-import dataclasses
 import datetime as dt
 import itertools
 
+import msgspec
 import pytest
 
 from agent.core.allocation.settings import UnlockedPods
@@ -57,8 +57,8 @@ async def beside_an_init_peak(desk):
     desk.records.keys = frozenset({desk.ledger.rows[0].key})
     await desk.service.allocate(ids(1))
     desk.witness.admit(pod, app=ids(1)[0])
-    done = dataclasses.replace(containers[0], has_run=True, succeeded=True)
-    return dataclasses.replace(pod, phase=Phase.RUNNING, containers=(done, containers[1]))
+    done = msgspec.structs.replace(containers[0], has_run=True, succeeded=True)
+    return msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=(done, containers[1]))
 
 
 async def test_the_room_of_an_init_peak_is_given_out_once_the_init_containers_have_succeeded():
@@ -88,8 +88,8 @@ async def test_what_the_scheduler_oversold_is_given_as_written_and_told():
         desk.bind(pod)
         await desk.service.allocate(ids(1))
         desk.witness.admit(pod, main=ids(1)[0])
-        done = dataclasses.replace(init, has_run=True, succeeded=True)
-        desk.see(dataclasses.replace(pod, containers=(done, a_container())))
+        done = msgspec.structs.replace(init, has_run=True, succeeded=True)
+        desk.see(msgspec.structs.replace(pod, containers=(done, a_container())))
         assert [] == desk.said
         desk.bind(placed(2, f"{G1},NVIDIA,60000,10:;"))
 
@@ -107,7 +107,7 @@ async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_o
         later = desk.clock.now() + dt.timedelta(seconds=5)
         again = desk.lock(pod, later)
         noted = {**pod.annotations, "hami.io/bind-time": str(int(later.timestamp()))}
-        desk.see(dataclasses.replace(pod, annotations=noted))
+        desk.see(msgspec.structs.replace(pod, annotations=noted))
 
         await desk.service.allocate(ids(4))
 

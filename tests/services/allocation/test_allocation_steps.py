@@ -81,3 +81,17 @@ async def test_a_write_that_comes_back_after_the_refusal_serves_the_next_kubelet
         edits = await desk.service.allocate(ids(1))
 
         assert [edits] == [row.edits for row in desk.ledger.rows]
+
+
+async def test_what_an_allocate_waits_for_is_measured_and_a_preference_is_not():
+    async with a_desk() as desk:
+        desk.bind(placed(1, reusable_name=True))
+        desk.witness.delay = 0.02
+        await desk.service.prefer(ids(1), (), 1)
+
+        await desk.service.allocate(ids(1))
+
+        waits = {row.labels[0]: row for row in desk.service.waits.durations.rows()}
+    assert ["api-server", "directory", "disk", "hook-path", "kubelet"] == sorted(waits)
+    assert {1} == {row.cumulative[-1] for row in waits.values()}
+    assert pytest.approx(0.02, abs=1e-4) == waits["kubelet"].total

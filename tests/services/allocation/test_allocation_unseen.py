@@ -1,8 +1,8 @@
 """A pod that our watch has not shown yet is never taken for one that waits for its old answer."""
 
 import asyncio
-import dataclasses
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import NodeView, Phase
@@ -18,10 +18,10 @@ OLD = placed(1, f"{G1},NVIDIA,6000,20:;")
 NEW = placed(2, f"{G1},NVIDIA,2000,20:;")
 BEFORE = KubeletEpoch(inode=7, ctime_ns=1)
 ROW = a_row(pod_uid=OLD.uid, pod=OLD.name, shares=[a_share(uuid=G1)], epoch=BEFORE)
-RAN = dataclasses.replace(
-    OLD, phase=Phase.RUNNING, containers=(dataclasses.replace(a_container(), has_run=True),)
+RAN = msgspec.structs.replace(
+    OLD, phase=Phase.RUNNING, containers=(msgspec.structs.replace(a_container(), has_run=True),)
 )
-NAMED = dataclasses.replace(NEW, reusable_name=True)
+NAMED = msgspec.structs.replace(NEW, reusable_name=True)
 LOST = State(ledger=Ledger((ROW,)))
 """The kubelet that was answered is gone, and so is its record."""
 
@@ -105,7 +105,7 @@ async def test_a_pod_whose_name_can_return_costs_one_get(answer):
 
 async def test_where_the_get_shows_another_pod_its_own_share_is_given():
     async with a_desk() as desk:
-        successor = dataclasses.replace(
+        successor = msgspec.structs.replace(
             placed(2, f"{G2},NVIDIA,500,5:;"), uid=placed(9).uid, reusable_name=True
         )
         desk.bind(NAMED)

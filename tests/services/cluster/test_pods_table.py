@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable
@@ -58,8 +59,8 @@ async def following_one() -> AsyncIterator[tuple[FakeApi, PodsRoom]]:
 async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
     old, new = "nvidia.com/gpu", "example.com/vgpu"
     api, resource = FakeApi(), Cell(old)
-    api.put_pod(dataclasses.replace(ONE, containers=(a_container(resource=old),)))
-    api.put_pod(dataclasses.replace(TWO, containers=(a_container(resource=new),)))
+    api.put_pod(msgspec.structs.replace(ONE, containers=(a_container(resource=old),)))
+    api.put_pod(msgspec.structs.replace(TWO, containers=(a_container(resource=new),)))
     table: Cell[PodTable] = Cell(PodTable())
     pods = PodWatch(api, table, LoopClock(), NoChance(), resource)
 
@@ -100,7 +101,7 @@ async def test_an_empty_node_is_synced_too():
 async def test_new_changed_and_deleted_pods_are_followed():
     async with following_one() as (api, room):
         api.put_pod(TWO)
-        api.put_pod(dataclasses.replace(ONE, phase=Phase.RUNNING))
+        api.put_pod(msgspec.structs.replace(ONE, phase=Phase.RUNNING))
         await asyncio.sleep(0.1)
         assert ["one", "two"] == room.names
         assert Phase.RUNNING == room.table.value.pods[ONE.uid].phase

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from agent.core.cluster.changes import NodeEvent
@@ -73,7 +73,7 @@ async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_la
 async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy():
     said: list[str] = []
     free = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
-    unasked = dataclasses.replace(free, cause="driver")
+    unasked = msgspec.structs.replace(free, cause="driver")
     inventory = Cell(holding(free))
     events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
     async with running(events):

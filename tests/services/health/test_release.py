@@ -92,6 +92,21 @@ async def test_one_that_was_not_well_is_as_it_was(number, needs):
         assert "it was unhealthy before it was released" in after.text
 
 
+@pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.FAILED])
+async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
+    async with running() as bench:
+        bench.driver.outcomes[G1] = outcome
+        await asyncio.sleep(100)
+        was, told = bench.conditions[1], len(bench.verdicts)
+        await bench.watch.release("1")
+        await bench.watch.recheck("1")
+        await asyncio.sleep(20)
+
+        assert was == bench.conditions[1]
+        texts = [one[G1].text for one in bench.verdicts[told:] if G1 in one]
+        assert not any("is served again" in text for text in texts)
+
+
 async def test_one_that_needed_a_reset_and_was_reset_rests():
     async with running() as bench:
         bench.driver.xid(G0, 48)

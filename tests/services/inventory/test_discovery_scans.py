@@ -45,7 +45,7 @@ async def test_a_wish_to_scan_is_granted_at_once_and_several_wishes_by_one_scan(
         discovery.rescan()
         await asyncio.sleep(60.5)
 
-    assert [0, 7, 67] == moments(found)
+    assert [0, 7, 60] == moments(found)
 
 
 async def test_a_missing_driver_is_asked_for_again_after_growing_delays():
@@ -85,7 +85,7 @@ async def test_a_gpu_for_which_the_driver_fails_is_asked_for_again_after_growing
         driver.faults, driver.gpus = [], [a_gpu()]
         await asyncio.sleep(130)
 
-    assert [0, 1, 3, 7, 67, 127] == moments(found)
+    assert [0, 1, 3, 7, 60, 120] == moments(found)
 
 
 @pytest.mark.parametrize("trouble", sorted(set(Trouble) - {Trouble.LOST, Trouble.FAILED}))

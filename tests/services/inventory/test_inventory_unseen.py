@@ -1,5 +1,6 @@
 """GPUs remembered as not well that the driver does not describe: in view, and offered to nobody."""
 
+import msgspec
 import pytest
 
 from agent.codec.register import told
@@ -39,6 +40,14 @@ def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_anno
     assert fault.lost is not kept.there
     assert [10, 0] == [len(group.ids) for group in bench.slices.value.groups]
     assert [a_uuid(0)] == [gpu.uuid for gpu in told(bench.inventory.value)]
+
+
+@pytest.mark.parametrize("fault", [REFUSED, LOST])
+def test_it_has_its_index_where_the_driver_tells_it(fault):
+    bench = a_bench()
+    scan(bench, msgspec.structs.replace(fault, index=1))
+
+    assert [0, 1] == [kept.gpu.index for kept in bench.inventory.value.gpus]
 
 
 def test_one_that_is_only_watched_since_a_boot_is_in_view_as_well():

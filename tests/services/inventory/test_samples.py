@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from agent.core.errors import DriverMissing
@@ -19,7 +19,7 @@ from tests.fakes.clock import START, LoopClock
 from tests.fakes.driver import ScriptedDriver
 
 G0, G1 = a_uuid(0), a_uuid(1)
-SILENT = dataclasses.replace(a_health(condition=Condition.UNMONITORED), cause=Cause.DRIVER)
+SILENT = msgspec.structs.replace(a_health(condition=Condition.UNMONITORED), cause=Cause.DRIVER)
 LOST = a_health(condition=Condition.LOST)
 BAD = a_health(condition=Condition.BAD)
 

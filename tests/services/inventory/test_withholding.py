@@ -6,7 +6,7 @@ import contextlib
 from agent.core.allocation.steps import AllocateStep
 from agent.core.errors import PermissionFault, Refusal, RefusalReason, StateError
 from agent.core.node.withholding import HOLD_OFF
-from agent.services.inventory.withholding import PATIENCE, PERIOD, NodeCheck, Withholder
+from agent.services.inventory.withholding import LEAST, PATIENCE, PERIOD, NodeCheck, Withholder
 
 SOON = PERIOD + 0.01
 
@@ -36,7 +36,12 @@ class WithheldRoom:
             NodeCheck(AllocateStep.WRITE, self.disk.check),
             NodeCheck(AllocateStep.HOOK, self.library.check),
         )
-        self.withholder = Withholder(looks, self._withhold, self.told.append)
+        self.cue = lambda: None
+        self.withholder = Withholder(looks, self._withhold, self.told.append, (self._follow,))
+
+    async def _follow(self, look):
+        self.cue = look
+        await asyncio.Event().wait()
 
     def _withhold(self, state):
         self.changes.append((asyncio.get_running_loop().time(), state.holds))
@@ -67,13 +72,14 @@ async def test_a_node_that_is_well_withholds_nothing_and_says_nothing():
         assert ([], []) == (room.changes, room.told)
 
 
-async def test_a_missing_library_withholds_within_a_second_with_one_event():
+async def test_a_missing_library_withholds_at_once_with_one_event():
     async with a_room() as room:
-        await asyncio.sleep(10)
+        await asyncio.sleep(11)
         room.library.error = Refusal(
             RefusalReason.NO_LIBRARY, "libvgpu.so is missing.", transient=True
         )
-        await asyncio.sleep(SOON)
+        room.cue()
+        await asyncio.sleep(0.001)
 
         assert room.withheld
         await asyncio.sleep(600)
@@ -82,14 +88,34 @@ async def test_a_missing_library_withholds_within_a_second_with_one_event():
         assert event.text.endswith("no slice is on offer: libvgpu.so is missing. [HA-5005]")
 
 
+async def test_what_nothing_tells_of_withholds_within_a_period():
+    async with a_room() as room:
+        await asyncio.sleep(12)
+        room.library.error = PermissionFault("others may write there")
+        await asyncio.sleep(PERIOD)
+
+        assert room.withheld
+
+
+async def test_a_storm_of_refusals_makes_two_looks_a_second():
+    async with a_room() as room:
+        await asyncio.sleep(1)
+        looks = room.disk.looks
+        for _ in range(1000):
+            room.withholder.look()
+            await asyncio.sleep(0.01)
+
+        assert room.disk.looks - looks <= 10 / LEAST + 1
+
+
 async def test_slices_come_back_when_all_was_well_for_the_hold_off():
     async with a_room() as room:
         room.disk.error = StateError("/state is full.")
         await asyncio.sleep(SOON)
         room.disk.error = None
-        await asyncio.sleep(HOLD_OFF - PERIOD)
+        await asyncio.sleep(HOLD_OFF - LEAST)
         assert room.withheld
-        await asyncio.sleep(2 * SOON)
+        await asyncio.sleep(3 * LEAST)
 
         assert not room.withheld
         assert [True, False] == [holds for _, holds in room.changes]
@@ -138,7 +164,7 @@ async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
         assert looks + 100 < room.library.looks
         assert 2 == room.disk.looks
         room.disk.answers.set()
-        await asyncio.sleep(HOLD_OFF + 2 * SOON)
+        await asyncio.sleep(HOLD_OFF + 3 * LEAST)
         assert not room.withheld
 
 

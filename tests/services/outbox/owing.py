@@ -1,8 +1,9 @@
 """An outbox on a fake API server: real ledger, disk in memory, virtual time."""
 
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Mapping
+
+import msgspec
 
 from agent.core.cluster.pods import Phase, PodTable, PodUid, PodView
 from agent.core.state.ledger import Effect, EffectKind, Ledger
@@ -45,7 +46,7 @@ def settling(pod: PodView, **changes: object) -> Effect:
         phase="success",
         groups=(0, 1),
     )
-    return dataclasses.replace(effect, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(effect, **changes)
 
 
 def releasing(pod: PodView, value: str = LOCK) -> Effect:

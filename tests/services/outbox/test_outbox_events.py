@@ -1,9 +1,9 @@
 """Events are words: refused, old or too many, they are dropped; locks and pods never are."""
 
 import asyncio
-import dataclasses
 import errno
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -17,7 +17,7 @@ FORBIDDEN = ApiForbidden("may not", status=403)
 
 
 def words(count):
-    return [dataclasses.replace(telling(POD), value=f"no {n}") for n in range(count)]
+    return [msgspec.structs.replace(telling(POD), value=f"no {n}") for n in range(count)]
 
 
 def told(logs):

@@ -1,9 +1,9 @@
 """Locks that settlement finds: whose owner is over, gone, or still to be bound."""
 
 import asyncio
-import dataclasses
 import errno
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase
@@ -14,7 +14,7 @@ from tests.builders import a_pod_uid
 from tests.services.outbox.owing import LOCK, a_placed_pod, owing, releasing, settling
 
 POD = a_placed_pod()
-UNSEEN = dataclasses.replace(releasing(POD), pod_uid=NOBODY)
+UNSEEN = msgspec.structs.replace(releasing(POD), pod_uid=NOBODY)
 """The lock of an owner whom no view shows."""
 
 
@@ -115,7 +115,7 @@ async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, agai
         async def delete_and_release(key, value):
             desk.api.delete_pod(*POD.key)
             if again:
-                desk.api.put_pod(dataclasses.replace(POD, uid=a_pod_uid(77)))
+                desk.api.put_pod(msgspec.structs.replace(POD, uid=a_pod_uid(77)))
             await release(key, value)
 
         monkeypatch.setattr(desk.api, "release_lock", delete_and_release)

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
+
+import msgspec
 
 from agent.core.cluster.pods import NodeView, Phase, PodTable
 from agent.core.reconcile.settlement import UNCLAIMED
@@ -18,7 +19,7 @@ BOUND = {"hami.io/vgpu-node": NODE, "hami.io/bind-phase": "allocating"}
 PATIENCE = UNCLAIMED.total_seconds()
 MESSAGE = "Allocate failed due to rpc error: desc = No. [HA-2004], which is unexpected"
 POD = a_pod(annotations=BOUND)
-REJECTED = dataclasses.replace(
+REJECTED = msgspec.structs.replace(
     POD, phase=Phase.FAILED, reason="UnexpectedAdmissionError", message=MESSAGE
 )
 
@@ -43,7 +44,7 @@ class OwedScene:
         self.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
 
     def follow(self, **changes: object) -> None:
-        self.pods.set(dataclasses.replace(self.pods.value, **changes))  # type: ignore[arg-type]
+        self.pods.set(msgspec.structs.replace(self.pods.value, **changes))
 
     def lock(self, stamp=NOON):
         value = a_lock(stamp=stamp).value
@@ -78,12 +79,12 @@ async def test_it_is_owed_until_the_views_show_it_and_due_since_it_was_first_see
         await asyncio.sleep(0.1)
         first = scene.effects.value
 
-        scene.see(dataclasses.replace(REJECTED, resource_version="9"))
+        scene.see(msgspec.structs.replace(REJECTED, resource_version="9"))
         await asyncio.sleep(30)
         assert first == scene.effects.value
 
         settled = {**BOUND, "hami.io/bind-phase": "failed"}
-        scene.see(dataclasses.replace(REJECTED, annotations=settled))
+        scene.see(msgspec.structs.replace(REJECTED, annotations=settled))
         scene.unlock()
         await asyncio.sleep(0.1)
         assert [] == scene.owed
@@ -106,7 +107,7 @@ async def test_a_lock_that_was_taken_again_with_the_same_text_is_given_its_time_
 async def test_a_younger_lock_of_the_same_pod_is_owed_anew():
     async with a_scene() as scene:
         scene.lock()
-        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.FAILED))
         await asyncio.sleep(0.1)
         (before,) = scene.effects.value
         later = NOON + dt.timedelta(seconds=5)

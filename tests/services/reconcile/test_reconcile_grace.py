@@ -1,9 +1,9 @@
 """The row of a deleted pod goes when its grace ends, and a hanging disk stops no look for ever."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, Tombstone
@@ -50,7 +50,7 @@ async def test_a_clock_that_is_set_keeps_no_row_of_a_deleted_pod_for_long(hours,
 
 async def test_the_row_of_a_failed_pod_goes_after_a_clock_was_set_back():
     async with a_scene(ROW) as scene:
-        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.FAILED))
         await asyncio.sleep(1)
         scene.clock.step(-dt.timedelta(hours=1))
 
@@ -60,7 +60,7 @@ async def test_the_row_of_a_failed_pod_goes_after_a_clock_was_set_back():
 
 
 async def test_an_answer_of_the_future_is_not_asked_for_each_second():
-    row = dataclasses.replace(ROW, answered_at=ROW.answered_at + dt.timedelta(hours=1))
+    row = msgspec.structs.replace(ROW, answered_at=ROW.answered_at + dt.timedelta(hours=1))
     async with a_scene(row) as scene:
         scene.see(POD)
 
@@ -125,7 +125,7 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
 async def test_rows_that_a_late_commit_drops_are_in_nobodys_hands():
     async with a_scene(ROW) as scene:
         scene.disk.gate.clear()
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(COMMIT_DEADLINE + 0.3)
         scene.disk.gate.set()
 

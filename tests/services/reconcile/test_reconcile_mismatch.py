@@ -1,19 +1,20 @@
 """A mismatch is told once, durably; drift is only counted, for as long as it lasts."""
 
 import asyncio
-import dataclasses
 import errno
+
+import msgspec
 
 from agent.codec.checkpoint import decode_state
 from agent.core.inventory.slices import slice_id
+from agent.core.reconcile.mismatch import MISMATCH_EVENT
 from agent.core.reconcile.pace import PERIOD
-from agent.core.reconcile.reconcile import MISMATCH_EVENT
 from agent.core.state.ledger import EffectKind
 from agent.services.state import CURRENT
 from tests.builders import G2
 from tests.services.reconcile.test_reconcile_rows import NEXT, POD, ROW, SLICE, a_scene
 
-OFFERED = dataclasses.replace(ROW, offered=True)
+OFFERED = msgspec.structs.replace(ROW, offered=True)
 ELSEWHERE = slice_id(G2, 0)
 
 
@@ -82,7 +83,7 @@ async def test_a_mismatch_that_could_not_be_written_is_told_at_the_next_look():
 
 
 async def test_a_mismatched_row_that_was_answered_anew_meanwhile_is_not_told():
-    replayed = dataclasses.replace(OFFERED, slice_ids=(slice_id(ROW.shares[0].uuid, 3),))
+    replayed = msgspec.structs.replace(OFFERED, slice_ids=(slice_id(ROW.shares[0].uuid, 3),))
     async with a_scene(OFFERED) as scene:
         scene.witness.admit(POD, main=ELSEWHERE)
         await scene.see_while_it_changes(replayed, POD)

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, Role
@@ -68,7 +68,7 @@ class RowsScene:
         if not self.adoptable:
             return None
         row = a_row(pod_uid=found.pod.uid, pod=found.pod.name, slice_ids=found.ids)
-        return dataclasses.replace(row, epoch=EPOCH, confirmed=True)
+        return msgspec.structs.replace(row, epoch=EPOCH, confirmed=True)
 
     def see(self, *pods):
         self.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
@@ -95,7 +95,7 @@ class RowsScene:
 
     async def answer(self, row=ROW):
         await self.state.commit(
-            lambda ledger: ledger.put(dataclasses.replace(row, answered_at=self.clock.now()))
+            lambda ledger: ledger.put(msgspec.structs.replace(row, answered_at=self.clock.now()))
         )
 
 
@@ -141,7 +141,7 @@ async def test_an_answer_that_the_kubelet_books_late_is_asked_for_again_but_not_
         await asyncio.sleep(1.5)
         assert [True] == [row.confirmed for row in scene.rows]
 
-        await scene.answer(dataclasses.replace(ROW, confirmed=False))
+        await scene.answer(msgspec.structs.replace(ROW, confirmed=False))
         scene.witness.forget(POD)
         before = len(scene.witness.asked)
         await asyncio.sleep(30)
@@ -196,7 +196,7 @@ async def test_a_kubelet_that_hangs_stops_nothing_for_long():
 
 
 async def test_a_new_kubelet_is_looked_at_at_once():
-    async with a_scene(dataclasses.replace(ROW, confirmed=True)) as scene:
+    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
         scene.see(POD)
         scene.witness.admit(POD, main=SLICE)
         await asyncio.sleep(5)
@@ -213,7 +213,7 @@ async def test_a_new_kubelet_is_looked_at_at_once():
 
 
 async def test_a_complete_look_is_taken_each_minute_and_writes_nothing_when_all_agrees():
-    async with a_scene(dataclasses.replace(ROW, confirmed=True)) as scene:
+    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
         scene.see(POD)
         scene.witness.admit(POD, main=SLICE)
 
@@ -260,7 +260,7 @@ async def test_a_holder_that_cannot_be_taken_over_yet_is_tried_again_soon():
 async def test_the_row_and_the_directory_of_an_ended_pod_go_together():
     async with a_scene(ROW) as scene:
         scene.hooks.names = {f"{POD.uid}_main", "another"}
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(0.1)
 
         assert () == scene.rows
@@ -284,7 +284,7 @@ async def test_a_directory_that_cannot_be_removed_keeps_its_row_and_nothing_else
     async with a_scene(ROW, held) as scene:
         scene.hooks.failure = StateError("read-only")
         scene.witness.admit(other, main=slice_id(G1, 5))
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED), other)
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED), other)
         await asyncio.sleep(2.5 * PERIOD)
         assert [ROW.key, held.key] == [row.key for row in scene.rows]
         assert [False, True] == [row.confirmed for row in scene.rows]
@@ -299,7 +299,7 @@ async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays()
     async with a_scene(ROW) as scene:
         scene.hooks.names = {f"{POD.uid}_main"}
         scene.taken.add(ROW.key)
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(2 * PERIOD)
         assert ({f"{POD.uid}_main"}, (ROW,)) == (scene.hooks.names, scene.rows)
 
@@ -313,7 +313,7 @@ async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays()
 async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_to_answer_with():
     async with a_scene(ROW) as scene:
         scene.disk.faults.fail_at(0, errno.ENOSPC, times=10_000)
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(PERIOD)
 
         assert {ROW.key} == scene.taken
@@ -327,7 +327,7 @@ async def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_know
         await asyncio.sleep(1)
         scene.records.keys = frozenset({ROW.key})
 
-        await scene.answer(dataclasses.replace(ROW, role=Role.INIT))
+        await scene.answer(msgspec.structs.replace(ROW, role=Role.INIT))
         await asyncio.sleep(0.5)
 
         assert [True] == [row.confirmed for row in scene.rows]
@@ -335,7 +335,7 @@ async def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_know
 
 
 async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_that_one():
-    async with a_scene(dataclasses.replace(ROW, epoch=EPOCH)) as scene:
+    async with a_scene(msgspec.structs.replace(ROW, epoch=EPOCH)) as scene:
         scene.witness.admit(POD, main=SLICE)
         scene.witness.delay = 0.5
         scene.see(POD)
@@ -348,7 +348,7 @@ async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_
 
 
 async def test_a_disk_that_took_nothing_is_tried_again_at_the_next_look():
-    async with a_scene(dataclasses.replace(ROW, epoch=NEXT)) as scene:
+    async with a_scene(msgspec.structs.replace(ROW, epoch=NEXT)) as scene:
         scene.witness.admit(POD, main=SLICE)
         scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
         scene.see(POD)
@@ -377,7 +377,7 @@ async def test_drift_and_unconfirmed_rows_are_counted():
 
 
 async def test_a_row_that_changed_while_it_was_looked_at_keeps_its_change():
-    replayed = dataclasses.replace(ROW, slice_ids=(slice_id(G1, 8),), epoch=NEXT)
+    replayed = msgspec.structs.replace(ROW, slice_ids=(slice_id(G1, 8),), epoch=NEXT)
     async with a_scene(ROW) as scene:
         scene.witness.admit(POD, main=SLICE)
         await scene.see_while_it_changes(replayed, POD)

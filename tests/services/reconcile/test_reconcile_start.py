@@ -2,22 +2,23 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase
 from agent.core.errors import StateError
+from agent.core.inventory.slices import slice_id
 from agent.core.reconcile.pace import PERIOD
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Holder
 from agent.services.reconcile.directories import SWEEP_PERIOD
-from tests.builders import NOON, a_pod, a_pod_uid, a_row
+from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
 
 DAY = dt.timedelta(days=1)
-OLD = dataclasses.replace(
+OLD = msgspec.structs.replace(
     ROW, answered_at=NOON - DAY, confirmed=True, epoch=KubeletEpoch(inode=7, ctime_ns=0)
 )
 OWN = f"{POD.uid}_main"
@@ -40,7 +41,7 @@ async def test_rows_of_pods_that_went_meanwhile_are_closed_a_minute_later():
 
 async def test_a_pod_that_ended_meanwhile_is_closed_though_the_api_still_shows_it():
     async with a_scene(OLD) as scene:
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(0.1)
 
         assert () == scene.rows
@@ -49,7 +50,7 @@ async def test_a_pod_that_ended_meanwhile_is_closed_though_the_api_still_shows_i
 async def test_the_directory_of_a_rejected_pod_stays_while_its_containers_may_be_ending():
     async with a_scene(OLD) as scene:
         scene.hooks.names = {OWN}
-        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.FAILED))
         await asyncio.sleep(PERIOD - 1)
         assert {OWN} == scene.hooks.names
         await asyncio.sleep(PERIOD + 2)
@@ -130,13 +131,36 @@ async def test_slices_of_a_holder_that_cannot_be_read_are_kept_once(present):
 
 
 async def test_a_holder_without_an_annotation_is_kept_too():
-    bare = dataclasses.replace(POD, annotations={}, groups=None)
+    bare = msgspec.structs.replace(POD, annotations={}, groups=None)
     async with a_scene() as scene:
         scene.witness.admit(bare, main=SLICE)
         scene.see(bare)
         await asyncio.sleep(0.1)
 
         assert [(SLICE,)] == [row.slice_ids for row in scene.kept]
+
+
+@pytest.mark.parametrize("groups", [None, POD.groups], ids=["bare", "unreadable"])
+async def test_other_slices_of_a_stranger_that_is_asked_for_again_are_kept_in_place_of_the_old(
+    groups,
+):
+    pod, other = msgspec.structs.replace(POD, groups=groups), slice_id(G1, 3)
+    async with a_scene() as scene:
+        scene.adoptable = False
+        scene.witness.admit(pod, main=SLICE)
+        scene.see(pod)
+        await asyncio.sleep(0.1)
+        scene.epoch.set(msgspec.structs.replace(EPOCH, ctime_ns=2))  # it lost its checkpoint
+        scene.witness.admit(pod)
+        await asyncio.sleep(2 * PERIOD)
+        assert [(SLICE,)] == [row.slice_ids for row in scene.kept]
+
+        scene.witness.admit(pod, main=other)
+        await asyncio.sleep(PERIOD)
+        assert {(SLICE,), (other,)} == {row.slice_ids for row in scene.kept}
+        await asyncio.sleep(2 * PERIOD)
+
+        assert [(other,)] == [row.slice_ids for row in scene.kept]
 
 
 async def test_a_new_kubelet_is_asked_again_soon_until_it_has_confirmed_all_rows():
@@ -185,7 +209,7 @@ async def test_leaked_directories_are_removed_at_the_start_and_each_hour():
 
 
 async def test_a_directory_whose_removal_failed_goes_later_and_leaked_ones_are_swept_then():
-    ended = dataclasses.replace(POD, phase=Phase.SUCCEEDED)
+    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
     async with littered(ROW) as scene:
         scene.hooks.failure = StateError("read-only")
         scene.see(ended)
@@ -212,7 +236,7 @@ async def test_a_disk_that_hangs_at_a_closed_rows_directory_is_tried_again_at_th
     async with a_scene(ROW) as scene:
         scene.hooks.names = {OWN}
         scene.hooks.hanging = "remove"
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(10)
         assert ((ROW,), {OWN}) == (scene.rows, scene.hooks.names)
         scene.hooks.hanging = ""

@@ -1,10 +1,10 @@
 """Events about the Node: in order, best effort, bounded."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import structlog
 
 from agent.core.cluster.changes import NodeEvent
@@ -77,7 +77,7 @@ async def test_without_an_api_server_events_are_said_in_the_log_and_counted() ->
         async with asyncio.TaskGroup() as group:
             logging = group.create_task(NoticeLog(notices).run())
             notices.say(event("a"))
-            notices.say(dataclasses.replace(event("b"), warning=False))
+            notices.say(msgspec.structs.replace(event("b"), warning=False))
             await asyncio.sleep(1)
             logging.cancel()
 

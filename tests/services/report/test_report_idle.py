@@ -5,9 +5,9 @@ The services that find GPUs, judge them, list them and report them run together 
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine
 
+import msgspec
 import pytest
 
 from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK
@@ -160,7 +160,7 @@ async def equal_scans(agent: IdleAgent) -> None:
     for _ in range(10):
         agent.driver.report(DriverEvent(EventKind.CHANGED))
         await asyncio.sleep(5)
-    agent.driver.gpus = [dataclasses.replace(gpu) for gpu in agent.driver.gpus]
+    agent.driver.gpus = [msgspec.structs.replace(gpu) for gpu in agent.driver.gpus]
     agent.discovery.rescan()
 
 

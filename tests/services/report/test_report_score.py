@@ -1,8 +1,9 @@
 """The score annotation: beside the register annotation, and only where it is asked for."""
 
 import asyncio
-import dataclasses
 import json
+
+import msgspec
 
 from agent.codec.register import encode_register, registered
 from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER, SCORE
@@ -113,7 +114,7 @@ async def test_a_pair_with_different_sides_scores_nothing_and_is_told_once():
 async def test_without_any_gpu_left_the_scores_stay_as_the_gpus_do():
     async with reported(inventory=linked(2, 2), settings=SCORED) as room:
         before = room.says(SCORE)
-        room.inventory.set(dataclasses.replace(linked(2, 2, generation=2), gpus=()))
+        room.inventory.set(msgspec.structs.replace(linked(2, 2, generation=2), gpus=()))
         await room.settled()
 
         assert before == room.says(SCORE)

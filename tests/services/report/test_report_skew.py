@@ -6,10 +6,10 @@ many healthy slices there are, up to 10 s later than the agent.
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 from agent.codec.node_report import report_of
@@ -95,7 +95,7 @@ class SkewedScheduler:
     @staticmethod
     def _few_facts(gpu: Any) -> object:
         """2.4 reads neither index nor mode."""
-        return dataclasses.replace(gpu, index=0, mode="")
+        return msgspec.structs.replace(gpu, index=0, mode="")
 
     async def seconds_until(self, inventory: Inventory, within: float) -> float:
         """Seconds until the cache says so; the deadline fails the test."""
@@ -127,13 +127,13 @@ async def scheduled(
 
 
 def ill(inventory: Inventory) -> Inventory:
-    first = dataclasses.replace(inventory.gpus[0], health=a_health(condition=Condition.BAD))
-    return dataclasses.replace(inventory, gpus=(first, *inventory.gpus[1:]), generation=2)
+    first = msgspec.structs.replace(inventory.gpus[0], health=a_health(condition=Condition.BAD))
+    return msgspec.structs.replace(inventory, gpus=(first, *inventory.gpus[1:]), generation=2)
 
 
 def lost(inventory: Inventory) -> Inventory:
-    first = dataclasses.replace(inventory.gpus[0], present=False)
-    return dataclasses.replace(inventory, gpus=(first, *inventory.gpus[1:]), generation=2)
+    first = msgspec.structs.replace(inventory.gpus[0], present=False)
+    return msgspec.structs.replace(inventory, gpus=(first, *inventory.gpus[1:]), generation=2)
 
 
 def grown(_: Inventory) -> Inventory:
@@ -141,16 +141,17 @@ def grown(_: Inventory) -> Inventory:
 
 
 def split(inventory: Inventory) -> Inventory:
-    gpus = tuple(dataclasses.replace(gpu, split_count=4) for gpu in inventory.gpus)
-    return dataclasses.replace(inventory, gpus=gpus, generation=2)
+    gpus = tuple(msgspec.structs.replace(gpu, split_count=4) for gpu in inventory.gpus)
+    return msgspec.structs.replace(inventory, gpus=gpus, generation=2)
 
 
 def oversold(inventory: Inventory) -> Inventory:
     """As many slices as before."""
     gpus = tuple(
-        dataclasses.replace(gpu, registered_mib=2 * gpu.registered_mib) for gpu in inventory.gpus
+        msgspec.structs.replace(gpu, registered_mib=2 * gpu.registered_mib)
+        for gpu in inventory.gpus
     )
-    return dataclasses.replace(inventory, gpus=gpus, generation=2)
+    return msgspec.structs.replace(inventory, gpus=gpus, generation=2)
 
 
 def exchanged(_: Inventory) -> Inventory:
@@ -190,7 +191,7 @@ async def test_the_jitter_of_a_large_cluster_adds_a_second_and_none_for_health(v
         assert await scheduler.seconds_until(changed, INTERVAL + JITTER) > INTERVAL
 
         await asyncio.sleep(14.0)
-        sick = dataclasses.replace(ill(changed), generation=3)
+        sick = msgspec.structs.replace(ill(changed), generation=3)
         scheduler.room.inventory.set(sick)
         assert await scheduler.seconds_until(sick, INTERVAL) <= INTERVAL
 
@@ -219,7 +220,7 @@ async def test_2_8_reads_a_change_of_equal_count_with_the_next_count_and_not_bef
         await asyncio.sleep(3600)
         assert not scheduler.knows(changed)
 
-        sick = dataclasses.replace(ill(changed), generation=3)
+        sick = msgspec.structs.replace(ill(changed), generation=3)
         scheduler.room.inventory.set(sick)
         await scheduler.seconds_until(sick, INTERVAL + KUBELET)
 

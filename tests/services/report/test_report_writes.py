@@ -1,8 +1,8 @@
 """The register annotation is written when it must be, and only then."""
 
 import asyncio
-import dataclasses
 
+import msgspec
 import pytest
 
 from agent.codec.register import decode_register, encode_register, registered
@@ -20,8 +20,8 @@ OUTAGE = ApiError("connection refused")
 def ill(inventory: Inventory, index: int = 0) -> Inventory:
     """The same, with one GPU bad."""
     gpus = list(inventory.gpus)
-    gpus[index] = dataclasses.replace(gpus[index], health=a_health(condition=Condition.BAD))
-    return dataclasses.replace(inventory, gpus=tuple(gpus), generation=inventory.generation + 1)
+    gpus[index] = msgspec.structs.replace(gpus[index], health=a_health(condition=Condition.BAD))
+    return msgspec.structs.replace(inventory, gpus=tuple(gpus), generation=inventory.generation + 1)
 
 
 def text_of(inventory: Inventory) -> str:

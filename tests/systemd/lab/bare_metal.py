@@ -111,6 +111,11 @@ class BareMetal:
         path.chmod(mode)
         return path
 
+    def packages(self) -> Path:
+        """Where the packages of the version in use lie."""
+        (found,) = self.machine.path("/opt/hami-agent/current/lib").glob("python3*/site-packages")
+        return found
+
     def settings(self, **more: str) -> None:
         """The service's variables: those of this node, and more."""
         variables = {

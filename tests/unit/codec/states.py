@@ -1,9 +1,9 @@
 """States for tests of the state file: hypothesis strategies, and one that shows every field."""
 
-import dataclasses
 import datetime as dt
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from agent.core.cluster.pods import PodUid, Role
@@ -73,6 +73,8 @@ ROWS = st.builds(
     confirmed=st.booleans(),
     offered=st.booleans(),
     told=st.booleans(),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    live_limits=SHARES,
 )
 PLAIN_ROWS = st.builds(
     plain,
@@ -85,6 +87,7 @@ PLAIN_ROWS = st.builds(
     epoch=EPOCHS,
     confirmed=st.booleans(),
     adopted=st.booleans(),
+    live_limits=SHARES,
 )
 EFFECTS = st.builds(
     Effect,
@@ -158,6 +161,8 @@ def a_full_state() -> State:
         told=True,
         resource="example.com/vgpu",
         lock="2026-09-01T12:00:00Z,team-a,train-0",
+        priority=0,
+        live_limits=(Share(G1, 4000, 40), Share(G2, 500, 5)),
     )
     effect = Effect(
         kind=EffectKind.SETTLE_POD,
@@ -182,9 +187,10 @@ def a_full_state() -> State:
         confirmed=True,
         adopted=True,
         resource="example.com/former",
+        live_limits=(Share(G2, 100, 10),),
     )
     ledger = Ledger((row, by_ids), (effect,))
-    health = dataclasses.replace(
+    health = msgspec.structs.replace(
         a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79),
         action="reset",
         runbook="H-079",

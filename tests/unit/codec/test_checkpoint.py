@@ -1,10 +1,10 @@
 """The state file says what was written, or says that it does not."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +16,13 @@ from agent.core.state.state import State
 from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
+UNRANKED = GOLDEN.with_name("state-version-1-without-priorities.json")
 UNLOCKED = GOLDEN.with_name("state-version-1-without-locks.json")
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
 UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
 UNCOUNTED = GOLDEN.with_name("state-version-1-without-bouts.json")
 UNBOOTED = GOLDEN.with_name("state-version-1-without-boots.json")
+UNLIMITED = GOLDEN.with_name("state-version-1-without-limits.json")
 UNFAILED = GOLDEN.with_name("state-version-1-without-failures.json")
 
 
@@ -62,16 +64,31 @@ def test_what_was_written_before_changes_no_byte(states, data):
         again = data.draw(st.sampled_from(states))
         found = (*state.ledger.rows, *again.ledger.rows)
         rows = tuple(row for decider in Decider for row in found if row.decided_by is decider)
-        both = dataclasses.replace(state, ledger=dataclasses.replace(again.ledger, rows=rows))
+        both = msgspec.structs.replace(
+            state, ledger=msgspec.structs.replace(again.ledger, rows=rows)
+        )
 
         assert StateEncoder().encode(both) == encoder.encode(both)
         assert both == decode_state(encoder.encode(both))
 
 
+def unlimited(state: State) -> State:
+    """The state as it was read before live limits were kept."""
+    rows = tuple(msgspec.structs.replace(row, live_limits=()) for row in state.ledger.rows)
+    return msgspec.structs.replace(state, ledger=msgspec.structs.replace(state.ledger, rows=rows))
+
+
+def unranked(state: State) -> State:
+    """The state as it was read before priorities were kept."""
+    state = unlimited(state)
+    rows = tuple(msgspec.structs.replace(row, priority=1) for row in state.ledger.rows)
+    return msgspec.structs.replace(state, ledger=msgspec.structs.replace(state.ledger, rows=rows))
+
+
 def unlocked(state: State) -> State:
     """The state as it was read before the text of the lock was kept."""
-    rows = tuple(dataclasses.replace(row, lock="") for row in state.ledger.rows)
-    return dataclasses.replace(state, ledger=dataclasses.replace(state.ledger, rows=rows))
+    rows = tuple(msgspec.structs.replace(row, lock="") for row in unranked(state).ledger.rows)
+    return msgspec.structs.replace(state, ledger=msgspec.structs.replace(state.ledger, rows=rows))
 
 
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
@@ -81,23 +98,23 @@ def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
 
 def test_a_file_from_before_offers_were_kept_reads_without_them():
     state = a_full_state()
-    row, _ = state.ledger.rows
-    rows = (dataclasses.replace(row, offered=False, told=False, resource="", lock=""),)
-    ledger = dataclasses.replace(state.ledger, rows=rows)
+    row, _ = unlocked(state).ledger.rows
+    rows = (msgspec.structs.replace(row, offered=False, told=False, resource=""),)
+    ledger = msgspec.structs.replace(state.ledger, rows=rows)
 
     health = decode_state(UNCOUNTED.read_bytes()).health
-    earlier = dataclasses.replace(state, ledger=ledger, health=health, booted_at=None)
+    earlier = msgspec.structs.replace(state, ledger=ledger, health=health, booted_at=None)
     assert earlier == decode_state(EARLIER.read_bytes())
 
 
 def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
-    state = a_full_state()
+    state = unlimited(a_full_state())
     read = decode_state(UNNAMED.read_bytes())
 
     assert ["", ""] == [row.resource for row in read.ledger.rows]
     assert {"nvidia.com/gpu"} == {row.resource for row in read.ledger.named("nvidia.com/gpu").rows}
     assert state.ledger.rows == tuple(
-        dataclasses.replace(row, resource=new.resource, lock=new.lock)
+        msgspec.structs.replace(row, resource=new.resource, lock=new.lock, priority=new.priority)
         for row, new in zip(read.ledger.rows, state.ledger.rows, strict=True)
     )
     assert state.ledger == state.ledger.named("nvidia.com/gpu")
@@ -118,22 +135,28 @@ def test_a_file_from_before_bouts_were_counted_reads_without_them():
 
 def unbooted(state: State) -> State:
     """The state as it was read before the moment of the boot was kept."""
-    return dataclasses.replace(unlocked(state), booted_at=None)
+    return msgspec.structs.replace(unlocked(state), booted_at=None)
 
 
 def unfailed(state: State) -> State:
     """The state as it was read before failed probes were kept."""
     health = {
-        uuid: dataclasses.replace(one, failures=(), failed_in_row=0)
+        uuid: msgspec.structs.replace(one, failures=(), failed_in_row=0)
         for uuid, one in state.health.items()
     }
-    return dataclasses.replace(unbooted(state), health=health)
+    return msgspec.structs.replace(unbooted(state), health=health)
 
 
 @pytest.mark.parametrize(
     ("file", "earlier"),
-    [(UNLOCKED, unlocked), (UNBOOTED, unbooted), (UNFAILED, unfailed)],
-    ids=["locks", "the moment of the boot", "failed probes"],
+    [
+        (UNLIMITED, unlimited),
+        (UNRANKED, unranked),
+        (UNLOCKED, unlocked),
+        (UNBOOTED, unbooted),
+        (UNFAILED, unfailed),
+    ],
+    ids=["live limits", "priorities", "locks", "the moment of the boot", "failed probes"],
 )
 def test_a_file_from_before_they_were_kept_reads_without(file, earlier):
     assert earlier(a_full_state()) == decode_state(file.read_bytes())
@@ -210,3 +233,7 @@ def test_data_of_another_shape_is_refused_although_its_checksum_is_right():
 def test_an_empty_state_is_small():
     assert Ledger() == decode_state(StateEncoder().encode(State())).ledger
     assert 300 > len(StateEncoder().encode(State()))
+
+
+def test_a_row_without_live_limits_is_written_as_before_there_were_any():
+    assert UNLIMITED.read_bytes() == StateEncoder().encode(unlimited(a_full_state()))

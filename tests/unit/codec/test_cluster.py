@@ -221,9 +221,18 @@ def test_a_refused_pod_has_the_message_of_its_kubelet(parts: dict, at: dt.dateti
 )
 def test_an_agents_pod_is_ready_or_says_what_it_waits_for(status: dict, state: str):
     metadata = {"namespace": "kube-system", "name": "agent-x"}
-    pod = {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+    volumes = [{"emptyDir": {}}, {"hostPath": {"path": "/data/kubelet/device-plugins/"}}]
+    spec = {"nodeName": "n1", "volumes": volumes}
+    pod = {"metadata": metadata, "spec": spec, "status": status}
 
     assert AgentPod("n1", "kube-system/agent-x", state) == decode_agent(raw(pod))
+
+
+@pytest.mark.parametrize("volumes", [None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3]])
+def test_a_pod_with_the_agents_label_alone_is_no_agent(volumes: object):
+    pod = {"metadata": {"name": "agent-x"}, "spec": {"volumes": volumes}, "status": {}}
+
+    assert decode_agent(raw(pod)) is None
 
 
 def test_a_pod_that_failed_for_another_reason_is_not_refused():

@@ -83,7 +83,7 @@ POD: dict[str, Any] = {
         "phase": "Running",
         "reason": "because",
         "message": "of this",
-        "conditions": [{"type": "Ready"}],
+        "conditions": [{"type": "PodScheduled", "status": "True", "reason": "x"}],
         "initContainerStatuses": [status("init")],
         "containerStatuses": [status("main")],
     },
@@ -102,6 +102,7 @@ def test_nothing_that_the_view_shows_is_passed_over():
     assert {"metadata", "spec", "status"} == set(narrow)
     assert "managedFields" not in narrow["metadata"]
     assert {"nodeName", "restartPolicy", "initContainers", "containers"} == set(narrow["spec"])
+    assert [{"type": "PodScheduled", "status": "True"}] == narrow["status"]["conditions"]
     assert "command" not in narrow["spec"]["containers"][0]
 
 
@@ -112,6 +113,7 @@ def test_nothing_that_the_view_shows_is_passed_over():
         {"spec": {"containers": "none", "nodeName": "node-a"}},
         {"spec": {"containers": [7, {"name": "main", "env": {}}]}},
         {"status": {"containerStatuses": {"name": "main"}}},
+        {"status": {"conditions": [7, {"type": "PodScheduled", "status": "True"}]}},
     ],
 )
 def test_a_pod_of_an_odd_shape_is_read_as_before(part: dict[str, Any]):

@@ -1,7 +1,6 @@
 """What the Node's annotations must say, and when they say it already."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.codec.node_report import (
@@ -99,7 +98,7 @@ def test_a_score_that_nobody_asked_for_is_removed():
 
 
 def test_a_change_of_health_is_told_from_other_changes():
-    ill = dataclasses.replace(
+    ill = msgspec.structs.replace(
         an_inventory(),
         gpus=(
             a_shared_gpu(gpu=a_gpu(index=0)),
@@ -125,7 +124,7 @@ OLD_READERS, NEW_READERS = "for schedulers up to 2.7.1", "for schedulers from 2.
 
 
 def an_altered(**changes: object) -> str:
-    return encode_register([dataclasses.replace(FIRST, **changes), *OTHERS])  # type: ignore[arg-type]
+    return encode_register([msgspec.structs.replace(FIRST, **changes), *OTHERS])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def an_altered(**changes: object) -> str:
             (f"GPU {FIRST.uuid}: mode mig, and the agent would say {FIRST.mode}",),
         ),
         (
-            encode_register([*GPUS, dataclasses.replace(FIRST, uuid=a_uuid(99))]),
+            encode_register([*GPUS, msgspec.structs.replace(FIRST, uuid=a_uuid(99))]),
             (f"GPU {a_uuid(99)} is named, unlike what the agent would say",),
         ),
         (
@@ -168,7 +167,7 @@ def test_what_the_node_says_otherwise_is_told_gpu_by_gpu(text: str, said: tuple[
 
 
 def test_a_gpu_that_the_driver_does_not_describe_may_be_named():
-    text = encode_register([*GPUS, dataclasses.replace(FIRST, uuid=a_uuid(99), healthy=False)])
+    text = encode_register([*GPUS, msgspec.structs.replace(FIRST, uuid=a_uuid(99), healthy=False)])
     report = the_report(an_inventory(), {REGISTER: text})
 
     assert register_differences(report, text)

@@ -15,6 +15,7 @@ from tests.builders import G1, POD_UID, a_container, a_pod, a_share
 from tests.hami_vectors import vectors
 
 GPU = "nvidia.com/gpu"
+BOUND = [{"type": "PodScheduled", "status": "True"}]
 
 
 def pod_object(**parts: Any) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def pod_object(**parts: Any) -> dict[str, Any]:
     return {
         "metadata": metadata,
         "spec": spec,
-        "status": {"phase": "Pending"} | parts.get("status", {}),
+        "status": {"phase": "Pending", "conditions": BOUND} | parts.get("status", {}),
     }
 
 
@@ -54,6 +55,21 @@ def test_a_generated_name_does_not_return():
     pod["metadata"]["generateName"] = "train-"
 
     assert a_pod() == decode_pod(pod, GPU)
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        [],
+        None,
+        "True",
+        [None, {}, {"type": "PodScheduled"}],
+        [{"type": "PodScheduled", "status": "False"}, {"type": "Ready", "status": "True"}],
+        [{"type": "PodScheduled", "status": True}],
+    ],
+)
+def test_without_its_condition_no_scheduler_bound_it(conditions: object):
+    assert not decode_pod(pod_object(status={"conditions": conditions}), GPU).scheduled
 
 
 def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
@@ -140,6 +156,29 @@ def test_control_is_disabled_by_what_go_reads_as_true(word: str):
 )
 def test_control_stays_on_otherwise(entry):
     assert not container(env=[entry]).containers[0].control_disabled
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([], 1),
+        ([{"value": "0"}], 0),
+        ([{"value": " +7x"}], 7),
+        ([{"value": "-3"}], -3),
+        ([{"value": "high"}], 0),
+        ([{"value": ""}], 0),
+        ([{}], 0),
+        ([{"value": "0"}, {"value": "2"}], 2),
+        ([{"value": "9" * 5000}], 2**31 - 1),
+        ([{"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], 1),
+        ([{"value": "$(LEVEL)"}], 1),
+    ],
+)
+def test_the_priority_is_what_hami_core_reads_and_1_where_the_pod_does_not_say_it(
+    entries, expected
+):
+    env = [{"name": "CUDA_TASK_PRIORITY"} | entry for entry in entries]
+    assert expected == container(env=env).containers[0].priority
 
 
 def test_a_container_runs_while_its_status_says_so():

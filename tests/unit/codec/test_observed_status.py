@@ -1,7 +1,6 @@
 """The status of a node from its objects alone."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.codec.observed_status import observed_status
@@ -72,10 +71,10 @@ def test_init_containers_count_as_the_scheduler_counts_them():
     assert (8000, 30) == (seen([pod]).gpus[0].promised_mib, seen([pod]).gpus[0].promised_cores)
 
     done = tuple(
-        dataclasses.replace(one, succeeded=one.role is Role.INIT, has_run=True)
+        msgspec.structs.replace(one, succeeded=one.role is Role.INIT, has_run=True)
         for one in containers
     )
-    pod = dataclasses.replace(pod, containers=done)
+    pod = msgspec.structs.replace(pod, containers=done)
     assert (3000, 30) == (seen([pod]).gpus[0].promised_mib, seen([pod]).gpus[0].promised_cores)
 
 
@@ -86,13 +85,13 @@ def test_shares_that_fit_no_container_are_shown_without_its_name():
 
 
 def test_what_is_wrong_at_the_node_is_shown():
-    sick = dataclasses.replace(registered(an_inventory(gpus=[GPU]))[0], healthy=False)
+    sick = msgspec.structs.replace(registered(an_inventory(gpus=[GPU]))[0], healthy=False)
     annotations = {
         REGISTER: encode_register([sick]),
         CORDON: G1,
         MUTEX_LOCK: "2026-09-01T11:59:00Z,llm,train-7",
     }
-    found = seen(node=dataclasses.replace(NODE, annotations=annotations))
+    found = seen(node=msgspec.structs.replace(NODE, annotations=annotations))
 
     (gpu,) = found.gpus
     assert ("bad", False, True) == (gpu.condition, gpu.serving, gpu.cordoned)
@@ -102,13 +101,13 @@ def test_what_is_wrong_at_the_node_is_shown():
 
 
 def test_a_node_without_a_report_has_no_gpus_and_a_wrong_one_is_an_error():
-    assert () == seen(node=dataclasses.replace(NODE, annotations={})).gpus
+    assert () == seen(node=msgspec.structs.replace(NODE, annotations={})).gpus
     with pytest.raises(MalformedText):
-        seen(node=dataclasses.replace(NODE, annotations={REGISTER: "[1]"}))
+        seen(node=msgspec.structs.replace(NODE, annotations={REGISTER: "[1]"}))
 
 
 def test_a_report_for_schedulers_before_2_8_is_read():
     text = f"{G1},10,16384,100,NVIDIA-Tesla T4,0,true,3,hami-core:"
-    (gpu,) = seen(node=dataclasses.replace(NODE, annotations={REGISTER: text})).gpus
+    (gpu,) = seen(node=msgspec.structs.replace(NODE, annotations={REGISTER: text})).gpus
 
     assert (G1, 10, 16384, "Tesla T4") == (gpu.uuid, gpu.slices, gpu.sellable_mib, gpu.model)

@@ -1,7 +1,6 @@
 """The register annotation of schedulers up to 2.7.1, against HAMi v2.10's own decoder."""
 
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,7 +116,7 @@ def test_what_is_written_is_read_back_but_for_separators_in_words(found: list[Re
         uuid, name, mode = (
             word.replace(",", " ").replace(":", " ") for word in (gpu.uuid, gpu.type_name, gpu.mode)
         )
-        return dataclasses.replace(gpu, uuid=GpuUuid(uuid), type_name=name, mode=mode)
+        return msgspec.structs.replace(gpu, uuid=GpuUuid(uuid), type_name=name, mode=mode)
 
     text = encode_register_colon(found)
 

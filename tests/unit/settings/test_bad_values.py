@@ -52,14 +52,12 @@ def test_a_number_of_more_digits_than_python_reads_is_refused_with_its_place():
 
 
 @pytest.mark.parametrize("value", [HUGE, f"-{HUGE}", CLOCK, "0" + 9000 * "7", 5000 * "9"])
-@pytest.mark.parametrize(
-    "key", sorted({one.key for one in FIELDS if "." in one.key} - {"library.cudaLogLevel"})
-)
-def test_a_number_beyond_all_bounds_is_refused_with_its_place_in_our_own_file(key: str, value: str):
-    section, name = key.split(".")
-    for written in (value, f"[{value}]"):
-        error = refusal(own=f"{section}: {{{name}: {written}}}")
-        assert str(error).startswith(f"c.yaml:1:{len(key) + 5}: ")
+def test_a_number_beyond_all_bounds_is_refused_with_its_place_in_our_own_file(value: str):
+    for key in {one.key for one in FIELDS if "." in one.key} - {"library.cudaLogLevel"}:
+        section, name = key.split(".")
+        for written in (value, f"[{value}]"):
+            error = refusal(own=f"{section}: {{{name}: {written}}}")
+            assert str(error).startswith(f"c.yaml:1:{len(key) + 5}: ")
 
 
 def test_a_log_level_beyond_all_bounds_is_refused_with_its_place():

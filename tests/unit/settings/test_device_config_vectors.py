@@ -11,7 +11,7 @@ import pytest
 from agent.codec.device_config import read_device_config
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
-from agent.settings.hami_files import DEVICE_CONFIG
+from agent.settings.hami_keys import DEVICE_CONFIG
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 from agent.settings.values import NodeValues, make_plan

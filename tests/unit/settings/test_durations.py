@@ -132,7 +132,7 @@ def test_a_refused_duration_is_told_with_its_place_and_what_is_expected(tmp_path
 
 def test_all_settings_that_are_durations_say_their_unit_and_are_shown_with_it(tmp_path):
     settings = loaded(tmp_path, "health: {probePeriod: 0.5}\n")
-    lines = table([settings[key] for key in KEYS], origin=False, columns=None)
+    lines = table([settings[key] for key in KEYS], origin=False, columns=1000)
 
     assert ["VALUE", "1m", "10m", "2h", "500ms"] == [line.split()[1] for line in lines]
     for key in KEYS:

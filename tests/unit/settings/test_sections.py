@@ -1,10 +1,10 @@
 """The settings as the agent's parts receive them: none is left out, each in its own form."""
 
-import dataclasses
 import types
 import typing
 from collections.abc import Iterator, Mapping
 
+import msgspec
 import pytest
 
 from agent.core.health.xids import XidClass
@@ -38,7 +38,7 @@ def attributes(settings: Settings) -> Iterator[tuple[str, object, object]]:
     """Of Settings and its sections: the name in the table, the type, and the value."""
     for name, hint in typing.get_type_hints(Settings).items():
         value = getattr(settings, name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, msgspec.Struct):
             for inner, type_ in typing.get_type_hints(type(value)).items():
                 yield f"{name}.{inner}", type_, getattr(value, inner)
         else:

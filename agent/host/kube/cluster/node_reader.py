@@ -1,10 +1,11 @@
 """Reads the status of one node: from its agent, through the API server, or from its objects."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent.codec.cluster import decode_name
+import msgspec
+
+from agent.codec.cluster import decode_name, is_device_plugin
 from agent.codec.narrow import inside, objects_in, read_object, read_pod
 from agent.codec.objects import decode_pod
 from agent.core.cluster.pods import NodeView, PodView
@@ -22,8 +23,7 @@ PORT_NAME: Final = "http"
 DOCUMENT: Final = ("api", "v1", "status")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeObjects:
+class NodeObjects(msgspec.Struct, frozen=True):
     """The Node and the pods bound to it."""
 
     node: NodeView
@@ -46,7 +46,8 @@ class NodeReader:
         query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
         listed = await Lists(self._session).fetch(request, read_object)
-        alive = [item for item in listed.items if inside(item, "status").get("phase") not in ENDED]
+        agents = filter(is_device_plugin, listed.items)
+        alive = [item for item in agents if inside(item, "status").get("phase") not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
         # During an update the old pod, which is deleted, may be listed first.

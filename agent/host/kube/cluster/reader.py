@@ -1,9 +1,10 @@
 """Reads one pod and the parts of the cluster that decide about it."""
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
+
+import msgspec
 
 from agent.codec import cluster as codec
 from agent.codec.narrow import Raw
@@ -37,8 +38,7 @@ JSON_FORM: Final = "["
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NoSuchPod:
+class NoSuchPod(msgspec.Struct, frozen=True):
     """There is no pod of that name. `nearest`: similar names of the namespace.
 
     `elsewhere`: other namespaces with a pod of exactly that name. `unread`: why the names could not
@@ -94,7 +94,8 @@ class ClusterReader:
         agents: tuple[AgentPod, ...] = ()
         if any(_is_unregistered(node) for node in nodes):
             query = (("labelSelector", AGENTS),)
-            agents = await self._part("pods", path_of("pods"), codec.decode_agent, query, "agents")
+            pods = await self._part("pods", path_of("pods"), codec.decode_agent, query, "agents")
+            agents = tuple(pod for pod in pods if pod is not None)
         unread = tuple(self._unread)
         return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
 

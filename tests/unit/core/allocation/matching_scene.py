@@ -1,7 +1,6 @@
 """Scenes for tests of matching: evidence with short names for what differs."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import Books, Evidence, Grant, Question
@@ -48,7 +47,7 @@ def annotated(text: str = f"{G1},NVIDIA,3000,30:;", node: str = NODE) -> dict[st
 def named_pod(number: int, **changes: object) -> PodView:
     """The pod team-a/train-N, annotated for one share of the first GPU."""
     base = a_pod(uid=a_pod_uid(number), name=f"train-{number}", annotations=annotated())
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 def holding(pod: PodView, **ids: str) -> Holding:
@@ -91,12 +90,12 @@ def knowing(scene: Evidence, *holdings: Holding, absent: tuple[PodView, ...] = (
     known = dict(scene.known)
     known.update({(one.namespace, one.pod): one for one in holdings})
     known.update({pod.key: None for pod in absent})
-    return dataclasses.replace(scene, known=known)
+    return msgspec.structs.replace(scene, known=known)
 
 
 def changed(scene: Evidence, **changes: object) -> Evidence:
     """The scene with other fields."""
-    return dataclasses.replace(scene, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(scene, **changes)
 
 
 def without_witness(

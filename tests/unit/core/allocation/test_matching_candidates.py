@@ -1,8 +1,8 @@
 """Who may be asking, which container of it is next, and what that gets."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import AskKubelet, Books, Evidence, ListPods
@@ -66,13 +66,13 @@ def asked(scene: Evidence, count: int = 1) -> list[str]:
     [(True, NOW_KUBELET, []), (False, NOW_KUBELET, [POD.name]), (True, OLD_KUBELET, [POD.name])],
 )
 def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, expected) -> None:
-    row = dataclasses.replace(ROW, confirmed=confirmed, epoch=epoch)
+    row = msgspec.structs.replace(ROW, confirmed=confirmed, epoch=epoch)
 
     assert expected == asked(scene_of(POD, rows=(row,)))
 
 
 def test_what_is_in_the_kubelets_file_is_held_whatever_it_says_of_the_name() -> None:
-    row = dataclasses.replace(ROW, confirmed=True)
+    row = msgspec.structs.replace(ROW, confirmed=True)
     scene = knowing(scene_of(POD, rows=(row,), books=Books(NOW_KUBELET, frozenset())), holding(POD))
     recorded = changed(scene, books=Books(NOW_KUBELET, frozenset({ROW.key})))
 
@@ -98,7 +98,7 @@ def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() 
     books = Books(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
     after, before = (
         named_pod(
-            number, containers=(dataclasses.replace(a_container(), has_run=True, ended_at=at),)
+            number, containers=(msgspec.structs.replace(a_container(), has_run=True, ended_at=at),)
         )
         for number, at in ((1, NOON + dt.timedelta(seconds=1)), (2, NOON))
     )
@@ -125,7 +125,7 @@ def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
     role = Role.INIT if witnessed else Role.APP
     pod = named_pod(1, containers=(a_container(name="first", role=role),))
     key = ContainerKey(pod.uid, "first")
-    rows = () if row_epoch is None else (dataclasses.replace(ROW, key=key, epoch=row_epoch),)
+    rows = () if row_epoch is None else (msgspec.structs.replace(ROW, key=key, epoch=row_epoch),)
     known = frozenset({key}) if recorded == "key" else recorded
     scene = changed(a_scene(pod, rows=rows, lock=pod), records_read=True, listed=True)
     scene = changed(scene, books=Books(NOW_KUBELET, known, witnessed=witnessed))
@@ -151,7 +151,7 @@ def test_an_ended_init_container_waits_while_the_kubelet_has_no_record_of_it() -
     assert [pod.name] == asked(lost)
     assert [] == asked(changed(lost, books=recorded))
     assert [pod.name] == asked(
-        changed(lost, books=dataclasses.replace(recorded, alive=frozenset({"s"})))
+        changed(lost, books=msgspec.structs.replace(recorded, alive=frozenset({"s"})))
     )
 
 
@@ -189,7 +189,7 @@ def test_a_kubelet_without_get_is_taken_by_its_file_as_if_it_had_been_asked() ->
 
 def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> None:
     containers = (*MIXED.containers, a_container(name="log", count=0, running_id="log"))
-    pod = dataclasses.replace(MIXED, containers=containers)
+    pod = msgspec.structs.replace(MIXED, containers=containers)
     scene = changed(a_scene(pod, lock=pod), checked=frozenset({"log"}), listed=True)
     alive = changed(scene, books=Books(NOW_KUBELET, alive=frozenset({"log"})))
 
@@ -221,7 +221,7 @@ def test_a_pod_that_asks_for_no_gpu_is_nobody() -> None:
 def test_a_kubelet_that_asked_for_the_successor_is_past_the_deleted_one(epoch, expected) -> None:
     """It has served the successor, and asks once more: for whom, if not for the one before?"""
     grave = named_pod(1, uid=named_pod(9).uid, containers=(a_container(), a_container(name="b")))
-    row = dataclasses.replace(ROW, epoch=epoch, confirmed=True)
+    row = msgspec.structs.replace(ROW, epoch=epoch, confirmed=True)
     scene = scene_of(POD, gone=(grave,), rows=(row,), listed=True)
 
     refused_by(knowing(scene, holding(grave)), expected)
@@ -236,7 +236,7 @@ OTHER = named_pod(2)
     [
         ((OTHER,), "yes", NOW_KUBELET, False),
         ((), "yes", NOW_KUBELET, True),
-        ((dataclasses.replace(OTHER, phase=Phase.FAILED),), "yes", NOW_KUBELET, True),
+        ((msgspec.structs.replace(OTHER, phase=Phase.FAILED),), "yes", NOW_KUBELET, True),
         ((OTHER,), "no", NOW_KUBELET, True),
         ((OTHER,), "no", OLD_KUBELET, False),
     ],

@@ -141,6 +141,12 @@ TABLE = {
         "holds no node lock",
         "allocation.unlockedPods",
     ),
+    "its author chose the node, and the name of the lock's owner": RefusalCase(
+        RefusalReason.NO_LOCK,
+        admitting(named_pod(1, scheduled=False)),
+        "was created with its node",
+        "create it again without nodeName",
+    ),
     "the lock names nobody": RefusalCase(
         RefusalReason.NO_LOCK,
         changed(admitting(POD), lock=a_lock(name="")),

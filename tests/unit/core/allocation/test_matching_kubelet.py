@@ -1,8 +1,8 @@
 """What the kubelet's word is worth: it takes up many pods at once, and answers by name."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import (
@@ -32,7 +32,7 @@ from tests.unit.core.allocation.matching_scene import (
 
 def row_of(pod: PodView, **changes: object) -> Row:
     row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(row, **changes)
 
 
 YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
@@ -49,12 +49,12 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     pods = many(30)
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
-    young = dataclasses.replace(scene.books, epoch=YOUNG)
+    young = msgspec.structs.replace(scene.books, epoch=YOUNG)
     scene = changed(scene, books=young)
     assert ask(scene) == ReadRecords()
 
     recorded = frozenset(row.key for row in rows[:12])
-    books = dataclasses.replace(scene.books, recorded=recorded)
+    books = msgspec.structs.replace(scene.books, recorded=recorded)
     scene = changed(scene, books=books, records_read=True)
     assert ask(scene) == AskKubelet(*pods[12].key)
     scene = knowing(scene, absent=pods[12:14])
@@ -64,8 +64,8 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
 
 def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between() -> None:
     at = NOON + dt.timedelta(seconds=5)
-    ran = dataclasses.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
-    pods = tuple(dataclasses.replace(pod, containers=(ran,)) for pod in many(10))
+    ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
     scene = changed(scene, books=Books(YOUNG), records_read=True)
     assert ask(scene) == AskKubelet(*pods[0].key)
@@ -76,7 +76,7 @@ def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between
 
 
 def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() -> None:
-    runs = dataclasses.replace(a_container(name="b"), running_id="r")
+    runs = msgspec.structs.replace(a_container(name="b"), running_id="r")
     pods = (
         *many(29),
         named_pod(30, containers=(a_container(), runs), created=NOON.replace(hour=13)),
@@ -96,13 +96,13 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
 def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() -> None:
     """A pod that never ran is asked for at its admission alone, and that is one at a time."""
     owner, before = named_pod(50), named_pod(51, name="train-50")
-    strays = tuple(dataclasses.replace(pod, annotations={}) for pod in many(30))
+    strays = tuple(msgspec.structs.replace(pod, annotations={}) for pod in many(30))
     scene = a_scene(owner, *strays, lock=owner, gone=(before,))
     assert ask(changed(scene, records_read=True)) == AskKubelet(*owner.key)
     scene = changed(knowing(scene, holding(owner)), records_read=True)
     assert granted(scene).candidate.pod == owner
 
-    dead = dataclasses.replace(a_container(), has_run=True)
+    dead = msgspec.structs.replace(a_container(), has_run=True)
     started, answered = named_pod(60, containers=(dead,)), named_pod(61)
     old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
     old = changed(knowing(old, holding(owner)), records_read=True)
@@ -113,7 +113,7 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
 def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one() -> None:
     """What died just now may look as if it were taken up again: its status is late."""
     ran = (a_container(running_id="gone"),)
-    pods = tuple(dataclasses.replace(pod, containers=ran) for pod in many(10))
+    pods = tuple(msgspec.structs.replace(pod, containers=ran) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
     scene = changed(scene, records_read=True, checked=frozenset({"gone"}))
 
@@ -122,7 +122,7 @@ def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one()
 
 def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
     """Anybody can make pods that pass for static ones; those stay while something holds them."""
-    forged = tuple(dataclasses.replace(pod, static=True) for pod in many(60))
+    forged = tuple(msgspec.structs.replace(pod, static=True) for pod in many(60))
     stray = named_pod(61, created=NOON.replace(hour=13))
     scene = changed(a_scene(*forged, stray), records_read=True)
 
@@ -139,7 +139,7 @@ NEW = named_pod(1, uid=named_pod(9).uid, containers=TWO)
 
 def test_an_answer_that_names_all_of_its_containers_is_about_the_pod() -> None:
     init = a_container(name="init", role=Role.INIT, count=0)
-    whole = dataclasses.replace(NEW, containers=(init, *TWO))
+    whole = msgspec.structs.replace(NEW, containers=(init, *TWO))
 
     for pod in (NEW, whole):
         scene = changed(a_scene(pod, lock=pod), records_read=True)
@@ -176,7 +176,7 @@ def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_
 
 
 def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
-    ended = dataclasses.replace(OLD, phase=Phase.SUCCEEDED)
+    ended = msgspec.structs.replace(OLD, phase=Phase.SUCCEEDED)
     scene = knowing(a_scene(NEW, gone=(ended,), lock=NEW), holding(NEW))
 
     assert granted(scene).candidate.pod == NEW
@@ -194,8 +194,8 @@ def test_of_two_dead_containers_of_one_count_the_first_is_served_at_their_admiss
     since = YOUNG.since
     at = since + dt.timedelta(seconds=started)
     over = since - dt.timedelta(seconds=9)
-    first = dataclasses.replace(a_container(name="first", role=role), ended_at=over)
-    ran = dataclasses.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    first = msgspec.structs.replace(a_container(name="first", role=role), ended_at=over)
+    ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
     pod = named_pod(1, containers=(first, ran))
     rows = tuple(
         row_of(pod, key=ContainerKey(pod.uid, one.name), role=one.role) for one in pod.containers

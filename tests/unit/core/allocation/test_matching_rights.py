@@ -1,8 +1,8 @@
 """The lock is the right, whatever the times say, and a name is looked at before it is served."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import (
@@ -43,10 +43,10 @@ RETURNING = named_pod(1, reusable_name=True)
 @pytest.mark.parametrize("days", [-9000, 0, 9000])
 def test_neither_bind_time_nor_the_locks_stamp_decides_a_right(bound, days) -> None:
     forged = {**POD.annotations, "hami.io/bind-time": bound}
-    pod = dataclasses.replace(POD, annotations=forged)
+    pod = msgspec.structs.replace(POD, annotations=forged)
     scene = knowing(a_scene(pod, lock=pod), holding(pod))
     assert scene.lock is not None
-    lock = dataclasses.replace(scene.lock, stamp=NOON + dt.timedelta(days=days))
+    lock = msgspec.structs.replace(scene.lock, stamp=NOON + dt.timedelta(days=days))
 
     assert granted(changed(scene, lock=lock)).candidate.pod == pod
 
@@ -90,6 +90,24 @@ def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_u
     assert ask(stray) == AwaitLock(*STRAY.key)
 
 
+@pytest.mark.parametrize("role", [Role.APP, Role.INIT])
+def test_no_lock_is_worth_anything_to_a_pod_that_was_created_with_its_node(role) -> None:
+    containers = (a_container(role=role), a_container(name="app", count=0))
+    owner = named_pod(1, containers=containers)
+    scene = knowing(a_scene(owner, lock=owner), holding(owner))
+    scene = changed(scene, books=Books(NOW_KUBELET, frozenset()), records_read=True)
+    assert scene.lock is not None
+    assert scene.lock.value == granted(scene).lock
+
+    stray = msgspec.structs.replace(owner, scheduled=False)
+    taken = changed(scene, table=a_scene(stray).table)
+    for lock, former in ((scene.lock, ()), (None, (scene.lock,)), (None, ())):
+        one = changed(taken, lock=lock, former=former)
+        refusal = refused_by(one, RefusalReason.NO_LOCK)  # at once: it waits for no lock
+        assert "without nodeName" in refusal.sentence
+        assert "" == granted(one, settings=UNIQUE).lock
+
+
 def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_counts() -> None:
     scene = knowing(a_scene(POD, lock=POD), holding(POD))
     assert scene.lock is not None
@@ -119,7 +137,7 @@ def test_where_another_pod_has_the_name_all_are_listed_and_it_begins_again(found
     scene = changed(scene, looked={RETURNING.key: found})
     assert ask(scene) == ListPods()
 
-    successor = dataclasses.replace(RETURNING, uid=named_pod(9).uid)
+    successor = msgspec.structs.replace(RETURNING, uid=named_pod(9).uid)
     shown = a_scene(successor, gone=(RETURNING,), lock=RETURNING)
     listed = changed(scene, table=shown.table, listed=True)
     assert granted(listed).candidate.pod == successor
@@ -143,7 +161,7 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
     scene = changed(scene, records_read=True)
 
     assert "b" == granted(scene).candidate.container.name
-    again = changed(scene, ledger=Ledger((dataclasses.replace(row, epoch=OLD_KUBELET),)))
+    again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
     assert ask(again) == LookAtPod(*pod.key)
 
 

@@ -1,8 +1,8 @@
 """Which pod an Allocate is for: the kubelet is the witness, the lock is the right."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import (
@@ -57,7 +57,7 @@ def test_all_who_may_be_meant_are_asked_about_whoever_has_the_lock() -> None:
 
 
 def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_the_owner() -> None:
-    ran = dataclasses.replace(a_container(), has_run=True)
+    ran = msgspec.structs.replace(a_container(), has_run=True)
     started = named_pod(3, annotations={}, phase=Phase.RUNNING, containers=(ran,))
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
 
@@ -68,8 +68,8 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
-    ran = dataclasses.replace(a_container(), has_run=True)
-    started = dataclasses.replace(POD, phase=Phase.RUNNING, containers=(ran,))
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    started = msgspec.structs.replace(POD, phase=Phase.RUNNING, containers=(ran,))
     unseen = knowing(a_scene(started, lock=started), holding(started))
     assert ask(unseen) == ListPods()
     assert granted(changed(unseen, listed=True)).candidate.pod == started
@@ -118,7 +118,7 @@ def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -
     scene = a_scene(POD, rows=(row,), lock=POD)
     assert ask(scene) == ReadRecords()
 
-    books = dataclasses.replace(scene.books, recorded=frozenset())
+    books = msgspec.structs.replace(scene.books, recorded=frozenset())
     read = changed(scene, records_read=True, books=books)
 
     assert ask(read) == AskKubelet(*POD.key)

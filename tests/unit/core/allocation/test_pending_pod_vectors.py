@@ -1,9 +1,9 @@
 """Which pod and whose lock, against HAMi's choices: it picks from a list, we ask the kubelet."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.codec.nodelock import held_lock
@@ -63,7 +63,7 @@ def served(vector: Vector, admitted: Collection[PodView], unlocked: UnlockedPods
     """The pod that is served when the kubelet admits `admitted`; None: it is refused."""
     pods = pods_of(vector)
     shared = a_shared_gpu(gpu=a_gpu(uuid=GPU))
-    scene: Evidence = dataclasses.replace(
+    scene: Evidence = msgspec.structs.replace(
         a_scene(*pods),
         lock=lock_of(vector.given["lock"]),
         inventory=an_inventory(gpus=(shared,)),

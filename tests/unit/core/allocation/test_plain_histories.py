@@ -9,6 +9,7 @@ import datetime as dt
 import itertools
 import sys
 
+import msgspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -84,7 +85,7 @@ class PlainHistories(RuleBasedStateMachine):
                 decided_by=Decider.KUBELET,
                 resource=RESOURCE,
             )
-        row = dataclasses.replace(row, answered_at=self.now, epoch=self.epoch)
+        row = msgspec.structs.replace(row, answered_at=self.now, epoch=self.epoch)
         self.ledger = self.ledger.put(row)
         self.is_seen = False
         return row

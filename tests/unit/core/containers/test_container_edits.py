@@ -1,10 +1,10 @@
 """What one container receives, where HAMi's vectors are silent or we differ."""
 
-import dataclasses
 import re
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def granted(uuid_: str = G1, pci: str = "0000:10:00.0", mib: int = 3000) -> Gran
 
 def edits_of(*shares: GrantedShare, facts: HookFacts = FACTS, **settings: Any) -> ContainerEdits:
     request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
-    return container_edits(request, dataclasses.replace(EditSettings(), **settings), facts)
+    return container_edits(request, msgspec.structs.replace(EditSettings(), **settings), facts)
 
 
 def test_the_group_is_ordered_by_bus_id_because_cuda_numbers_so():
@@ -179,7 +179,7 @@ def test_device_nodes_are_the_control_nodes_that_exist_and_one_per_gpu():
 
 def test_device_nodes_lie_below_the_dev_root_of_the_host():
     vector = vectors("allocate")["allocate-179"]
-    share = dataclasses.replace(granted(), minor=0)
+    share = msgspec.structs.replace(granted(), minor=0)
     edits = edits_of(share, pass_device_specs=True, dev_root=vector.given["devRoot"])
     assert vector.expected["devices"] == [
         {"container": one.container_path, "host": one.host_path, "permissions": one.permissions}

@@ -1,9 +1,9 @@
 """How a container is told its GPUs, against HAMi v2.10 where its vectors speak."""
 
-import dataclasses
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.core.containers.container_edits import EditRequest, container_edits
@@ -68,7 +68,9 @@ def test_with_cdi_alone_the_runtime_gets_neither_device_files_nor_variables():
     )
 
     alone = edits_of(whole, G1)
-    beside = edits_of(dataclasses.replace(whole, device_list_strategies=("envvar", "cdi-cri")), G1)
+    beside = edits_of(
+        msgspec.structs.replace(whole, device_list_strategies=("envvar", "cdi-cri")), G1
+    )
 
     modes = ("nvidia.com/gdrcopy=all", "nvidia.com/gds=all", "nvidia.com/mofed=all")
     assert (f"nvidia.com/gpu={G1}", *modes) == alone.cdi_names == beside.cdi_names
@@ -101,4 +103,4 @@ def test_the_annotation_is_the_containers_own_and_always_the_same():
 )
 def test_a_name_that_no_runtime_reads_is_refused(changed: dict[str, Any], words: str):
     with pytest.raises(SettingsError, match=words):
-        check_device_list(dataclasses.replace(EditSettings(), **changed))
+        check_device_list(msgspec.structs.replace(EditSettings(), **changed))

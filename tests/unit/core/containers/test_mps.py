@@ -1,8 +1,8 @@
 """Mode mps: HAMi's answer, and the way to a control daemon where the operator runs one."""
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.core.containers.container_edits import EditRequest, container_edits, gpu_edits
@@ -22,7 +22,7 @@ PIPES = "/run/nvidia/mps/nvidia.com/gpu/pipe"
 
 def edits_of(**settings: Any) -> ContainerEdits:
     request = EditRequest(POD_UID, "main", control_disabled=False, shares=SHARES)
-    return container_edits(request, dataclasses.replace(EditSettings(), **settings), FACTS)
+    return container_edits(request, msgspec.structs.replace(EditSettings(), **settings), FACTS)
 
 
 def test_without_a_daemons_root_the_mode_changes_no_answer():

@@ -1,7 +1,6 @@
 """What people are told when GPUs change, and what is not worth an Event."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable
@@ -31,7 +30,7 @@ BAD = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC [H-048]")
 LOST = a_health(condition=Condition.LOST, cause="lost", text="lost [H-LOST]")
 DEAF = a_health(condition=Condition.UNMONITORED, cause="monitor", text="no events [H-DEAF]")
 SILENT = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
-REFUSED = dataclasses.replace(SILENT, serving=False)
+REFUSED = msgspec.structs.replace(SILENT, serving=False)
 OFF = switched_off(NOON)
 NOBODY = Ledger()
 GPU_0 = f"GPU 0 ({a_uuid(0)})"
@@ -87,7 +86,7 @@ def test_what_is_well_again_is_said_without_a_warning(before):
 
 def test_what_is_well_again_is_told_what_it_had_and_not_what_to_do():
     bad = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC; reset the GPU [H-048]")
-    bad = dataclasses.replace(bad, runbook="H-048")
+    bad = msgspec.structs.replace(bad, runbook="H-048")
     ((_, text, _),) = told(holding(bad), holding(OK))
 
     assert f"{GPU_0}: healthy again, after: XID 48: ECC [H-048]" == text
@@ -102,8 +101,8 @@ def test_what_is_well_again_is_told_what_it_had_and_not_what_to_do():
         (BAD, LOST),
         (LOST, BAD),
         (OFF, OK),
-        (SILENT, dataclasses.replace(SILENT, text="other words")),
-        (BAD, dataclasses.replace(BAD, passed_probes=2)),
+        (SILENT, msgspec.structs.replace(SILENT, text="other words")),
+        (BAD, msgspec.structs.replace(BAD, passed_probes=2)),
     ],
 )
 def test_what_changes_nothing_for_people_is_no_event(before, now):
@@ -118,7 +117,7 @@ def test_equal_words_of_several_gpus_are_one_event():
 
 def test_gpus_that_come_and_go_are_one_event_and_a_lost_one_is_not_gone():
     old = holding(OK, OK)
-    new = dataclasses.replace(old, gpus=(*old.gpus[1:], a_shared_gpu(gpu=a_gpu(index=7))))
+    new = msgspec.structs.replace(old, gpus=(*old.gpus[1:], a_shared_gpu(gpu=a_gpu(index=7))))
     lost = holding(LOST, OK, absent=(0,))
 
     assert [

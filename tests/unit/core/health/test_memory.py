@@ -1,8 +1,8 @@
 """What a remembered health is worth after a restart and after a boot."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.health.judge import aged
@@ -19,14 +19,14 @@ RESET = Health(
 ECC = Health(Condition.BAD, NOON, "ecc", "uncorrectable", needs_reset=True, serving=False)
 LOST = Health(Condition.LOST, NOON, "lost", "lost", 79, serving=False)
 SILENT = Health(Condition.UNMONITORED, NOON, "driver", "silent")
-HUNG = dataclasses.replace(SILENT, serving=False)
+HUNG = msgspec.structs.replace(SILENT, serving=False)
 
 
 @pytest.mark.parametrize("health", [RESET, ECC, LOST, HUNG])
 def test_a_restart_of_the_agent_heals_nothing(health):
     kept = remembered(health, LATER, boot_changed=False)
 
-    assert dataclasses.replace(health, passed_probes=0) == kept
+    assert msgspec.structs.replace(health, passed_probes=0) == kept
 
 
 def test_a_remembered_moment_in_the_future_becomes_now():
@@ -38,7 +38,9 @@ def test_a_remembered_moment_in_the_future_becomes_now():
 def test_no_remembered_moment_is_in_the_future():
     early = NOON - dt.timedelta(hours=1)
     kept = remembered(
-        dataclasses.replace(RESET, recovered_at=NOON, failures=(NOON,)), early, boot_changed=False
+        msgspec.structs.replace(RESET, recovered_at=NOON, failures=(NOON,)),
+        early,
+        boot_changed=False,
     )
 
     assert (early, early, (early,)) == (kept.since, kept.recovered_at, kept.failures)
@@ -92,7 +94,7 @@ def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(setti
 
 
 def test_bouts_are_remembered_over_a_restart_and_not_over_a_boot():
-    flapping = dataclasses.replace(RESET, bouts=3)
+    flapping = msgspec.structs.replace(RESET, bouts=3)
 
     assert 3 == remembered(flapping, LATER, boot_changed=False).bouts
     assert 0 == remembered(flapping, LATER, boot_changed=True).bouts

@@ -1,8 +1,8 @@
 """A GPU for which the driver answers only after a reset, on drivers that advise nothing, too."""
 
-import dataclasses
 import functools
 
+import msgspec
 import pytest
 
 from agent.core.health.judge import missing
@@ -37,7 +37,7 @@ after = functools.partial(judging.after, at=0.0)
 
 
 def advised(action: RecoveryAction) -> Probe:
-    return dataclasses.replace(PASSED, signs=GpuSigns(recovery=action))
+    return msgspec.structs.replace(PASSED, signs=GpuSigns(recovery=action))
 
 
 @pytest.mark.parametrize("before", [(), (xid(94),), (SILENT,), (DEAF,), (FAILED,), (LOST,)])

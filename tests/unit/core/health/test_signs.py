@@ -1,8 +1,8 @@
 """What a GPU says of itself, what the driver advises, and whether its events reach us."""
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.core.health.judge import aged, missing, switched_off
@@ -33,7 +33,7 @@ from tests.unit.core.health.judging import (
 
 
 def saying(recovery: RecoveryAction | None = None, **signs: Any) -> Probe:
-    return dataclasses.replace(PASSED, signs=GpuSigns(recovery=recovery, **signs))
+    return msgspec.structs.replace(PASSED, signs=GpuSigns(recovery=recovery, **signs))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_what_happened_is_told_without_what_is_to_be_done(health, happened):
 
 @pytest.mark.parametrize("words", ["Unknown Error; a; b", "reset; a", "; ", "a [H-LOST]; b"])
 def test_the_drivers_own_words_are_told_whole(words):
-    lost = after(OK, dataclasses.replace(LOST, text=words))
-    deaf = after(OK, dataclasses.replace(PASSED, unmonitored=words))
+    lost = after(OK, msgspec.structs.replace(LOST, text=words))
+    deaf = after(OK, msgspec.structs.replace(PASSED, unmonitored=words))
 
     assert lost.text == past(lost)
     assert deaf.text == past(deaf)
@@ -149,7 +149,7 @@ def test_rows_that_cannot_be_remapped_make_a_gpu_bad_as_long_as_it_says_so():
 
 @pytest.mark.parametrize("signs", [GpuSigns(rows_pending=True), GpuSigns(pages_pending=True)])
 def test_rows_that_wait_for_a_reset_are_watched_and_served(signs):
-    pending = dataclasses.replace(PASSED, signs=signs)
+    pending = msgspec.structs.replace(PASSED, signs=signs)
     watched = after(OK, pending, at=0)
 
     assert (Condition.WATCH, True, "reset") == (watched.condition, watched.serving, watched.action)
@@ -241,7 +241,7 @@ def test_what_is_missing_until_a_gpu_is_ok_is_said(health, wanted):
 
 
 def test_a_failed_probe_says_what_the_gpu_says_of_its_memory():
-    failed = dataclasses.replace(
+    failed = msgspec.structs.replace(
         saying(rows_failed=True), outcome=ProbeOutcome.FAILED, text="a row could not be remapped"
     )
 
@@ -252,7 +252,7 @@ def test_a_failed_probe_says_what_the_gpu_says_of_its_memory():
 
 
 def test_a_gpu_that_was_lost_and_comes_back_with_failed_rows_says_so():
-    failed = dataclasses.replace(saying(rows_failed=True), outcome=ProbeOutcome.FAILED)
+    failed = msgspec.structs.replace(saying(rows_failed=True), outcome=ProbeOutcome.FAILED)
 
     for back in (failed, saying(rows_failed=True)):
         found = after(OK, LOST, back)
@@ -260,7 +260,7 @@ def test_a_gpu_that_was_lost_and_comes_back_with_failed_rows_says_so():
 
 
 def joining(fabric: FabricState | None) -> Probe:
-    return dataclasses.replace(PASSED, signs=GpuSigns(fabric=fabric))
+    return msgspec.structs.replace(PASSED, signs=GpuSigns(fabric=fabric))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """Inventory snapshots, what a GPU serves, and what kubelet and pods are asked by."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX, GpuFault
 from agent.core.inventory.inventory import InventoryDiff, diff
 from tests.builders import (
     a_gpu,
@@ -21,7 +21,7 @@ def test_equal_inventories_do_not_differ():
 
 def test_a_difference_names_added_removed_and_changed_gpus_in_order():
     zero, one, two, three = (a_shared_gpu(gpu=a_gpu(index=n)) for n in range(4))
-    ill = dataclasses.replace(two, health=a_health(condition=Condition.BAD))
+    ill = msgspec.structs.replace(two, health=a_health(condition=Condition.BAD))
     found = diff(an_inventory(gpus=[zero, one, two]), an_inventory(gpus=[ill, one, three]))
     assert InventoryDiff((three.uuid,), (zero.uuid,), (two.uuid,)) == found
     assert not found.empty
@@ -55,3 +55,15 @@ def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
 )
 def test_why_a_gpu_is_given_to_nobody_reads_behind_its_name(parts, plight):
     assert plight == a_shared_gpu(**parts).plight
+
+
+@pytest.mark.parametrize(
+    ("gpu", "index", "name"),
+    [
+        ("GPU-a", 3, "GPU 3 (GPU-a)"),
+        ("GPU-a", NO_INDEX, "GPU GPU-a"),
+        ("index 3", 3, "GPU index 3"),
+    ],
+)
+def test_a_fault_names_its_gpu_by_what_is_known(gpu: str, index: int, name: str):
+    assert f"{name}: it is lost" == GpuFault(gpu, "it is lost", index=index).sentence

@@ -1,7 +1,6 @@
 """The scheduler and the resource's name change on a drained node alone."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
@@ -16,7 +15,7 @@ def rows(*names: str, resource: str = OLD) -> Ledger:
     """A row of hami mode for each pod of namespace `a`."""
     return Ledger(
         tuple(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 a_row(pod_uid=a_pod_uid(n), namespace="a", pod=name), resource=resource
             )
             for n, name in enumerate(names)
@@ -84,7 +83,7 @@ def test_a_few_pods_are_named_and_the_others_counted():
 
 def test_containers_of_one_pod_are_one_pod():
     row = a_row()
-    second = dataclasses.replace(row, key=dataclasses.replace(row.key, container="second"))
+    second = msgspec.structs.replace(row, key=msgspec.structs.replace(row.key, container="second"))
     assert "held by 1 pod (" in said(Ledger((row, second)), resource=NEW)
 
 

@@ -1,7 +1,6 @@
 """HAMi-core's files: who may write them, and what ld.so.preload names."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.node.library_files import PRELOADED, LibraryFile, judge_library_files, named
@@ -23,7 +22,7 @@ def test_both_in_order_are_one_line_with_the_digest():
 
 @pytest.mark.parametrize("change", [{"mode": 0o664}, {"mode": 0o646}, {"ours": False}])
 def test_a_file_that_others_may_write_is_wrong(change):
-    changed = [dataclasses.replace(one, **change) for one in (LIBRARY, PRELOAD)]
+    changed = [msgspec.structs.replace(one, **change) for one in (LIBRARY, PRELOAD)]
 
     assert [("/h/libvgpu.so", "WRONG")] == judged(changed[0], PRELOAD)
     assert [("/h/ld.so.preload", "WRONG")] == judged(LIBRARY, changed[1])
@@ -31,7 +30,7 @@ def test_a_file_that_others_may_write_is_wrong(change):
 
 @pytest.mark.parametrize("text", ["", "/opt/x.so\n", f"{PRELOADED} /opt/x.so\n", "# nothing\n"])
 def test_another_library_in_the_preload_file_is_wrong(text):
-    other = dataclasses.replace(PRELOAD, text=text)
+    other = msgspec.structs.replace(PRELOAD, text=text)
 
     assert [("/h/ld.so.preload", "WRONG")] == judged(LIBRARY, other)
 

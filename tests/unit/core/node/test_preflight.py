@@ -1,7 +1,6 @@
 """What `doctor --pre` makes of what it saw: each thing that is wrong, and that a note is none."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.cluster.annotations import REGISTER
@@ -12,6 +11,7 @@ from agent.core.node.preflight import (
     ClusterAnswer,
     PathFacts,
     PluginSocket,
+    judge_bytecode,
     judge_cluster,
     judge_driver,
     judge_hami_files,
@@ -57,6 +57,14 @@ def test_a_directory_must_be_ours_to_write_and_nobody_elses(place, made, verdict
     assert verdict == judged(PreflightCheck.PATHS, judge_path(place, made=made))
 
 
+def test_what_each_start_compiles_anew_is_a_note():
+    compiled, not_compiled = judge_bytecode("/agent", 0), judge_bytecode("/agent", 2)
+
+    assert "ok" == judged(PreflightCheck.BYTECODE, compiled)
+    assert "note" == judged(PreflightCheck.BYTECODE, not_compiled)
+    assert "2 modules" in not_compiled.said
+
+
 @pytest.mark.parametrize(
     ("directory", "socket", "verdict"),
     [
@@ -64,8 +72,8 @@ def test_a_directory_must_be_ours_to_write_and_nobody_elses(place, made, verdict
         (DIRECTORY, PathFacts("/d/kubelet.sock", ""), "WRONG"),
         (DIRECTORY, PathFacts("/d/kubelet.sock", "file"), "WRONG"),
         (PathFacts("/d", ""), SOCKET, "WRONG"),
-        (dataclasses.replace(DIRECTORY, owner=1000, ours=False), SOCKET, "WRONG"),
-        (dataclasses.replace(DIRECTORY, mode=0o777), SOCKET, "WRONG"),
+        (msgspec.structs.replace(DIRECTORY, owner=1000, ours=False), SOCKET, "WRONG"),
+        (msgspec.structs.replace(DIRECTORY, mode=0o777), SOCKET, "WRONG"),
     ],
 )
 def test_the_kubelet_must_be_there(directory, socket, verdict):
@@ -238,7 +246,7 @@ def test_what_the_node_says_otherwise_is_a_note(differences, verdict, said):
 def test_what_goes_with_hamis_plugin_is_said_before_it_goes():
     *_, finding = judge_plugins(PLUGINS, [HAMI], None, takeover=False)
 
-    assert all(word in finding.said for word in ("vGPUmonitor", "31992", "priorities", "core lim"))
+    assert all(word in finding.said for word in ("vGPUmonitor", "31992"))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +272,8 @@ def test_it_is_said_whether_hamis_files_are_used(files, names, verdict, said):
         (DIRECTORY, None),
         (PathFacts("/d", ""), None),
         (PathFacts("/d", "file", ours=False), None),
-        (dataclasses.replace(DIRECTORY, mode=0o777), "every user may write there (mode 0777)"),
-        (dataclasses.replace(DIRECTORY, owner=7, ours=False), "belongs to uid 7"),
+        (msgspec.structs.replace(DIRECTORY, mode=0o777), "every user may write there (mode 0777)"),
+        (msgspec.structs.replace(DIRECTORY, owner=7, ours=False), "belongs to uid 7"),
     ],
 )
 def test_a_directory_of_another_user_or_of_all_is_wrong(place, said):

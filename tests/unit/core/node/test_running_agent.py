@@ -38,6 +38,7 @@ def test_of_ill_gpus_another_verb_says_what_to_do():
     found = judged(status=200, text=f"[+]state ok\n{text}")
 
     assert "`hami-agent status`" in found[0].advice
+    assert "no new pod gets this GPU; pods that hold it may fail" == found[0].means
 
 
 def test_each_failed_check_is_wrong_with_its_own_sentence():

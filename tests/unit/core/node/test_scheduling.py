@@ -1,8 +1,8 @@
 """What the Node shows of kubelet and scheduler, judged part by part."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.annotations import HANDSHAKE, REGISTER, REPORTS, SCORE
@@ -51,7 +51,7 @@ def test_without_a_report_there_is_nothing_to_compare():
 
 @pytest.mark.parametrize(("age", "verdict"), [(14.0, "note"), (16.0, "WRONG")])
 def test_the_kubelet_has_15_seconds_to_follow_a_report(age, verdict):
-    report = dataclasses.replace(REPORT, written=ago(age))
+    report = msgspec.structs.replace(REPORT, written=ago(age))
     found = judge_offer(NODE, OfferSeen("nvidia.com/gpu", 12), report, NOON)
 
     assert found is not None
@@ -65,9 +65,9 @@ def test_the_kubelet_has_15_seconds_to_follow_a_report(age, verdict):
         (ReportSeen(), JSON, "WRONG", "does not exist"),
         (ReportSeen(is_there=True), JSON, "WRONG", "cannot be read"),
         (REPORT, COLON, "WRONG", "not have the form for HAMi's scheduler 2.5 to 2.7.1"),
-        (dataclasses.replace(REPORT, is_json=False), COLON, "ok", "2.5 to 2.7.1"),
-        (dataclasses.replace(REPORT, differences=("a",)), JSON, "note", "a"),
-        (dataclasses.replace(REPORT, differences=("a", "b")), JSON, "note", "a, and 1 more"),
+        (msgspec.structs.replace(REPORT, is_json=False), COLON, "ok", "2.5 to 2.7.1"),
+        (msgspec.structs.replace(REPORT, differences=("a",)), JSON, "note", "a"),
+        (msgspec.structs.replace(REPORT, differences=("a", "b")), JSON, "note", "a, and 1 more"),
     ],
 )
 def test_the_report_is_there_readable_and_for_this_scheduler(report, profile, verdict, said):
@@ -77,8 +77,9 @@ def test_the_report_is_there_readable_and_for_this_scheduler(report, profile, ve
     assert said in found.said
 
 
-OLD = dataclasses.replace(REPORT, written=ago(90))
-FRESH = dataclasses.replace(REPORT, written=ago(5))
+OLD = msgspec.structs.replace(REPORT, written=ago(90))
+FRESH = msgspec.structs.replace(REPORT, written=ago(5))
+ALL_ILL = msgspec.structs.replace(REPORT, healthy=0)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,8 @@ FRESH = dataclasses.replace(REPORT, written=ago(5))
         (HandshakeSeen(), OLD, JSON, "note", "which is 90 s old"),
         (HandshakeSeen(), FRESH, JSON, "ok", "the report is new"),
         (HandshakeSeen(), ReportSeen(), JSON, "ok", "or there is none"),
+        (HandshakeSeen(), ALL_ILL, JSON, "ok", "offers no slice"),
+        (HandshakeSeen(), ReportSeen(is_there=True), JSON, "note", "no scheduler has read"),
         (HandshakeSeen(), REPORT, COLON, "WRONG", "the agent's stamp is absent"),
         (HandshakeSeen("R", "Reported", ago(90)), REPORT, COLON, "note", "report of 90 s ago"),
         (HandshakeSeen("R", "Reported", ago(9)), REPORT, COLON, "ok", "stamps are read"),
@@ -113,7 +116,7 @@ def test_whether_a_scheduler_has_read_the_report(seen, report, profile, verdict,
 )
 def test_another_writer_is_a_note_unless_the_agent_took_over(reported_by, mark, verdict):
     notes = {REGISTER: "[]"} | ({REPORTS: mark} if mark else {})
-    traces = dataclasses.replace(TRACES, annotations=notes, reported_by=reported_by)
+    traces = msgspec.structs.replace(TRACES, annotations=notes, reported_by=reported_by)
 
     assert verdict == judge_writer(traces).verdict.value
 
@@ -126,9 +129,9 @@ OWNED = NodeLock("x", NOON, "demo", "late")
     [
         (None, None, "ok", "free"),
         ("\x1b?", None, "WRONG", "cannot be read"),
-        ("x", dataclasses.replace(OWNED, stamp=ago(59)), "ok", "by pod demo/late for 59 s"),
-        ("x", dataclasses.replace(OWNED, stamp=ago(61)), "note", "by pod demo/late for 61 s"),
-        ("x", dataclasses.replace(OWNED, stamp=ago(301)), "WRONG", "for 301 s"),
+        ("x", msgspec.structs.replace(OWNED, stamp=ago(59)), "ok", "by pod demo/late for 59 s"),
+        ("x", msgspec.structs.replace(OWNED, stamp=ago(61)), "note", "by pod demo/late for 61 s"),
+        ("x", msgspec.structs.replace(OWNED, stamp=ago(301)), "WRONG", "for 301 s"),
         ("x", NodeLock("x", ago(301)), "WRONG", "an unnamed pod"),
     ],
 )
@@ -141,7 +144,7 @@ def test_a_lock_is_judged_by_its_age(text, lock, verdict, said):
 
 
 def left(annotations, *stale: str, stamps: bool = False, scores: bool = False) -> list[str]:
-    traces = dataclasses.replace(TRACES, annotations=annotations)
+    traces = msgspec.structs.replace(TRACES, annotations=annotations)
     found = judge_leftovers(traces, stale, stamps=stamps, scores=scores)
     return [one.subject for one in found if one.verdict.value == "note"]
 

@@ -1,7 +1,6 @@
 """When a container directory is large, whose it is, and what is said of it."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import PodUid
@@ -65,7 +64,7 @@ def test_what_is_told_is_what_was_seen(size, part):
 
 
 def test_of_a_pod_whose_uid_is_not_known_it_is_said_on_the_node():
-    named = large_event(dataclasses.replace(OWNED, pod_uid=PodUid("")), DirectorySize(closed=1))
+    named = large_event(msgspec.structs.replace(OWNED, pod_uid=PodUid("")), DirectorySize(closed=1))
     unnamed = large_event(OwnedDirectory("uid_container"), DirectorySize(closed=1))
 
     assert ("", "", "") == (named.namespace, named.pod, named.pod_uid)

@@ -1,9 +1,9 @@
 """Plain mode's rows against the kubelet: a row is over only when no container can live by it."""
 
-import dataclasses
 import datetime as dt
 import itertools
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import PodTable, PodUid
@@ -165,7 +165,7 @@ def test_an_init_container_that_a_lost_checkpoint_forgot_keeps_its_row_for_a_day
 
 
 def test_the_grace_begins_anew_with_an_answer():
-    asked = dataclasses.replace(ROW, answered_at=NOON + UNSEEN_GRACE)
+    asked = msgspec.structs.replace(ROW, answered_at=NOON + UNSEEN_GRACE)
     first = look(ROW)
 
     again = look(asked, idle=first.idle, at=2 * UNSEEN_GRACE - dt.timedelta(seconds=1))
@@ -187,12 +187,12 @@ def test_a_clock_that_is_set_keeps_no_row_for_longer_than_its_grace(by):
 
 @pytest.mark.parametrize("before", [NOON, NOON + 2 * HOUR], ids=["before", "after"])
 def test_an_answer_of_the_future_is_an_old_one(before):
-    asked = dataclasses.replace(CONFIRMED, answered_at=NOON + HOUR)
+    asked = msgspec.structs.replace(CONFIRMED, answered_at=NOON + HOUR)
 
     first = look(asked, idle={asked.key: before})
 
     assert (asked,) == look(asked, idle=first.idle, at=MINUTE).over
-    assert 1 == look(dataclasses.replace(asked, holder=None, confirmed=False)).unconfirmed
+    assert 1 == look(msgspec.structs.replace(asked, holder=None, confirmed=False)).unconfirmed
 
 
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():

@@ -1,8 +1,8 @@
 """What differs between the ledger, the kubelet and the API."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
@@ -36,7 +36,7 @@ def found(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
     seen = ReconcileFacts(table, holdings, NOW_KUBELET, NOON, complete=True)
-    return judge_by_scheduler(Ledger(rows), dataclasses.replace(seen, **changes), RESOURCE)  # type: ignore[arg-type]
+    return judge_by_scheduler(Ledger(rows), msgspec.structs.replace(seen, **changes), RESOURCE)
 
 
 def test_a_row_is_confirmed_under_the_kubelet_that_names_its_ids():
@@ -88,7 +88,9 @@ def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
 
     assert 0 == found(row, now=NOON + MINUTE - dt.timedelta(microseconds=1)).unconfirmed
     assert 1 == found(row, now=NOON + MINUTE).unconfirmed
-    assert 0 == found(dataclasses.replace(row, confirmed=True), now=NOON + 9 * MINUTE).unconfirmed
+    assert (
+        0 == found(msgspec.structs.replace(row, confirmed=True), now=NOON + 9 * MINUTE).unconfirmed
+    )
 
 
 @pytest.mark.parametrize("hours", [-9, 9], ids=["back", "forward"])
@@ -115,7 +117,7 @@ def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
 
 
 def test_the_row_of_a_terminal_pod_is_closed_once_the_kubelet_has_let_go():
-    ended = dataclasses.replace(POD, phase=Phase.SUCCEEDED)
+    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
     row = a_row(confirmed=True)
 
     assert () == found(row, pods=(ended,), holdings=(held(ended, *IDS),)).over
@@ -149,7 +151,7 @@ def test_a_kubelet_that_just_started_does_not_say_that_a_pod_is_gone():
 
 
 def test_a_pod_deleted_before_we_looked_is_gone_since_its_answer():
-    other = dataclasses.replace(POD, uid=a_pod_uid(9), name="other")
+    other = msgspec.structs.replace(POD, uid=a_pod_uid(9), name="other")
 
     assert () == found(a_row(), pods=(), gone=(other,)).over
     assert 1 == len(found(a_row(), pods=(), gone=(other,), now=NOON + MINUTE).over)
@@ -163,7 +165,7 @@ def test_a_deleted_pod_that_the_kubelet_still_has_keeps_its_row():
 
 
 def test_a_successor_of_the_same_name_does_not_keep_the_row():
-    successor = dataclasses.replace(POD, uid=a_pod_uid(9))
+    successor = msgspec.structs.replace(POD, uid=a_pod_uid(9))
     later = NOON + MINUTE
 
     findings = found(
@@ -196,10 +198,10 @@ def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
 @pytest.mark.parametrize(
     "pod",
     [
-        dataclasses.replace(POD, phase=Phase.FAILED),
-        dataclasses.replace(POD, groups=None),
-        dataclasses.replace(POD, containers=(a_container(count=0),)),
-        dataclasses.replace(POD, name="another"),
+        msgspec.structs.replace(POD, phase=Phase.FAILED),
+        msgspec.structs.replace(POD, groups=None),
+        msgspec.structs.replace(POD, containers=(a_container(count=0),)),
+        msgspec.structs.replace(POD, name="another"),
     ],
     ids=["terminal", "not placed", "asks for none", "unknown"],
 )
@@ -213,8 +215,8 @@ def test_a_holder_with_a_row_or_without_ids_is_not_taken_over():
 
 
 def test_the_ids_of_a_deleted_pod_are_not_taken_for_its_successors():
-    successor = dataclasses.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
-    running = dataclasses.replace(successor, phase=Phase.RUNNING)
+    successor = msgspec.structs.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
+    running = msgspec.structs.replace(successor, phase=Phase.RUNNING)
 
     assert () == found(pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt
     assert 1 == len(found(pods=(running,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt)
@@ -222,8 +224,8 @@ def test_the_ids_of_a_deleted_pod_are_not_taken_for_its_successors():
 
 
 def test_the_ids_of_a_pod_that_went_while_nobody_looked_are_not_taken_for_its_successors():
-    successor = dataclasses.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
-    running = dataclasses.replace(successor, phase=Phase.RUNNING)
+    successor = msgspec.structs.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
+    running = msgspec.structs.replace(successor, phase=Phase.RUNNING)
     orphan = a_row(answered_at=NOON - 9 * MINUTE)
     other = a_row(pod="another", answered_at=NOON - 9 * MINUTE)
 
@@ -235,15 +237,15 @@ def test_the_ids_of_a_pod_that_went_while_nobody_looked_are_not_taken_for_its_su
 
 
 def test_ids_that_the_kubelets_file_has_under_another_uid_are_no_holders_whose_name_can_return():
-    pod = dataclasses.replace(POD, phase=Phase.PENDING, reusable_name=True)
+    pod = msgspec.structs.replace(POD, phase=Phase.PENDING, reusable_name=True)
     another = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
     holdings = (held(POD, *IDS),)
 
     assert () == found(pods=(pod,), holdings=holdings, recorded=another).adopt
     own = {ContainerKey(pod.uid, "main"): frozenset(IDS)}
     assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=own).adopt)
-    running = dataclasses.replace(pod, phase=Phase.RUNNING)
-    generated = dataclasses.replace(pod, reusable_name=False)
+    running = msgspec.structs.replace(pod, phase=Phase.RUNNING)
+    generated = msgspec.structs.replace(pod, reusable_name=False)
     for one in (running, generated):
         assert 1 == len(found(pods=(one,), holdings=holdings, recorded=another).adopt)
     assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=None).adopt)

@@ -1,8 +1,8 @@
 """Which container directories no live container can hold."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import PodTable, Tombstone
@@ -50,8 +50,8 @@ def test_a_container_that_is_called_plain_leaks_as_any_other():
 
 
 def test_a_directory_of_a_deleted_pod_is_not_leaked_while_it_is_remembered():
-    stone = Tombstone(dataclasses.replace(POD, uid=a_pod_uid(7)), NOON)
-    view = dataclasses.replace(A_VIEW, table=PodTable({POD.uid: POD}, (stone,), synced=True))
+    stone = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
+    view = msgspec.structs.replace(A_VIEW, table=PodTable({POD.uid: POD}, (stone,), synced=True))
 
     assert () == leftover(view)
 
@@ -62,13 +62,13 @@ def test_a_directory_of_a_deleted_pod_is_not_leaked_while_it_is_remembered():
         {"complete": False},
         {"table": PodTable()},
         {"table": PodTable(synced=True, stale=True)},
-        {"holdings": (held(dataclasses.replace(POD, name="forgotten")),)},
+        {"holdings": (held(msgspec.structs.replace(POD, name="forgotten")),)},
     ],
     ids=["a partial look", "no list yet", "the watch is down", "the kubelet knows more pods"],
 )
 def test_nothing_is_leaked_on_half_a_view(changes):
-    assert () == leftover(dataclasses.replace(A_VIEW, **changes))
+    assert () == leftover(msgspec.structs.replace(A_VIEW, **changes))
 
 
 def test_pods_that_both_know_hinder_no_search():
-    assert (STRANGER,) == leftover(dataclasses.replace(A_VIEW, holdings=(held(POD, *IDS),)))
+    assert (STRANGER,) == leftover(msgspec.structs.replace(A_VIEW, holdings=(held(POD, *IDS),)))

@@ -1,15 +1,15 @@
 """Another GPU than the answer's: what is a mismatch, what is drift, and what may start."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.findings import Findings
-from agent.core.reconcile.reconcile import (
+from agent.core.reconcile.mismatch import (
     MISMATCH_EVENT,
     check_start,
     mismatch,
@@ -90,7 +90,7 @@ def test_an_init_containers_mismatch_is_known_from_what_the_kubelet_asked_for():
 
 
 def test_a_mismatch_is_said_with_both_gpus_and_an_id():
-    event = mismatch_event(dataclasses.replace(OFFERED, slice_ids=ELSEWHERE), NOON)
+    event = mismatch_event(msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE), NOON)
 
     assert (MISMATCH_EVENT, POD.uid, NOON) == (event.reason, event.pod_uid, event.due)
     assert (
@@ -100,13 +100,13 @@ def test_a_mismatch_is_said_with_both_gpus_and_an_id():
 
 
 def test_foreign_ids_are_named_as_they_are():
-    row = dataclasses.replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
+    row = msgspec.structs.replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
 
     assert f"slices of {G2}, foreign for it" in mismatch(row).sentence
 
 
 def test_only_the_container_of_a_mismatch_may_not_start():
-    wrong = dataclasses.replace(OFFERED, slice_ids=ELSEWHERE)
+    wrong = msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE)
 
     with pytest.raises(Refusal) as caught:
         check_start(Ledger((wrong,)), ELSEWHERE)
@@ -114,21 +114,22 @@ def test_only_the_container_of_a_mismatch_may_not_start():
     check_start(Ledger((wrong,)), IDS)
     check_start(Ledger((wrong,)), (*IDS, *ELSEWHERE))
     check_start(Ledger((OFFERED,)), IDS)
-    check_start(Ledger((dataclasses.replace(wrong, offered=False),)), ELSEWHERE)
+    check_start(Ledger((msgspec.structs.replace(wrong, offered=False),)), ELSEWHERE)
     check_start(Ledger(), ELSEWHERE)
 
 
 def test_of_rows_with_the_same_ids_the_last_answer_decides_whether_it_may_start():
-    wrong = dataclasses.replace(OFFERED, slice_ids=ELSEWHERE)
-    key = dataclasses.replace(wrong.key, container="next")
-    right = dataclasses.replace(
+    wrong = msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE)
+    key = msgspec.structs.replace(wrong.key, container="next")
+    right = msgspec.structs.replace(
         wrong, key=key, shares=(a_share(uuid=G2),), answered_at=NOON + MINUTE
     )
 
     check_start(Ledger((right, wrong)), ELSEWHERE)
     with pytest.raises(Refusal):
         check_start(
-            Ledger((right, dataclasses.replace(wrong, answered_at=NOON + 2 * MINUTE))), ELSEWHERE
+            Ledger((right, msgspec.structs.replace(wrong, answered_at=NOON + 2 * MINUTE))),
+            ELSEWHERE,
         )
 
 

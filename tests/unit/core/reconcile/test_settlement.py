@@ -1,8 +1,8 @@
 """What is owed: for pods that we refused, and for locks that nobody needs any more."""
 
-import dataclasses
 import datetime as dt
 
+import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
@@ -15,7 +15,7 @@ from agent.core.reconcile.settlement import (
     refusal_text,
 )
 from agent.core.state.ledger import EffectKind, Ledger
-from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
+from tests.builders import G1, NOON, a_container, a_lock, a_pod, a_pod_uid, a_row, a_share
 
 SENTENCE = "GPU 0 is bad: XID 79; create the pod again. [HA-4002]"
 MESSAGE = (
@@ -37,7 +37,7 @@ def rejected(**changes: object) -> PodView:
         reason="UnexpectedAdmissionError",
         message=MESSAGE,
     )
-    return dataclasses.replace(pod, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(pod, **changes)
 
 
 def a_scene(
@@ -194,14 +194,14 @@ def test_a_later_lock_of_an_answered_pods_name_stays():
 )
 def test_a_lock_that_nobody_waits_for_goes_when_it_stood_before_our_eyes(pods, stamp):
     young = a_scene(*pods, lock_stamp=stamp, standing=UNCLAIMED - dt.timedelta(seconds=1))
-    scene = dataclasses.replace(young, standing=UNCLAIMED)
+    scene = msgspec.structs.replace(young, standing=UNCLAIMED)
 
     (effect,) = owed(scene)
 
     assert () == owed(young)
     assert (EffectKind.RELEASE_LOCK, lock_of(scene)) == (effect.kind, effect.value)
-    stale = dataclasses.replace(scene.table, stale=True)
-    assert () == owed(dataclasses.replace(scene, table=stale))
+    stale = msgspec.structs.replace(scene.table, stale=True)
+    assert () == owed(msgspec.structs.replace(scene, table=stale))
 
 
 def test_a_pod_that_asks_us_for_nothing_is_let_alone_until_its_lock_stood_for_long():
@@ -210,8 +210,8 @@ def test_a_pod_that_asks_us_for_nothing_is_let_alone_until_its_lock_stood_for_lo
     scene = a_scene(pod, lock_stamp=NOON)
 
     assert () == owed(scene)
-    assert RELEASED == kinds(dataclasses.replace(scene, standing=UNCLAIMED))
-    over = dataclasses.replace(pod, phase=Phase.FAILED)
+    assert RELEASED == kinds(msgspec.structs.replace(scene, standing=UNCLAIMED))
+    over = msgspec.structs.replace(pod, phase=Phase.FAILED)
     assert PROVED == kinds(a_scene(over, lock_stamp=NOON))
 
 
@@ -225,16 +225,16 @@ def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
     init = a_container(name="init", role=Role.INIT)
     first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
     started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
-    crashing = dataclasses.replace(a_container(name="b"), has_run=True)
-    looping = dataclasses.replace(started, containers=(init, first, crashing))
-    half = dataclasses.replace(started, containers=(init, first, a_container(name="b")))
+    crashing = msgspec.structs.replace(a_container(name="b"), has_run=True)
+    looping = msgspec.structs.replace(started, containers=(init, first, crashing))
+    half = msgspec.structs.replace(started, containers=(init, first, a_container(name="b")))
     held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
 
     def released(pod: PodView, ledger: Ledger | None = None) -> bool:
         """After a while; at once the status may be that of before a reboot."""
         young = a_scene(pod, lock_stamp=NOON, ledger=ledger)
         assert [] == kinds(young)
-        return PROVED == kinds(dataclasses.replace(young, standing=UNCLAIMED))
+        return PROVED == kinds(msgspec.structs.replace(young, standing=UNCLAIMED))
 
     assert released(started)
     assert released(looping)
@@ -251,7 +251,7 @@ def test_no_lock_is_released_before_the_pods_are_known():
 def test_a_legacy_lock_is_nobodys():
     scene = a_scene(a_pod(annotations=BOUND, phase=Phase.FAILED))
 
-    assert () == owed(dataclasses.replace(scene, lock=a_lock(name="")))
+    assert () == owed(msgspec.structs.replace(scene, lock=a_lock(name="")))
 
 
 def answered(*containers: str, at: dt.datetime = NOON) -> Ledger:
@@ -284,7 +284,7 @@ def test_the_lock_of_a_pod_answered_in_full_is_released_after_two_seconds(
 
 
 def test_the_lock_of_a_half_answered_pod_that_is_over_goes_behind_a_patch_with_its_uid():
-    over = dataclasses.replace(TWO, phase=Phase.FAILED)
+    over = msgspec.structs.replace(TWO, phase=Phase.FAILED)
 
     (effect,) = owed(a_scene(over, ledger=answered("a"), lock_stamp=NOON))
 
@@ -295,7 +295,7 @@ def test_the_lock_of_a_half_answered_pod_that_is_gone_may_be_its_successors():
     young = a_scene(ledger=answered("a"), lock_stamp=NOON)
 
     assert [] == kinds(young)
-    assert RELEASED == kinds(dataclasses.replace(young, standing=UNCLAIMED))
+    assert RELEASED == kinds(msgspec.structs.replace(young, standing=UNCLAIMED))
 
 
 def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():
@@ -303,7 +303,7 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
         rejected(uid=a_pod_uid(number), name=f"many-{number}", namespace="tenant")
         for number in range(2, 2000)
     ]
-    settled = dataclasses.replace(many[0], annotations={"hami.io/bind-phase": "failed"})
+    settled = msgspec.structs.replace(many[0], annotations={"hami.io/bind-phase": "failed"})
     other = rejected()
 
     first = {effect.pod_uid for effect in owed(a_scene(*many, other))}
@@ -311,3 +311,36 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
 
     assert {*(pod.uid for pod in many[:REFUSED_AT_ONCE]), other.uid} == first
     assert {*(pod.uid for pod in many[1 : REFUSED_AT_ONCE + 1]), other.uid} == then
+
+
+ANNOTATED = {"hami.io/vgpu-devices-allocated": f";{G1},NVIDIA,3000,30:;"}
+LIVE = msgspec.structs.replace(a_row(group=1), live_limits=(a_share(memory_mib=500),))
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (LIVE, f"main: {G1} 500 MiB 30 %"),
+        (msgspec.structs.replace(LIVE, live_limits=LIVE.shares), None),
+        (a_row(group=1, shares=[a_share(memory_mib=500)]), None),
+        (msgspec.structs.replace(LIVE, group=0), None),
+        (msgspec.structs.replace(LIVE, group=7), None),
+    ],
+    ids=["other limits", "undone", "nobody set any", "another group", "no such group"],
+)
+def test_live_limits_that_the_annotation_lacks_are_owed_to_the_scheduler(row, text):
+    pod = a_pod(phase=Phase.RUNNING, annotations=ANNOTATED)
+
+    effects = owed(a_scene(pod, ledger=Ledger((row,))))
+
+    expected = [] if text is None else [(EffectKind.ANNOTATE_LIMITS, pod.uid, text)]
+    assert expected == [(effect.kind, effect.pod_uid, effect.value) for effect in effects]
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [(), (a_pod(phase=Phase.SUCCEEDED, annotations=ANNOTATED),), (a_pod(phase=Phase.RUNNING),)],
+    ids=["gone", "over", "without an annotation"],
+)
+def test_no_limits_are_owed_to_a_pod_that_cannot_have_them(pods):
+    assert () == owed(a_scene(*pods, ledger=Ledger((LIVE,))))

@@ -1,26 +1,41 @@
 """The ledger: one row a container, one effect an identity, old ledgers stay as they were."""
 
-import dataclasses
-
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.core.cluster.pods import Role
+from agent.core.inventory.share import Share
+from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Effect, EffectKind, Ledger
 from tests.builders import G1, G2, NOON, POD_UID, a_pod_uid, a_row
 
 
 def an_effect(**changes: object) -> Effect:
     base = Effect(EffectKind.SETTLE_POD, POD_UID, "team-a", "train-0", NOON)
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 ROWS = st.builds(
-    lambda pod, container, group: a_row(
-        pod_uid=a_pod_uid(pod), container=f"c{container}", group=group
+    lambda pod, container, group, changes: msgspec.structs.replace(
+        a_row(pod_uid=a_pod_uid(pod), container=f"c{container}", group=group), **changes
     ),
     st.integers(0, 2),
     st.integers(0, 1),
     st.integers(0, 3),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "shares": st.lists(st.sampled_from([Share(G1, 1, 1), Share(G2, 1, 1)]), max_size=2).map(
+                tuple
+            ),
+            "live_limits": st.just((Share(G2, 2, 2),)),
+            "lock": st.sampled_from(["", "lock"]),
+            "confirmed": st.booleans(),
+            "role": st.sampled_from(Role),
+            "epoch": st.sampled_from([KubeletEpoch(1), KubeletEpoch(2)]),
+        },
+    ),
 )
 EFFECTS = st.builds(
     lambda kind, pod, phase, value: an_effect(
@@ -82,6 +97,18 @@ def test_what_is_found_follows_every_change_and_asking_makes_no_difference(steps
         assert asked == tuple(one for one in ledger.rows if one.key.pod_uid == row.key.pod_uid)
         assert ledger == Ledger(ledger.rows)
         assert hash(ledger) == hash(Ledger(ledger.rows))
+        for uuid in (G1, G2):
+            on = [one for one in ledger.rows if uuid in {share.uuid for share in one.limits}]
+            assert on == [*ledger.rows_on(uuid)]
+        for lock in ("lock", "another"):
+            under = {one.key.pod_uid for one in ledger.rows if one.lock == lock}
+            assert under == ledger.answered_under(lock)
+        booked = {
+            one.key
+            for one in ledger.rows
+            if one.is_booked_by(row.epoch) or (one.role is Role.INIT and one.epoch == row.epoch)
+        }
+        assert booked == ledger.booked_by(row.epoch)
         ledger = ledger.put(row) if is_put else ledger.drop([row.key])
         assert (row if is_put else None) == ledger.find(row.key)
 

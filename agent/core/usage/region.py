@@ -1,0 +1,120 @@
+"""Values: the shared region of HAMi-core's libvgpu.so in one container.
+
+Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
+"""
+
+import datetime as dt
+import enum
+from typing import Final, NamedTuple
+
+import msgspec
+
+MAX_GPUS: Final = 16
+MAX_PROCESSES: Final = 1024
+
+
+class RegionLayout(enum.StrEnum):
+    """The layouts that HAMi-core's releases write."""
+
+    V0 = "v0"
+    V1_1 = "v1.1"
+    V1_1S = "v1.1s"
+    """HAMi 2.8.1 only: a second semaphore moves every later field."""
+    V1_2 = "v1.2"
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of one GPU's memory, by purpose. `total` is the library's own sum.
+
+    Of one process they can be negative: HAMi-core counts what it frees in the slot of another.
+
+    A named tuple, because a region can have thousands of them and is read every few seconds.
+    """
+
+    context: int = 0
+    module: int = 0
+    buffer: int = 0
+    total: int = 0
+
+
+class RegionProcess(msgspec.Struct, frozen=True):
+    """One slot in use. `memory` and `sm_percent`: by GPU, as many as the region has GPUs.
+
+    - `slot`: its position in the region.
+    - `pid`: in the container's PID namespace; `host_pid`: as the library believes, 0: not known.
+    - `suspended`: it waits for SIGUSR1 (status 2).
+    - `torn`: its writer was in the middle of a change at each read; the numbers may be old.
+    """
+
+    slot: int
+    pid: int
+    host_pid: int
+    memory: tuple[MemoryUse, ...]
+    sm_percent: tuple[int, ...]
+    suspended: bool = False
+    torn: bool = False
+
+
+class RegionGpu(msgspec.Struct, frozen=True):
+    """One GPU of the container. `index`: by NVML's order in the container.
+
+    - `uuid`: empty where the library has not written it.
+    - `memory_limit`: bytes; 0: none. `core_limit`: percent; 100 or more: none.
+    """
+
+    index: int
+    uuid: str
+    memory_limit: int
+    core_limit: int
+
+
+class Region(msgspec.Struct, frozen=True):
+    """One region, read whole. Counts are clamped to what the layout has room for.
+
+    - `is_limiting`: the utilisation switch; cores are limited under the default policy.
+    - `recent_kernel`: positive: kernels ran lately; negative: launches are held back.
+    - `priority`: a smaller number goes first.
+    - `last_kernel`: the last start of a process or a kernel; None: the layout has none, or never.
+    """
+
+    layout: RegionLayout
+    gpus: tuple[RegionGpu, ...]
+    processes: tuple[RegionProcess, ...]
+    is_limiting: bool
+    recent_kernel: int
+    priority: int
+    last_kernel: dt.datetime | None
+
+
+class RegionState(enum.StrEnum):
+    """What stands in a container's directory."""
+
+    ABSENT = "absent"
+    """No process of the container has used CUDA or NVML yet."""
+    INITIALISING = "initialising"
+    READABLE = "readable"
+    UNREADABLE = "unreadable"
+
+
+class RegionReading(msgspec.Struct, frozen=True):
+    """The result of reading one container's region. `reason`: why it is unreadable, one clause.
+
+    `alive`: of the processes, those whose PID still exists; None: that is not known here.
+    """
+
+    state: RegionState
+    region: Region | None = None
+    reason: str = ""
+    alive: frozenset[int] | None = None
+
+
+class RegionChange(msgspec.Struct, frozen=True):
+    """What to write into one region; None and an empty mapping leave it as it is.
+
+    - `memory_limits`: bytes by GPU index. `core_limits`: percent by gpu index.
+    """
+
+    is_limiting: bool | None = None
+    recent_kernel: int | None = None
+    memory_limits: tuple[tuple[int, int], ...] = ()
+    core_limits: tuple[tuple[int, int], ...] = ()

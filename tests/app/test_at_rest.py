@@ -1,0 +1,197 @@
+"""How often the agent wakes while nothing happens: all its standing tasks on virtual time.
+
+Doors and clients need sockets; tests/bench counts the wake-ups of a whole process.
+"""
+
+import asyncio
+import collections
+import contextlib
+import types
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from agent.app.running import SCHEDULED, AgentParts, ProcessTasks, lost, tell_systemd, tiers
+from agent.core.state.ledger import Ledger
+from agent.kit.cell import Cell
+from agent.kit.heartbeat import Heartbeat
+from agent.kit.tiers import Task
+from agent.services.usage.pressure import MemoryPressure
+from agent.services.usage.service import ContainerUsage
+from tests.app.front_node import BEFORE, FrontPlaces, joined
+from tests.app.settings_room import SystemdSide
+from tests.builders import a_gpu, a_row
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.driver import ScriptedDriver
+from tests.fakes.kubelet_side import FakeHookDirs
+from tests.fakes.regions import MemoryRegions
+
+GPUS = 8
+START = 302.5
+"""Seconds after which nothing of a start is under way any more."""
+MINUTES = 10
+END = START + MINUTES * 60
+DOORS = {"endpoint", "web", "web_socket", "load"}
+
+
+Handed = set[tuple[str, float]]
+"""A thread that gets work, and when: work of one moment is handed over together."""
+
+
+def now() -> float:
+    return round(asyncio.get_running_loop().time(), 2)
+
+
+class CountedDriver(ScriptedDriver):
+    def __init__(self, handed: Handed) -> None:
+        super().__init__(a_gpu(index=number) for number in range(GPUS))
+        self.handed = handed
+
+    async def _answer(self) -> None:
+        self.handed.add(("gpus", now()))
+        await super()._answer()
+
+
+class CountedDisk(MemoryDisk):
+    def __init__(self, handed: Handed) -> None:
+        super().__init__()
+        self.handed = handed
+
+    async def check(self) -> None:
+        self.handed.add(("state", now()))
+        await super().check()
+
+
+class CountedDirectories(FakeHookDirs):
+    def __init__(self, handed: Handed) -> None:
+        super().__init__()
+        self.handed = handed
+
+    async def facts(self):
+        self.handed.add(("disk", now()))
+        return await super().facts()
+
+    async def room(self):
+        self.handed.add(("clearing", now()))
+        return await super().room()
+
+    async def measure(self, name, *, anew):
+        self.handed.add(("clearing", now()))
+        return await super().measure(name, anew=anew)
+
+
+class CountedRegions(MemoryRegions):
+    def __init__(self, handed: Handed) -> None:
+        super().__init__()
+        self.handed = handed
+
+    async def read(self, names):
+        self.handed.add(("regions", now()))
+        return await super().read(names)
+
+
+class ToldSystemd(SystemdSide):
+    def status(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Writable:
+    """The kubelet's directory stays."""
+
+    path = Path("/nowhere")
+
+    def is_lost(self) -> bool:
+        return False
+
+
+class Wakes:
+    """The moments at which a timer of the loop fires."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, monkeypatch) -> None:
+        self.moments: set[float] = set()
+        self._call_at = loop.call_at
+        monkeypatch.setattr(loop, "call_at", self.call_at)
+
+    def call_at(self, when, callback, *args, context=None):
+        return self._call_at(when, self._fire, callback, *args, context=context)
+
+    def _fire(self, callback, *args) -> None:
+        self.moments.add(now())
+        callback(*args)
+
+
+def a_minute(moments) -> dict[float, float]:
+    """How many a minute, by the seconds after a multiple of five."""
+    found = collections.Counter(round(moment % 5, 2) for moment in moments if START < moment < END)
+    return {phase: count / MINUTES for phase, count in sorted(found.items())}
+
+
+async def stand(task: Task) -> None:
+    await task.run()
+
+
+@contextlib.asynccontextmanager
+async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
+    """All standing tasks without doors, in the tiers of the process."""
+    places = FrontPlaces(CountedDisk(handed), CountedDirectories(handed))
+    front = joined(
+        CountedDriver(handed), msgspec.structs.replace(BEFORE, ledger=ledger), places=places
+    )
+    usage = ContainerUsage(CountedRegions(handed), front.state.ledger, LoopClock(), switches=True)
+    pressure = MemoryPressure(
+        usage.newest, front.state.ledger, front.facts.inventory, front.notices.say
+    )
+    runs = dict.fromkeys((*SCHEDULED, "report"), asyncio.Event().wait)
+    runs |= {"usage": usage.run, "pressure": pressure.run}
+    parts = AgentParts(front, back=Cell(types.SimpleNamespace(runs=runs)))  # type: ignore[arg-type]
+    nothing = asyncio.Event().wait
+    extra = ProcessTasks(
+        heartbeat=Heartbeat().run,
+        load=nothing,  # type: ignore[arg-type]
+        notify=lambda: tell_systemd(ToldSystemd(), parts),
+        web=nothing,  # type: ignore[arg-type]
+        web_socket=nothing,  # type: ignore[arg-type]
+        mounts=Task("mounts", lambda: lost(front.registration.state, Writable())),
+    )
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(stand(task))
+            for tier in tiers(parts, extra, Seeded(0))
+            for task in tier
+            if task.name not in DOORS
+        ]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def rest(ledger: Ledger, monkeypatch) -> tuple[dict[float, float], dict[str, float]]:
+    """What wakes the loop in a minute, and how often each thread is woken in one."""
+    handed: Handed = set()
+    wakes = Wakes(asyncio.get_running_loop(), monkeypatch)
+    async with an_agent(ledger, handed):
+        await asyncio.sleep(END)
+    threads = {thread for thread, _ in handed}
+    return a_minute(wakes.moments), {
+        thread: sum(a_minute(at for of, at in handed if of == thread).values())
+        for thread in sorted(threads)
+    }
+
+
+async def test_at_rest_the_loop_wakes_at_shared_ticks_and_each_thread_once_a_round(monkeypatch):
+    loop, threads = await rest(Ledger(), monkeypatch)
+
+    assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
+    assert {"clearing": 1, "disk": 6, "gpus": 12, "state": 6} == threads
+
+
+async def test_containers_add_one_thread_that_wakes_once_a_round(monkeypatch):
+    uids = [f"{number:08}-0000-4000-8000-000000000000" for number in range(10)]
+    rows = tuple(a_row(pod_uid=uid, pod=f"pod-{uid}") for uid in uids)
+    loop, threads = await rest(Ledger(rows), monkeypatch)
+
+    assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
+    assert {"clearing": 1, "disk": 6, "gpus": 12, "regions": 12, "state": 6} == threads

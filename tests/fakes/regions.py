@@ -1,0 +1,116 @@
+"""Shared regions in memory: a write acts on the region, and only where there is one."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from agent.core.errors import StateError
+from agent.core.usage.region import (
+    MemoryUse,
+    Region,
+    RegionChange,
+    RegionGpu,
+    RegionLayout,
+    RegionProcess,
+    RegionReading,
+    RegionState,
+)
+
+ABSENT = RegionReading(RegionState.ABSENT)
+
+
+class MemoryRegions:
+    """The regions by directory; an unknown directory has none.
+
+    Texts of a StateError: `broken` for every call, `unread` for a read, `read_only` for a write.
+    `hangs`: no call returns. `refused`: directories that take no write, with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.readings: dict[str, RegionReading] = {}
+        self.reads: list[tuple[str, ...]] = []
+        self.writes: list[Mapping[str, RegionChange]] = []
+        self.refused: dict[str, str] = {}
+        self.broken = ""
+        self.read_only = ""
+        self.unread = ""
+        self.hangs = False
+
+    def put(self, name: str, region: Region, alive: frozenset[int] | None = None) -> None:
+        """The container's processes left the region so."""
+        self.readings[name] = RegionReading(RegionState.READABLE, region, alive=alive)
+
+    def region(self, name: str) -> Region:
+        """The present region of that directory, which must have one."""
+        region = self.readings[name].region
+        assert region is not None
+        return region
+
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionReading]:
+        """Read the regions."""
+        self.reads.append(tuple(names))
+        await self._act(self.broken or self.unread)
+        return {name: self.readings.get(name, ABSENT) for name in names}
+
+    async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
+        """Write into the regions that are there; return why not for the others."""
+        self.writes.append(changes)
+        await self._act(self.broken or self.read_only)
+        failed = dict[str, str]()
+        for name, change in changes.items():
+            reading = self.readings.get(name, ABSENT)
+            if name in self.refused:
+                failed[name] = self.refused[name]
+            elif reading.region is None:
+                failed[name] = reading.reason or f"the region is {reading.state}"
+            else:
+                region = changed(reading.region, change)
+                self.readings[name] = msgspec.structs.replace(reading, region=region)
+        return failed
+
+    async def _act(self, error: str) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if error:
+            raise StateError(error)
+
+
+def changed(region: Region, change: RegionChange) -> Region:
+    """The region after that write. A limit of a GPU that it does not have goes nowhere."""
+    memory, cores = dict(change.memory_limits), dict(change.core_limits)
+    return msgspec.structs.replace(
+        region,
+        is_limiting=region.is_limiting if change.is_limiting is None else change.is_limiting,
+        recent_kernel=(
+            region.recent_kernel if change.recent_kernel is None else change.recent_kernel
+        ),
+        gpus=tuple(
+            msgspec.structs.replace(
+                gpu,
+                memory_limit=memory.get(gpu.index, gpu.memory_limit),
+                core_limit=cores.get(gpu.index, gpu.core_limit),
+            )
+            for gpu in region.gpus
+        ),
+    )
+
+
+def a_region(*uuids: str, **fields) -> Region:
+    """A region of these GPUs with 8 GiB and 30 percent of each, as a new one is."""
+    new = Region(
+        layout=RegionLayout.V1_2,
+        gpus=tuple(RegionGpu(index, uuid, 2**33, 30) for index, uuid in enumerate(uuids)),
+        processes=(),
+        is_limiting=True,
+        recent_kernel=2,
+        priority=1,
+        last_kernel=None,
+    )
+    return msgspec.structs.replace(new, **fields)
+
+
+def a_process(*memory: int, sm: int = 0, pid: int = 1, slot: int = 0) -> RegionProcess:
+    """A process that uses so many bytes of each GPU and `sm` percent of each."""
+    used = tuple(MemoryUse(buffer=size, total=size) for size in memory)
+    return RegionProcess(slot, pid, 0, memory=used, sm_percent=(sm,) * len(memory))

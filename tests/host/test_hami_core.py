@@ -1,0 +1,397 @@
+"""What the agent reads and writes in a region, against HAMi-core's own library in real processes.
+
+Only where HAMI_CORE_LIBRARY names that library; see CONTRIBUTING.md. The tests of
+agent/codec/region.py hold every layout to files that the library wrote.
+"""
+
+import datetime as dt
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from agent.core.usage.region import Region, RegionChange, RegionLayout, RegionProcess
+from tests.host.core_space import (
+    BESIDE_LIBRARY,
+    DEADLINE,
+    LIBRARY,
+    MIB,
+    TOOL,
+    CoreContainer,
+    CudaProcess,
+    open_container,
+)
+from tests.peers.lab.waiting import until_answer
+
+OUT_OF_MEMORY: Final = 2
+LAZY: Final = (RegionLayout.V1_1S, RegionLayout.V1_2)
+"""The layouts of HAMi 2.8.1 and later."""
+PRINTED: Final = re.compile(r"Process (\d+) hostPid: (\d+), sm: \d+, memory: \d+, record: (\d+)")
+NO_CODE: Final = -1
+"""What the library returns where it should return CUDA's code."""
+
+pytestmark = BESIDE_LIBRARY
+
+
+@pytest.fixture
+async def container(tmp_path: Path, built_cuda: Path):
+    async with open_container(tmp_path, built_cuda, Path(LIBRARY)) as opened:
+        yield opened
+
+
+def slot_of(region: Region, process: CudaProcess) -> RegionProcess | None:
+    found = [one for one in region.processes if one.pid == process.pid]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def held(region: Region, gpu: int) -> int:
+    return sum(process.memory[gpu].total for process in region.processes)
+
+
+async def launched_until_held(process: CudaProcess) -> None:
+    """A new setting reaches a process up to 120 ms later."""
+    for _ in range(10_000):
+        process.begin("launch", 1)
+        if await process.is_held():
+            return
+    pytest.fail("no launch was held")
+
+
+async def test_the_region_tells_what_the_processes_did(container: CoreContainer):
+    context = container.cuda.context
+    one, other = await container.start(gpu=0), await container.start(gpu=1)
+    assert [0, 0, 0] == [
+        await one.do("allocate", 100),
+        await one.do("managed", 50),
+        await one.do("free"),
+    ]
+    assert 0 == await other.do("allocate", 70)
+
+    region = await container.read()
+
+    assert [1000 * MIB, 2000 * MIB] == [gpu.memory_limit for gpu in region.gpus]
+    assert [100, 100] == [gpu.core_limit for gpu in region.gpus]
+    assert [(one.pid, one.host_pid), (other.pid, other.host_pid)] == [
+        (process.pid, process.host_pid) for process in region.processes
+    ]
+    first, second = slot_of(region, one).memory[0], slot_of(region, other).memory[1]
+    assert (context, 0, 100 * MIB, context + 100 * MIB) == (
+        first.context,
+        first.module,
+        first.buffer,
+        first.total,
+    )
+    assert second.total - second.context == second.buffer
+
+
+async def test_nvidia_smi_alone_makes_a_region_and_is_in_it(container: CoreContainer):
+    process = await container.start(gpu=None)
+    assert 0 == await process.do("nvml")
+
+    if not container.file.exists():
+        pytest.skip("this library of HAMi 2.4.0 makes it at the first call of CUDA")
+    region = await container.read()
+
+    assert 2 == len({gpu.uuid for gpu in region.gpus})
+    assert [(process.pid, 0)] == [(one.pid, one.host_pid) for one in region.processes]
+
+
+async def test_the_library_counts_what_the_reader_counts(container: CoreContainer):
+    one, other = await container.start(), await container.start()
+    await one.do("allocate", 100)
+    await other.do("allocate", 30)
+
+    code, left, total = await one.told("tell")
+
+    assert (0, 1000 * MIB) == (code, total)
+    assert total - left == held(await container.read(), 0)
+    assert total - left == container.cuda.used(0)
+
+
+async def test_the_tool_prints_what_the_reader_reads(container: CoreContainer):
+    if not TOOL:
+        pytest.skip("HAMI_CORE_TOOL names no shrreg-tool")
+    one, other = await container.start(gpu=0), await container.start(gpu=1)
+    await one.do("allocate", 100)
+    await other.do("allocate", 30)
+
+    said = await container.tool(Path(TOOL), "--print")
+
+    lines = [tuple(map(int, found)) for found in PRINTED.findall(said)]
+    if not lines:
+        pytest.skip("this shrreg-tool prints nothing, as those of HAMi 2.4.0 and from 2.8.1 on")
+    region = await container.read()
+    for process in (one, other):
+        told = [
+            record
+            for pid, host_pid, record in lines
+            if (pid, host_pid) == (process.pid, process.host_pid)
+        ]
+        slot = slot_of(region, process)
+        assert slot is not None
+        assert told[:2] == [use.total for use in slot.memory]
+
+
+async def test_a_killed_process_stays_in_its_slot_until_another_starts(container: CoreContainer):
+    killed, left = await container.start(), await container.start()
+    await killed.do("allocate", 100)
+
+    await killed.kill()
+    before = slot_of(await container.read(), killed)
+    await container.start()
+    after = await container.read()
+
+    assert before is not None
+    assert container.cuda.context + 100 * MIB == before.memory[0].total
+    assert None is slot_of(after, killed)
+    assert None is not slot_of(after, left)
+
+
+async def test_a_process_whose_slot_another_moves_is_lost_to_newer_libraries(
+    container: CoreContainer,
+):
+    """Not ours to mend: the slot that is read no longer changes, and the limit no longer binds."""
+    killed, mover, moved = [await container.start() for _ in range(3)]
+    await killed.kill()
+    assert 0 != await mover.do("allocate", 900)
+
+    codes = [await moved.do("allocate", 300), await moved.do("allocate", 300)]
+    region = await container.read()
+
+    context = container.cuda.context
+    assert 0 == codes[0]
+    if region.layout in LAZY:
+        assert 0 == codes[1]
+        assert 2 * context == held(region, 0)
+        assert 2 * context + 600 * MIB == container.cuda.used(0)
+    else:
+        assert 0 != codes[1]
+        assert 2 * context + 300 * MIB == held(region, 0) == container.cuda.used(0)
+
+
+async def test_it_waits_for_ever_when_who_has_its_old_slot_ends(container: CoreContainer):
+    killed, mover, moved = [await container.start() for _ in range(3)]
+    await killed.kill()
+    assert 0 != await mover.do("allocate", 900)
+
+    await (await container.start()).leave()
+    moved.begin("allocate", 10)
+
+    assert ((await container.read()).layout in LAZY) is await moved.is_held()
+
+
+async def test_who_follows_one_that_ended_is_lost_to_the_library_of_2_8_1(
+    container: CoreContainer,
+):
+    await (await container.start()).leave()
+    process = await container.start()
+
+    codes = [await process.do("allocate", 600), await process.do("allocate", 600)]
+    region = await container.read()
+
+    context = container.cuda.context
+    if region.layout is RegionLayout.V1_1S:
+        assert [0, 0] == codes
+        assert [(process.pid, 0)] == [(one.pid, one.memory[0].total) for one in region.processes]
+    else:
+        assert 0 == codes[0]
+        assert 0 != codes[1]
+        assert context + 600 * MIB == held(region, 0)
+
+
+async def test_who_ended_in_order_is_gone_for_the_reader(container: CoreContainer):
+    ended, left = await container.start(), await container.start()
+    await ended.do("allocate", 100)
+
+    await ended.leave()
+    region = await container.read()
+
+    assert None is slot_of(region, ended)
+    assert container.cuda.context == held(region, 0) == container.cuda.used(0)
+    _, free, total = await left.told("tell")
+    lazily = container.cuda.context + 100 * MIB if region.layout in LAZY else 0
+    assert lazily + container.cuda.context == total - free
+
+
+async def test_an_allocation_beyond_the_limit_is_refused_and_leaves_no_trace(
+    container: CoreContainer,
+):
+    process = await container.start(ACTIVE_OOM_KILLER="true")
+    await process.do("allocate", 500)
+    before = await container.read()
+
+    codes = [await process.do(verb, 500) for verb in ("allocate", "managed")]
+
+    is_v0 = before.layout is RegionLayout.V0
+    assert [NO_CODE if is_v0 else OUT_OF_MEMORY, OUT_OF_MEMORY] == codes
+    assert before == await container.read()
+    assert 0 == await process.do("allocate", 100)
+
+
+async def test_what_a_stream_allocates_is_limited_except_by_the_oldest(container: CoreContainer):
+    process = await container.start()
+
+    code = await process.do("ordered", 800)
+    region = await container.read()
+
+    if region.layout is RegionLayout.V0:
+        assert (0, container.cuda.context) == (code, held(region, 0))
+    else:
+        assert (NO_CODE, container.cuda.context) == (code, held(region, 0))
+
+
+async def test_a_lowered_limit_refuses_at_once_and_a_raised_one_allows(container: CoreContainer):
+    process = await container.start()
+    context = container.cuda.context
+    assert 0 == await process.do("allocate", 100)
+
+    await container.write(RegionChange(memory_limits=((0, context + 150 * MIB),)))
+    refused = await process.do("allocate", 100)
+    told = await process.told("tell")
+    await container.write(RegionChange(memory_limits=((0, context + 200 * MIB),)))
+
+    assert 0 != refused
+    assert [0, 50 * MIB, context + 150 * MIB] == told
+    assert 0 == await process.do("allocate", 100)
+
+
+async def test_a_limit_below_what_is_held_takes_nothing_back(container: CoreContainer):
+    process = await container.start()
+    await process.do("allocate", 100)
+
+    await container.write(RegionChange(memory_limits=((0, 50 * MIB),)))
+
+    assert 0 != await process.do("allocate", 1)
+    assert container.cuda.context + 100 * MIB == held(await container.read(), 0)
+    assert 0 == await process.do("launch", 1)
+    assert 1 == await process.do("tell")
+    assert 0 == await process.do("free")
+
+
+async def test_the_first_process_sets_the_limits_for_all(container: CoreContainer):
+    await container.start(CUDA_DEVICE_MEMORY_LIMIT_0="", CUDA_DEVICE_MEMORY_LIMIT_1="")
+    process = await container.start()
+
+    assert [0, 0] == [gpu.memory_limit for gpu in (await container.read()).gpus]
+    assert 0 == await process.do("allocate", 1500)
+
+
+async def test_launches_of_a_limited_container_are_held_below_zero(container: CoreContainer):
+    process = await container.start(CUDA_DEVICE_SM_LIMIT="50")
+    await container.write(RegionChange(recent_kernel=-1))
+
+    await launched_until_held(process)
+    launches = container.cuda.launches(process.host_pid)
+    await container.write(RegionChange(recent_kernel=0))
+
+    assert [0] == await process.end()
+    assert launches + 1 == container.cuda.launches(process.host_pid)
+    assert 2 == (await container.read()).recent_kernel
+
+
+async def test_launches_without_a_limit_are_held_only_by_older_libraries(container: CoreContainer):
+    process = await container.start()
+    await container.write(RegionChange(recent_kernel=-1))
+    layout = (await container.read()).layout
+
+    process.begin("launch", 1)
+
+    assert (layout not in LAZY) is await process.is_held()
+
+
+async def test_minus_one_holds_at_a_switch_of_zero_only_in_older_libraries(
+    container: CoreContainer,
+):
+    await container.start(CUDA_DEVICE_SM_LIMIT="50")
+    await container.write(RegionChange(is_limiting=False, recent_kernel=-1))
+    # This one never sees the switch at 1, which the libraries of 2.8.1 and 2.8.2 would keep.
+    process = await container.start(CUDA_DEVICE_SM_LIMIT="50")
+
+    process.begin("launch", 1)
+
+    assert ((await container.read()).layout not in LAZY) is await process.is_held()
+
+
+async def test_a_launch_shows_in_the_region_where_the_library_says_so(container: CoreContainer):
+    process = await container.start(RECORD_KERNEL_INTERVAL="0")
+    layout = (await container.read()).layout
+    await container.write(RegionChange(recent_kernel=0))
+    container.set_last_kernel(1000)
+
+    assert 0 == await process.do("graph")
+    by_graph = await container.read()
+    assert 0 == await process.do("launch", 1)
+    by_kernel = await container.read()
+
+    assert 0 == by_graph.recent_kernel
+    assert (0 if layout in LAZY else 2) == by_kernel.recent_kernel
+    if layout is RegionLayout.V0:
+        assert None is by_kernel.last_kernel
+    else:
+        long_ago = dt.datetime.fromtimestamp(1000, dt.UTC)
+        assert long_ago == by_graph.last_kernel
+        assert by_kernel.last_kernel is not None
+        assert long_ago < by_kernel.last_kernel
+
+
+async def test_the_share_of_the_gpu_is_the_drivers(container: CoreContainer):
+    one, other = await container.start(gpu=0), await container.start(gpu=1)
+    if (await container.read()).layout is RegionLayout.V0:
+        pytest.skip("the library of HAMi 2.4.0 asks with a size that it never sets")
+    container.cuda.busy(one.host_pid, 0, 37)
+    container.cuda.busy(other.host_pid, 1, 12)
+
+    async def is_told() -> bool:
+        region = await container.read()
+        return [(37, 0), (0, 12)] == [process.sm_percent for process in region.processes]
+
+    await until_answer(is_told, DEADLINE, lambda: "the library has not told it")
+
+
+async def test_a_suspended_process_waits_and_says_so(container: CoreContainer):
+    process = await container.start()
+
+    os.kill(process.host_pid, signal.SIGUSR2)
+    process.begin("allocate", 10)
+    is_held = await process.is_held()
+    during = slot_of(await container.read(), process)
+    os.kill(process.host_pid, signal.SIGUSR1)
+
+    assert is_held
+    assert [0] == await process.end()
+    after = slot_of(await container.read(), process)
+    assert during is not None
+    assert after is not None
+    assert [True, False] == [during.suspended, after.suspended]
+
+
+async def test_a_killed_process_is_not_alive_by_the_hosts_proc(container: CoreContainer):
+    killed, left = await container.start(), await container.start()
+    await killed.kill()
+
+    reading = await container.reading()
+
+    assert frozenset({left.pid}) == reading.alive
+    assert reading.region is not None
+    assert {killed.pid, left.pid} == {process.pid for process in reading.region.processes}
+
+
+async def test_what_is_read_untorn_beside_writers_adds_up(container: CoreContainer):
+    writers = [await container.start() for _ in range(2)]
+    for writer in writers:
+        writer.begin("churn", 20_000)
+
+    whole = []
+    for _ in range(300):
+        region = await container.read()
+        whole += [process for process in region.processes if not process.torn]
+
+    assert [[0], [0]] == [await writer.end() for writer in writers]
+    if region.layout in LAZY:
+        assert 300 < len(whole)
+        for use in (process.memory[0] for process in whole):
+            assert use.total == use.context + use.module + use.buffer

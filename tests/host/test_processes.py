@@ -1,0 +1,266 @@
+"""Which processes of a container exist: the kernel's files, as a node has them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.host.hook.processes import (
+    CGROUPS,
+    LOOKUPS,
+    READ,
+    SEARCH_EVERY,
+)
+from tests.host.hook_space import IDENTITIES, TOP, can_mount
+from tests.host.proc_node import ID, MAIN, UID, ProcNode
+
+OTHER = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0002"
+SIDE = f"{UID}_side"
+
+
+@pytest.fixture
+def node(tmp_path):
+    return ProcNode(tmp_path)
+
+
+def test_a_pid_exists_where_a_process_of_the_container_has_it(node):
+    node.container([1, 7, 9])
+
+    assert {7} == node.alive(7, 8)
+
+
+@pytest.mark.parametrize(
+    ("path", "pod", "name"),
+    [
+        ("kubepods/burstable", f"pod{UID}", ID),
+        ("kubepods", f"pod{UID}", ID),
+        (
+            "kubepods.slice/kubepods-burstable.slice",
+            f"kubepods-burstable-pod{UID.replace('-', '_')}.slice",
+            f"cri-containerd-{ID}.scope",
+        ),
+        ("kubelet/kubepods/besteffort", f"pod{UID}", ID),
+        ("pids/kubepods/burstable", f"pod{UID}", ID),
+        ("memory/kubepods/burstable", f"pod{UID}", ID),
+    ],
+    ids=["cgroupfs", "guaranteed", "systemd", "nested", "v1", "v1 without pids"],
+)
+def test_a_pod_is_found_wherever_the_kubelet_puts_it(tmp_path, path, pod, name):
+    node = ProcNode(tmp_path, path)
+    node.container([7], pod, name)
+
+    assert {7} == node.alive(7)
+
+
+def test_the_same_pid_in_a_container_beside_is_another_process(node):
+    node.container([1, 7], name="a", mounted=SIDE)
+    node.container([1], name="b")
+    node.container([1], name="pause", mounted="")
+
+    assert {1} == node.alive(1, 7)
+    assert {7} == node.alive(7, name=SIDE)
+
+
+def test_in_nested_namespaces_the_innermost_pid_counts(node):
+    cgroup = node.container([1])
+    node.process(50, 20, 3, mounted=MAIN)
+    (cgroup / "cgroup.procs").write_text("50\n")
+
+    assert {3} == node.alive(3, 20, 50)
+
+
+def test_processes_in_cgroups_below_the_containers_belong_to_it(node):
+    cgroup = node.container([])
+    (cgroup / "init.scope/more").mkdir(parents=True)
+    node.process(60, 7, mounted=MAIN)
+    (cgroup / "init.scope/more/cgroup.procs").write_text("60\n")
+
+    assert {7} == node.alive(7)
+
+
+def test_of_a_container_between_two_starts_no_process_exists(node):
+    node.container([1], name="pause", mounted="")
+
+    assert set() == node.alive(7)
+
+
+def test_without_a_cgroup_of_the_pod_nothing_is_known(node):
+    node.container([7], pod=f"pod{OTHER}")
+
+    assert None is node.alive(7)
+
+
+@pytest.mark.parametrize("what", ["another namespace", "no /proc", "hidden"])
+def test_where_the_hosts_processes_cannot_be_seen_nothing_is_known(node, what):
+    node.container([7])
+    if what == "another namespace":
+        (node.proc / "self/ns/pid").unlink()
+        (node.proc / "self/ns/pid").symlink_to("pid:[4026532400]")
+    elif what == "no /proc":
+        (node.proc / "self/ns/pid").unlink()
+    else:
+        (node.proc / "1/status").unlink()
+
+    assert None is node.alive(7)
+
+
+def test_nobody_is_looked_for_when_no_region_has_a_process(node):
+    assert {} == node.processes.alive({})
+
+
+def test_what_a_process_has_mounted_must_be_known(node):
+    cgroup = node.container([7])
+    for path in node.proc.glob("*/mountinfo"):
+        path.unlink()
+
+    assert None is node.alive(7)
+    (cgroup / "cgroup.procs").write_text("")
+    assert set() == node.alive(7)
+
+
+def test_one_that_ends_and_one_that_starts_are_noticed(node):
+    cgroup = node.container([7, 9])
+    assert {7, 9} == node.alive(7, 9)
+    node.process(70, 11, mounted=MAIN)
+
+    (cgroup / "cgroup.procs").write_text("70\n2000\n")
+
+    assert {7, 11} == node.alive(7, 9, 11)
+
+
+def test_a_process_is_asked_about_once(node):
+    node.container([7, 9])
+    assert {7} == node.alive(7, 8)
+    for path in node.proc.glob("2*/status"):
+        path.unlink()
+
+    assert {7, 9} == node.alive(7, 8, 9)
+
+
+def test_one_that_ends_while_it_is_asked_about_is_not_counted(node):
+    cgroup = node.container([7])
+    (cgroup / "cgroup.procs").write_text("2000\n2999\n")
+
+    assert {7} == node.alive(7, 8)
+
+
+def test_a_new_container_of_the_same_name_has_processes_of_its_own(node):
+    first = node.container([7])
+    assert {7} == node.alive(7)
+    (first / "cgroup.procs").unlink()
+    first.rmdir()
+    node.container([8], name="a" * 64)
+
+    assert {8} == node.alive(7, 8)
+
+
+def test_many_processes_are_asked_about_in_several_rounds(node):
+    node.container([*range(2, LOOKUPS + 3), 7777])
+
+    assert None is node.alive(7777)
+    assert {7777} == node.alive(7777)
+
+
+def test_more_processes_or_cgroups_than_are_read_leave_it_unknown(node):
+    cgroup = node.container([7])
+    (cgroup / "cgroup.procs").write_text("2000\n" * (READ // 5 + 1))
+    assert None is node.alive(7)
+    (cgroup / "cgroup.procs").write_text("2000\n")
+    assert {7} == node.alive(7)
+    for number in range(CGROUPS):
+        (cgroup / f"{number}").mkdir()
+
+    assert None is node.alive(7)
+
+
+def test_a_pod_with_more_cgroups_than_are_read_is_unknown(node):
+    cgroup = node.container([7])
+    for number in range(CGROUPS - 1):
+        (cgroup.parent / f"{number}").mkdir()
+
+    assert None is node.alive(7)
+
+
+def test_a_pod_without_a_cgroup_is_searched_for_again_only_now_and_then(node):
+    assert None is node.alive(7)
+    node.container([7])
+
+    seen = [node.alive(7) for _ in range(SEARCH_EVERY)]
+
+    assert [{7}] == [found for found in seen if found is not None][:1]
+    assert None is seen[0]
+    assert {7} == seen[-1]
+
+
+CONTAINER = """
+import os, pathlib, subprocess, sys
+procs, directory, place = sys.argv[1:]
+pathlib.Path(procs).write_text(str(os.getpid()))
+subprocess.run(["mount", "--bind", directory, place], check=True)
+inside = "sleep 60 & echo $!; exec sleep 60"
+os.execvp("unshare", ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", inside])
+"""
+AGENT = """
+import pathlib, sys
+from agent.host.hook.processes import ContainerProcesses
+cgroups, name, *pids = sys.argv[1:]
+found = ContainerProcesses(pathlib.Path(cgroups)).alive({name: frozenset(map(int, pids))})
+print(sorted(found[name]))
+"""
+HIDDEN = 'mount -t proc -o hidepid=invisible proc /proc && exec "$@"'
+"""As ProtectProc=invisible of the unit; it does not hide processes from the group of root."""
+
+
+@pytest.fixture
+def real(tmp_path):
+    """A cgroup of the kernel's in the place of a container's, and what the container mounts."""
+    tree = Path("/sys/fs/cgroup")
+    top = tree / "pids" if (tree / "pids").is_dir() else tree
+    top /= f"hami-agent-test-{os.getpid()}"
+    cgroup = top / f"pod{UID}" / ID
+    cgroup.mkdir(parents=True)
+    directory = tmp_path / "vgpu/containers" / MAIN
+    directory.mkdir(parents=True)
+    place = tmp_path / "usr-local-vgpu"
+    place.mkdir()
+    words = [sys.executable, "-c", CONTAINER, str(cgroup / "cgroup.procs"), directory, place]
+    with subprocess.Popen(["unshare", "--mount", *words], stdout=subprocess.PIPE) as container:  # noqa: S603, S607 -- our own
+        try:
+            yield cgroup, int(container.stdout.readline())
+        finally:
+            end(cgroup)
+    for made in (cgroup, cgroup.parent, top):
+        made.rmdir()
+
+
+def end(cgroup):
+    """Kill the processes of the cgroup, until none is left."""
+    while pids := (cgroup / "cgroup.procs").read_text().split():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def can_have_cgroups() -> bool:
+    """Whether this user may make cgroups and mounts here."""
+    return os.geteuid() == 0 and os.access("/sys/fs/cgroup", os.W_OK) and can_mount()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+@pytest.mark.looptime(False)
+@pytest.mark.skipif(not can_have_cgroups(), reason="needs root, mounts and cgroups")
+@IDENTITIES
+def test_the_kernel_tells_who_lives_without_roots_privileges(real, identity):
+    cgroup, inside = real
+    asked = ["1", str(inside), "4242"]
+    agent = [sys.executable, "-c", AGENT, str(cgroup.parents[1]), MAIN, *asked]
+    command = ["unshare", "--mount", "sh", "-c", HIDDEN, "sh", *identity, *agent]
+
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)  # noqa: S603 -- our own
+
+    assert (f"[1, {inside}]\n", "") == (done.stdout, done.stderr)

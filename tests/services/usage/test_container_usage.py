@@ -1,0 +1,185 @@
+"""The use of containers: read in rounds, kept for a quarter of an hour, dropped with the row."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from structlog.testing import capture_logs
+
+from agent.core.containers.container_edits import container_directory
+from agent.core.state.ledger import ContainerKey, Ledger
+from agent.core.usage.region import RegionReading, RegionState
+from agent.kit.cell import Cell
+from agent.kit.ticks import until_tick
+from agent.services.usage.service import (
+    DEADLINE,
+    FRESH,
+    KEPT,
+    PERIOD,
+    QUIET,
+    ROWS,
+    TURN,
+    ContainerUsage,
+)
+from tests.builders import G1, G2, POD_UID, a_row, a_share
+from tests.fakes.clock import LoopClock
+from tests.fakes.regions import MemoryRegions, a_process, a_region
+from tests.services.at_work import at_work
+
+MAIN, OTHER = ContainerKey(POD_UID, "main"), ContainerKey(POD_UID, "other")
+GIB = 2**30
+
+
+def directory(key: ContainerKey) -> str:
+    return container_directory(key.pod_uid, key.container)
+
+
+class UsageBench:
+    """The usage of containers with rows, whose regions are in memory."""
+
+    def __init__(self) -> None:
+        self.regions = MemoryRegions()
+        self.ledger = Cell(Ledger().put(a_row()).put(a_row(container="other")))
+        self.usage = ContainerUsage(self.regions, self.ledger, LoopClock(), switches=False)
+
+    def uses(self, key: ContainerKey, *memory: int, sm: int = 0, uuids: tuple[str, ...] = (G1,)):
+        """A process of that container uses so much."""
+        region = a_region(*uuids, processes=(a_process(*memory, sm=sm),))
+        self.regions.put(directory(key), region)
+
+
+@contextlib.asynccontextmanager
+async def sampling(bench: UsageBench) -> AsyncIterator[UsageBench]:
+    """From a tick on, so that the second round is a whole period later."""
+    await asyncio.sleep(until_tick(PERIOD, TURN))
+    async with at_work(bench.usage.run):
+        await asyncio.sleep(0.001)
+        yield bench
+
+
+async def test_all_regions_are_read_in_one_call_every_five_seconds():
+    async with sampling(UsageBench()) as bench:
+        await asyncio.sleep(2 * PERIOD)
+
+    assert 3 * [(directory(MAIN), directory(OTHER))] == bench.regions.reads
+
+
+async def test_the_newest_use_is_that_of_the_last_round_and_history_has_all():
+    bench = UsageBench()
+    bench.uses(MAIN, GIB, sm=40)
+    async with sampling(bench):
+        bench.uses(MAIN, 2 * GIB, sm=50)
+        await asyncio.sleep(PERIOD)
+        newest, past = bench.usage.newest(MAIN), bench.usage.history(MAIN)
+        absent = bench.usage.newest(OTHER)
+
+    assert (2 * GIB, 50) == (newest.gpus[0].memory.total, newest.gpus[0].sm_percent)
+    assert [(0, GIB, 40), (PERIOD, 2 * GIB, 50)] == [
+        ((use.at - past[0].at).total_seconds(), use.gpus[0].memory, use.gpus[0].sm_percent)
+        for use in past
+    ]
+    assert (RegionState.ABSENT, ()) == (absent.state, bench.usage.history(OTHER))
+
+
+async def test_a_quarter_of_an_hour_is_kept_in_memory_of_a_fixed_size():
+    bench = UsageBench()
+    bench.uses(MAIN, GIB)
+    async with sampling(bench):
+        await asyncio.sleep(3 * KEPT)
+        past, size = bench.usage.history(MAIN), bench.usage.bytes
+
+    assert ROWS == 180 == len(past)
+    assert KEPT - PERIOD == (past[-1].at - past[0].at).total_seconds()
+    assert 180 * 3 * 8 == size
+
+
+async def test_the_history_ends_with_the_row():
+    bench = UsageBench()
+    bench.uses(MAIN, GIB)
+    bench.uses(OTHER, GIB)
+    async with sampling(bench):
+        bench.ledger.set(bench.ledger.value.drop([MAIN]))
+        await asyncio.sleep(PERIOD)
+
+        assert (None, ()) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))
+        assert 2 == len(bench.usage.history(OTHER))
+        bench.ledger.set(Ledger())
+        await asyncio.sleep(PERIOD)
+        assert 0 == bench.usage.bytes
+
+
+async def test_the_history_begins_anew_with_other_gpus_and_has_a_gap_without_any():
+    bench = UsageBench()
+    bench.ledger.set(Ledger().put(a_row(shares=[a_share(uuid=G1), a_share(uuid=G2)])))
+    bench.uses(MAIN, GIB)
+    async with sampling(bench):
+        bench.uses(MAIN, uuids=())
+        await asyncio.sleep(PERIOD)
+        bench.uses(MAIN, GIB)
+        await asyncio.sleep(PERIOD)
+        first, second = bench.usage.history(MAIN)
+        assert 2 * PERIOD == (second.at - first.at).total_seconds()
+        bench.uses(MAIN, GIB, GIB, uuids=(G1, G2))
+        await asyncio.sleep(PERIOD)
+        (use,) = bench.usage.history(MAIN)
+
+    assert [G1, G2] == [gpu.uuid for gpu in use.gpus]
+
+
+async def test_a_region_counts_for_the_gpu_of_the_row_whatever_it_names():
+    bench = UsageBench()
+    bench.uses(MAIN, GIB, uuids=(G2,))
+    async with sampling(bench):
+        newest = bench.usage.newest(MAIN)
+
+    assert [G1] == [gpu.uuid for gpu in newest.gpus]
+
+
+async def test_the_reason_of_a_failure_is_logged_once_until_it_changes():
+    bench = UsageBench()
+    with capture_logs() as logs:
+        async with sampling(bench):
+            for text in ("no disk", "read-only", "", "read-only"):
+                bench.regions.broken = text
+                await asyncio.sleep(3 * QUIET)
+
+    assert 3 * [("usage.unread", "all")] == [(line["event"], line["directory"]) for line in logs]
+    assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
+
+
+async def test_a_container_that_changes_its_reason_fills_no_log():
+    bench = UsageBench()
+    with capture_logs() as logs:
+        async with sampling(bench):
+            for number in range(round(3 * QUIET / PERIOD)):
+                reading = RegionReading(RegionState.UNREADABLE, None, f"{number} bytes")
+                bench.regions.readings[directory(MAIN)] = reading
+                await asyncio.sleep(PERIOD)
+
+    assert 3 == len(logs)
+
+
+async def test_an_unreadable_region_is_logged_once_and_shown_with_its_reason():
+    bench = UsageBench()
+    bench.regions.readings[directory(MAIN)] = RegionReading(RegionState.UNREADABLE, None, "cut off")
+    with capture_logs() as logs:
+        async with sampling(bench):
+            await asyncio.sleep(3 * PERIOD)
+            newest = bench.usage.newest(MAIN)
+
+    assert [(directory(MAIN), "cut off")] == [(line["directory"], line["err"]) for line in logs]
+    assert (RegionState.UNREADABLE, "cut off") == (newest.state, newest.reason)
+
+
+async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
+    bench = UsageBench()
+    bench.uses(MAIN, GIB)
+    async with sampling(bench):
+        bench.regions.hangs = True
+        await asyncio.sleep(PERIOD)
+        assert bench.usage.newest(MAIN) is not None
+        await asyncio.sleep(FRESH)
+        assert bench.usage.newest(MAIN) is None
+        bench.regions.hangs = False
+        await asyncio.sleep(PERIOD + DEADLINE)
+        assert bench.usage.newest(MAIN) is not None

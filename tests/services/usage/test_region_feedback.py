@@ -1,0 +1,194 @@
+"""Feedback at work: what is written, by whom, and that it is released however the agent ends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from agent.core.containers.container_edits import container_directory
+from agent.core.state.ledger import Ledger
+from agent.core.usage.region import RegionChange, RegionReading, RegionState
+from agent.kit.cell import Cell
+from agent.services.usage.service import FRESH, PERIOD, WRITE_DEADLINE, ContainerUsage
+from tests.builders import G1, POD_UID, a_row
+from tests.fakes.clock import LoopClock
+from tests.fakes.regions import MemoryRegions, a_process, a_region
+from tests.services.at_work import at_work
+
+HIGH, LOW = (container_directory(POD_UID, name) for name in ("high", "low"))
+LIVE = frozenset({1})
+
+
+class FeedbackBench:
+    """Two containers of one GPU, of priorities 0 and 1."""
+
+    def __init__(self, *, switches: bool = True) -> None:
+        self.regions = MemoryRegions()
+        self.clock = LoopClock()
+        rows = [
+            msgspec.structs.replace(a_row(container=name), priority=number)
+            for number, name in enumerate(("high", "low"))
+        ]
+        self.ledger = Cell(Ledger(tuple(rows)))
+        self.usage = ContainerUsage(self.regions, self.ledger, self.clock, switches=switches)
+        self.idle(HIGH, priority=0)
+        self.idle(LOW)
+
+    def work(self, name: str) -> None:
+        """A kernel of the container runs."""
+        region = self.regions.region(name)
+        processes = (a_process(2**30, sm=50),)
+        region = msgspec.structs.replace(region, processes=processes, last_kernel=self.clock.now())
+        self.regions.put(name, region, LIVE)
+
+    def idle(self, name: str, **fields) -> None:
+        """Nothing of the container runs, nor has it lately."""
+        region = a_region(G1, **({"recent_kernel": 0, "is_limiting": False} | fields))
+        self.regions.put(name, region, LIVE)
+
+    def state(self, name: str) -> tuple[int, bool]:
+        """recent_kernel and the utilisation switch."""
+        region = self.regions.region(name)
+        return region.recent_kernel, region.is_limiting
+
+
+@contextlib.asynccontextmanager
+async def switching(bench: FeedbackBench) -> AsyncIterator[None]:
+    async with at_work(bench.usage.run):
+        await asyncio.sleep(0.001)
+        yield
+
+
+async def test_the_low_container_is_held_back_while_the_high_one_works_and_then_released():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        assert (-1, True) == bench.state(LOW)
+        assert (0, False) == bench.state(HIGH)
+        bench.idle(HIGH, priority=0)
+        await asyncio.sleep(3 * PERIOD)
+        assert (0, False) == bench.state(LOW)
+
+
+async def test_nothing_is_written_while_nothing_changes():
+    bench = FeedbackBench()
+    async with switching(bench):
+        await asyncio.sleep(10 * PERIOD)
+        assert [] == bench.regions.writes
+        bench.work(HIGH)
+        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(PERIOD)
+        changes = {LOW: RegionChange(is_limiting=True, recent_kernel=-1)}
+        assert [changes] == bench.regions.writes
+
+
+async def test_the_end_releases_all_that_was_held_back():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        assert (-1, True) == bench.state(LOW)
+
+    assert (0, False) == bench.state(LOW)
+
+
+async def test_the_end_is_not_delayed_by_a_silent_disk():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    loop = asyncio.get_running_loop()
+    with capture_logs() as logs:
+        async with switching(bench):
+            bench.regions.hangs = True
+            ended = loop.time()
+
+    assert WRITE_DEADLINE == pytest.approx(loop.time() - ended)
+    assert ["usage.unwritten"] == [line["event"] for line in logs]
+
+
+async def test_the_first_round_releases_whom_an_agent_that_was_killed_held_back():
+    bench = FeedbackBench()
+    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
+    async with switching(bench):
+        assert (0, False) == bench.state(LOW)
+
+
+async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
+    bench = FeedbackBench(switches=False)
+    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
+    bench.work(HIGH)
+    async with switching(bench):
+        await asyncio.sleep(3 * PERIOD)
+        assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key))
+
+    assert [] == bench.regions.writes
+
+
+async def test_a_region_that_is_not_readable_holds_nobody_back():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        bench.regions.readings[HIGH] = RegionReading(RegionState.UNREADABLE, None, "cut off")
+        await asyncio.sleep(PERIOD)
+        assert (0, False) == bench.state(LOW)
+
+
+async def test_who_is_held_back_is_released_when_nothing_can_be_read_for_long():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        bench.regions.unread = "no disk"
+        await asyncio.sleep(FRESH - PERIOD)
+        assert (-1, True) == bench.state(LOW)
+        await asyncio.sleep(2 * PERIOD)
+        assert (0, False) == bench.state(LOW)
+
+
+async def test_a_write_that_fails_is_logged_once_and_tried_again():
+    bench = FeedbackBench()
+    bench.regions.refused[LOW] = "it is read-only"
+    bench.work(HIGH)
+    with capture_logs() as logs:
+        async with switching(bench):
+            for _ in range(3):
+                await asyncio.sleep(PERIOD)
+                bench.work(HIGH)
+            del bench.regions.refused[LOW]
+            await asyncio.sleep(PERIOD)
+            assert (-1, True) == bench.state(LOW)
+
+    assert [("usage.unwritten", LOW, "it is read-only")] == [
+        (line["event"], line["directory"], line["err"]) for line in logs
+    ]
+
+
+async def test_a_failure_of_all_writes_is_logged_once_and_ends_nothing():
+    bench = FeedbackBench()
+    with capture_logs() as logs:
+        async with switching(bench):
+            bench.work(HIGH)
+            bench.regions.read_only = "no disk"
+            await asyncio.sleep(2 * PERIOD)
+            bench.regions.read_only = ""
+            bench.work(HIGH)
+            await asyncio.sleep(PERIOD)
+            assert (-1, True) == bench.state(LOW)
+
+    assert [("usage.unwritten", "all", "no disk")] == [
+        (line["event"], line["directory"], line["err"]) for line in logs
+    ]
+
+
+async def test_the_work_of_a_row_that_is_gone_is_forgotten():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        high, low = bench.ledger.value.rows
+        bench.ledger.set(Ledger((low,)))
+        await asyncio.sleep(PERIOD)
+        assert (0, False) == bench.state(LOW)
+        bench.idle(HIGH, priority=0)
+        bench.ledger.set(Ledger((high, low)))
+        await asyncio.sleep(PERIOD)
+        assert (0, False) == bench.state(LOW)

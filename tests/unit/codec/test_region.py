@@ -1,0 +1,344 @@
+"""HAMi-core's shared region: what is refused, clamped, torn and written."""
+
+import datetime as dt
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.codec.region import (
+    HEAD_SIZE,
+    LAYOUTS,
+    LEGACY_SIZE,
+    MAGIC,
+    V0,
+    V1_1,
+    V1_1S,
+    V1_2,
+    NoRegion,
+    RegionOffsets,
+    count_slots,
+    encode_change,
+)
+from agent.core.usage.region import RegionChange, RegionState
+from agent.host.hook.regions import read_region
+from tests.hami_regions import read_bytes, region_file
+
+EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
+TWO = {"v0": "v0-two", "v1.1": "v11-two", "v1.1s": "v11s-two", "v1.2": "v12-two"}
+GREATEST = 2**64 - 1
+
+
+def two(offsets: RegionOffsets) -> bytearray:
+    """A real file of the layout, with two GPUs and two processes."""
+    return bytearray(region_file(TWO[offsets.layout]).content)
+
+
+def crowd(offsets: RegionOffsets, processes: int, gpus: int) -> bytearray:
+    """A file with so many processes, copies of the first one."""
+    content = two(offsets)
+    slot = content[offsets.slots :][: offsets.slot_size]
+    content[offsets.slots : offsets.slots + processes * offsets.slot_size] = slot * processes
+    struct.pack_into("<Q", content, offsets.gpu_count, gpus)
+    struct.pack_into("<i", content, offsets.tail, processes)
+    return content
+
+
+@pytest.mark.parametrize("size", [LEGACY_SIZE, LEGACY_SIZE + 1])
+def test_the_legacy_layout_is_refused_by_name(size):
+    reading = read_bytes(bytearray(size))
+
+    assert "it has the legacy layout of HAMi's builds of early 2024" == reading.reason
+
+
+@EACH
+def test_the_size_with_and_without_the_last_byte_is_right_and_no_other(offsets):
+    content = two(offsets) + bytes(2)
+
+    states = [read_bytes(content[: offsets.size + more]).state for more in (-1, 0, 1, 2)]
+
+    refused, readable = RegionState.UNREADABLE, RegionState.READABLE
+    assert [refused, readable, readable, refused] == states
+
+
+@EACH
+@pytest.mark.parametrize("left", [0, HEAD_SIZE - 1, HEAD_SIZE, 1_000_000, 1_197_896, 2_008_900])
+def test_a_file_that_is_shortened_while_it_is_read_is_refused(offsets, left):
+    content = two(offsets)[: min(left, offsets.tail)]
+
+    reading = read_bytes(content, size=offsets.size)
+
+    assert "it became shorter while it was read" == reading.reason
+
+
+@EACH
+def test_a_tail_that_is_gone_or_slots_that_are_gone_are_noticed(offsets):
+    content = two(offsets)
+
+    def reading(gone):
+        def pread(length, offset):
+            return b"" if offset == gone else bytes(content[offset : offset + length])
+
+        return pread
+
+    for gone in (offsets.tail, offsets.slots):
+        assert "it became shorter while it was read" == refusal(offsets, reading(gone))
+
+
+def refusal(offsets, pread):
+    with pytest.raises(NoRegion) as refused:
+        read_region(offsets.size, pread)
+    return str(refused.value)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "uuid",
+    [b"GPU-" + b"a" * 92, b"G" * 96, b"\x80", b"GPU-\xff", b"gpu-1", b"GPU-", b"GPU-a b", b"MIG"],
+    ids=["without end", "no UUID", "no text", "not ASCII", "case", "no number", "a space", "cut"],
+)
+@pytest.mark.parametrize("index", [0, 15])
+def test_a_uuid_that_is_none_is_refused_wherever_it_is(offsets, uuid, index):
+    content = two(offsets)
+    at = offsets.uuids + 96 * index
+    content[at : at + 96] = uuid.ljust(96, b"\0")
+
+    assert f"the UUID of its GPU {index} is not one of NVIDIA's" == read_bytes(content).reason
+
+
+@EACH
+@pytest.mark.parametrize("uuid", [b"GPU-" + b"a" * 91, b"MIG-GPU-6f1c/7/0", b""])
+def test_a_uuid_may_be_long_or_missing_and_nothing_after_its_end_matters(offsets, uuid):
+    content = two(offsets)
+    content[offsets.uuids : offsets.uuids + 96] = (uuid + b"\0").ljust(96, b"\xff")
+
+    assert uuid.decode() == read_bytes(content).region.gpus[0].uuid
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("raw", "count"), [(-(2**31), 0), (-1, 0), (0, 0), (2, 2), (1024, 1024), (2**31 - 1, 1024)]
+)
+def test_the_process_count_is_clamped(offsets, raw, count):
+    assert count == count_slots(struct.pack("<i", raw))
+
+
+@EACH
+def test_a_region_with_room_for_1024_processes_on_two_gpus_is_read_whole(offsets):
+    region = read_bytes(crowd(offsets, 1024, 2)).region
+
+    assert 1024 == len(region.processes)
+    assert 1023 == region.processes[-1].slot
+
+
+@EACH
+def test_more_processes_and_gpus_than_any_work_has_are_not_read(offsets):
+    reading = read_bytes(crowd(offsets, 1024, 16))
+
+    assert "1024 processes on 16 GPUs are more than are read" == reading.reason
+
+
+@EACH
+def test_memory_that_was_freed_in_the_slot_of_another_process_is_negative(offsets):
+    content = two(offsets)
+    for part in range(5):
+        at = offsets.slots + offsets.used + 8 * part
+        struct.pack_into("<Q", content, at, 2**64 - 150 * 2**20)
+
+    memory, *_ = read_bytes(content).region.processes[0].memory
+
+    assert (-150 * 2**20,) * 4 == memory
+
+
+@EACH
+def test_numbers_that_cannot_be_are_read_and_not_believed(offsets):
+    content = two(offsets)
+    struct.pack_into("<QQ", content, offsets.memory_limits, GREATEST, GREATEST)
+    struct.pack_into("<Q", content, offsets.gpu_count, GREATEST)
+    if offsets.version:
+        struct.pack_into("<Q", content, offsets.tail + 16, GREATEST)
+
+    region = read_bytes(content).region
+
+    assert [GREATEST, GREATEST, 0] == [gpu.memory_limit for gpu in region.gpus[:3]]
+    assert 16 == len(region.gpus)
+    assert None is region.last_kernel
+
+
+@pytest.mark.parametrize("seconds", [1, 253402300799])
+def test_a_time_is_read_up_to_the_year_9999(seconds):
+    content = two(V1_2)
+    struct.pack_into("<Q", content, V1_2.tail + 16, seconds)
+
+    expected = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    assert expected == read_bytes(content).region.last_kernel
+
+
+@EACH
+@pytest.mark.parametrize(("pid", "status"), [(0, 1), (-5, 1), (5, 0), (0, 0)])
+def test_a_slot_without_a_process_is_left_out(offsets, pid, status):
+    content = two(offsets)
+    struct.pack_into("<i", content, offsets.slots, pid)
+    struct.pack_into("<i", content, offsets.slots + offsets.status, status)
+
+    assert [1] == [process.slot for process in read_bytes(content).region.processes]
+
+
+@EACH
+def test_where_the_number_of_gpus_was_never_written_those_in_use_are_read(offsets):
+    content = two(offsets)
+    struct.pack_into("<Q", content, offsets.gpu_count, 0)
+    content[offsets.uuids : offsets.memory_limits] = bytes(16 * 96)
+
+    region = read_bytes(content).region
+
+    assert [("", 8388608000), ("", 3145728000)] == [
+        (gpu.uuid, gpu.memory_limit) for gpu in region.gpus
+    ]
+    assert [2, 2] == [len(process.memory) for process in region.processes]
+
+
+class SlotWriter:
+    """A process that changes the seqlock of slot 0 at some of the reads of the slots."""
+
+    def __init__(self, offsets: RegionOffsets, steps: list[int]) -> None:
+        self.content = two(offsets)
+        self.offsets = offsets
+        self.steps = steps
+        self.reads = 0
+
+    def pread(self, length: int, offset: int) -> bytes:
+        if offset == self.offsets.slots:
+            at = self.offsets.slots + (self.offsets.seqlock or 0)
+            (now,) = struct.unpack_from("<Q", self.content, at)
+            step = self.steps[self.reads] if self.reads < len(self.steps) else 0
+            struct.pack_into("<Q", self.content, at, now + step)
+            struct.pack_into("<Q", self.content, self.offsets.slots + self.offsets.used + 16, now)
+            self.reads += 1
+        return bytes(self.content[offset : offset + length])
+
+
+@pytest.mark.parametrize("offsets", [V1_1S, V1_2], ids=["v1.1s", "v1.2"])
+@pytest.mark.parametrize(
+    ("steps", "torn", "reads"),
+    [
+        ([0, 0], False, 2),
+        ([0, 2, 0, 0], False, 4),
+        ([1, 0, 1, 0], False, 4),
+        ([1, 0, 0, 1, 0, 0], False, 6),
+        ([0, 2, 0, 2, 0, 2, 0, 0], True, 6),
+        ([1, 0, 0, 0, 0, 0, 1, 0], True, 6),
+    ],
+    ids=["at rest", "changed", "odd", "odd, then changed", "at every read", "killed inside"],
+)
+def test_a_slot_that_is_being_written_is_read_again_twice_at_most(offsets, steps, torn, reads):
+    writer = SlotWriter(offsets, steps)
+
+    region = read_region(offsets.size, writer.pread)
+
+    assert [torn, False] == [process.torn for process in region.processes]
+    assert reads == writer.reads
+
+
+@pytest.mark.parametrize("offsets", [V0, V1_1], ids=["v0", "v1.1"])
+def test_a_layout_without_seqlock_is_read_once(offsets):
+    writer = SlotWriter(offsets, [])
+
+    read_region(offsets.size, writer.pread)
+
+    assert 1 == writer.reads
+
+
+@pytest.mark.parametrize(("offsets", "taken"), [(V1_1S, 0), (V1_2, 1)], ids=["v1.1s", "v1.2"])
+def test_the_data_lie_between_the_two_reads_of_the_seqlock(offsets, taken):
+    """Each read goes upwards: the seqlock is before the data in v1.1s, behind them in v1.2."""
+    content = two(offsets)
+    slots: list[bytes] = []
+
+    def pread(length, offset):
+        if offset == offsets.slots:
+            struct.pack_into("<Q", content, offsets.slots + offsets.used + 16, len(slots))
+            slots.append(bytes(content[offset : offset + length]))
+        return bytes(content[offset : offset + length])
+
+    region = read_region(offsets.size, pread)
+
+    assert 2 == len(slots)
+    assert taken == region.processes[0].memory[0].buffer
+
+
+@EACH
+def test_a_change_writes_its_words_and_nothing_else(offsets):
+    content = two(offsets)
+    change = RegionChange(
+        is_limiting=False,
+        recent_kernel=-1,
+        memory_limits=((1, GREATEST),),
+        core_limits=((0, 55), (15, 100)),
+    )
+
+    words = encode_change(offsets, change)
+    for offset, word in words:
+        content[offset : offset + len(word)] = word
+
+    region = read_bytes(content).region
+    assert [8, 8, 8, 4, 4] == [len(word) for _, word in words]
+    assert all(offset % len(word) == 0 for offset, word in words)
+    assert (False, -1) == (region.is_limiting, region.recent_kernel)
+    assert [(8388608000, 55), (GREATEST, 30)] == [
+        (gpu.memory_limit, gpu.core_limit) for gpu in region.gpus
+    ]
+    before = two(offsets)
+    assert sum(len(word) for _, word in words) >= sum(
+        old != new for old, new in zip(before, content, strict=True)
+    )
+
+
+def test_no_change_writes_nothing():
+    assert () == encode_change(V1_2, RegionChange())
+
+
+@pytest.mark.parametrize(
+    "limit", [(16, 1), (-1, 1), (0, -1), (0, 2**64)], ids=["GPU 16", "GPU -1", "negative", "wide"]
+)
+def test_a_limit_that_has_no_room_is_a_defect(limit):
+    for change in (RegionChange(memory_limits=(limit,)), RegionChange(core_limits=(limit,))):
+        with pytest.raises(ValueError, match="A region has no room for the limit"):
+            encode_change(V1_2, change)
+
+
+@given(
+    offsets=st.sampled_from(LAYOUTS),
+    is_limiting=st.none() | st.booleans(),
+    recent=st.none() | st.integers(-(2**31), 2**31 - 1),
+    memory=st.dictionaries(st.integers(0, 1), st.integers(0, GREATEST)),
+    cores=st.dictionaries(st.integers(0, 1), st.integers(0, GREATEST)),
+)
+def test_what_is_written_is_read_back(offsets, is_limiting, recent, memory, cores):
+    content = two(offsets)
+    before = read_bytes(content).region
+    change = RegionChange(is_limiting, recent, tuple(memory.items()), tuple(cores.items()))
+
+    for offset, word in encode_change(offsets, change):
+        content[offset : offset + len(word)] = word
+
+    after = read_bytes(content).region
+    assert (before.is_limiting if is_limiting is None else is_limiting) == after.is_limiting
+    assert (before.recent_kernel if recent is None else recent) == after.recent_kernel
+    for gpu, old in zip(after.gpus, before.gpus, strict=True):
+        assert memory.get(gpu.index, old.memory_limit) == gpu.memory_limit
+        assert cores.get(gpu.index, old.core_limit) == gpu.core_limit
+    assert before.processes == after.processes
+
+
+def test_another_flag_is_no_region_and_zero_is_one_that_begins():
+    content = two(V1_2)
+    for flag, state in ((0, RegionState.INITIALISING), (-MAGIC, RegionState.UNREADABLE)):
+        struct.pack_into("<i", content, 0, flag)
+
+        assert state == read_bytes(content).state
+
+
+def test_an_empty_file_is_a_region_that_begins():
+    assert RegionState.INITIALISING == read_bytes(b"").state

@@ -1,0 +1,126 @@
+"""Whatever a tenant writes, and whenever: a reading comes back, and what it costs is bounded."""
+
+import random
+import struct
+
+import pytest
+
+from agent.codec.region import (
+    HEAD_SIZE,
+    LAYOUTS,
+    LEGACY_SIZE,
+    MAX_USES,
+    NoRegion,
+    RegionOffsets,
+)
+from agent.core.usage.region import MAX_GPUS, MAX_PROCESSES
+from agent.core.usage.use import use_of
+from agent.host.hook.regions import RETRIES, read_region
+from tests.hami_regions import region_file
+from tests.unit.codec.test_region import TWO
+from tests.unit.core.usage.test_use import NOW, reading
+
+WORDS = (
+    0,
+    1,
+    2,
+    3,
+    15,
+    16,
+    17,
+    1023,
+    1024,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63,
+    2**64 - 1,
+    19920718,
+)
+SIZES = (0, 1, 4, 11, 12, HEAD_SIZE, LEGACY_SIZE, LEGACY_SIZE + 1, 10 << 30, 2**63 - 1)
+
+
+class RegionTenant:
+    """A file that is changed before it is read, and sometimes while it is."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)  # noqa: S311 -- repeatable
+        self.files = {
+            offsets: bytearray(region_file(TWO[offsets.layout]).content) for offsets in LAYOUTS
+        }
+        self.asked = 0
+
+    def attack(self) -> int:
+        """Change a file, let it be read, change it back; return how many bytes were asked for."""
+        offsets = self.random.choice(LAYOUTS)
+        content = self.files[offsets]
+        size = len(content)
+        if self.random.random() < 0.2:
+            size = self.random.choice((*SIZES, *(one.size for one in LAYOUTS)))
+        changes = [self.change(offsets) for _ in range(self.random.randrange(1, 5))]
+        late = changes.pop() if self.random.random() < 0.3 else None
+        before = [
+            (at, bytes(content[at : at + len(new)]))
+            for at, new in [*changes, *filter(None, [late])]
+        ]
+        for at, new in changes:
+            content[at : at + len(new)] = new
+        self.asked = 0
+        self.read(content, size, late)
+        for at, old in reversed(before):
+            content[at : at + len(old)] = old
+        return self.asked
+
+    def read(self, content: bytearray, size: int, late: tuple[int, bytes] | None) -> None:
+        left = self.random.randrange(len(content)) if self.random.random() < 0.1 else len(content)
+        view = memoryview(content)
+
+        def pread(length: int, offset: int) -> bytes:
+            self.asked += length
+            window = bytes(view[offset : min(offset + length, left)])
+            if late is not None:
+                view[late[0] : late[0] + len(late[1])] = late[1]
+            return window
+
+        try:
+            region = read_region(size, pread)
+        except NoRegion as error:
+            assert len(error.reading.reason) < 100  # noqa: PT017 -- either outcome is one
+        else:
+            assert len(region.gpus) <= MAX_GPUS
+            assert len(region.processes) * len(region.gpus) <= MAX_USES
+            use_of(reading(*region.processes, gpus=region.gpus), NOW)
+
+    def change(self, offsets: RegionOffsets) -> tuple[int, bytes]:
+        """Where to write what: mostly into the fields that decide how the rest is read."""
+        chance = self.random.random()
+        if chance < 0.3:
+            at = self.random.randrange(0, offsets.memory_limits, 4)
+        elif chance < 0.305:
+            at = offsets.tail
+        elif chance < 0.5:
+            at = offsets.tail + self.random.randrange(4, 16, 4)
+        else:
+            at = offsets.slots + self.random.randrange(0, 3 * offsets.slot_size, 4)
+        word = self.random.choice(WORDS)
+        known = struct.pack("<Q", word) if word >= 1 << 32 else struct.pack("<I", word)
+        noise = self.random.randbytes(self.random.choice((1, 4, 8, 96)))
+        return at, self.random.choice((known, noise))[: offsets.size - at]
+
+
+BOUND = HEAD_SIZE + (1 + RETRIES) * (24 + 2 * MAX_PROCESSES * 1960)
+
+
+def test_thousands_of_changes_end_in_a_reading():
+    tenant = RegionTenant(1)
+
+    assert BOUND >= max(tenant.attack() for _ in range(3000))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_million_changes_end_in_a_reading(seed):
+    tenant = RegionTenant(100 + seed)
+
+    assert BOUND >= max(tenant.attack() for _ in range(250_000))

@@ -1,0 +1,298 @@
+"""Limits engage while a neighbour on the same GPU is active, and release when it is not."""
+
+import datetime as dt
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.usage.feedback import (
+    ACTIVE_FOR,
+    HIGHEST_RECENT,
+    Feedback,
+    feedback,
+    region_user,
+    uses_sm,
+)
+from agent.core.usage.region import RegionChange
+from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0
+from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
+from tests.fakes.regions import a_process, a_region
+from tests.unit.core.usage.shared_gpu import SharedGpus
+
+EACH = [HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0]
+RELEASES = st.sampled_from(EACH)
+REFRESHING = [HAMI_2_8_0, HAMI_2_9_0]
+KEEPING = [HAMI_2_8_1, HAMI_2_8_2]
+LETS_GO = 3
+"""Rounds until a container that has stopped counts as idle: 10 s are over in the third."""
+
+
+def rounds(node: SharedGpus, count: int, *names: str) -> None:
+    """So many rounds in which those containers launch kernels and the others rest."""
+    for _ in range(count):
+        for name in node.containers:
+            if name in names:
+                node.launch(name)
+            else:
+                node.rest(name)
+        node.round()
+
+
+@pytest.mark.parametrize("release", REFRESHING)
+def test_two_that_start_minutes_apart_are_limited_while_both_work(release):
+    node = SharedGpus(release)
+    node.start("first")
+    rounds(node, 20, "first")
+    assert not node.is_limited("first")
+
+    node.start("second")
+    rounds(node, 1, "first", "second")
+    assert node.is_limited("first")
+    assert node.is_limited("second")
+
+    rounds(node, LETS_GO, "first")
+    assert not node.is_limited("first")
+    assert not node.is_limited("second")
+
+
+def test_by_recent_kernel_alone_as_in_hami_the_same_two_never_meet():
+    node = SharedGpus(HAMI_2_9_0)
+    node.start("first")
+    rounds(node, 20, "first")
+    node.start("second")
+    node.launch("first")
+    node.launch("second")
+
+    first, second = node.containers["first"].region, node.containers["second"].region
+    assert (0, 2) == (first.recent_kernel, second.recent_kernel)
+
+
+@pytest.mark.parametrize("release", KEEPING)
+def test_a_process_that_keeps_its_switch_is_limited_if_it_starts_beside_an_active_one(release):
+    node = SharedGpus(release)
+    node.start("first")
+    rounds(node, 20, "first")
+    assert node.is_limited("first"), "the first process found the switch of a new region"
+    node.restart("first")
+    assert not node.is_limited("first"), "the next one found it alone"
+
+    node.start("second")
+    rounds(node, 2, "first", "second")
+    assert node.is_limited("second")
+    node.restart("first")
+    assert node.is_limited("first")
+
+    rounds(node, LETS_GO, "first")
+    node.restart("first")
+    assert not node.is_limited("first")
+
+
+@pytest.mark.parametrize("release", EACH)
+def test_a_smaller_priority_holds_the_larger_back_while_it_works(release):
+    node = SharedGpus(release)
+    node.start("high", priority=0)
+    node.start("low", priority=1)
+    rounds(node, 10, "high", "low")
+
+    assert (True, False) == (node.launch("high"), node.launch("low"))
+    assert (frozenset({"low"}), frozenset({"low"})) == (node.last.held, node.last.limited)
+
+    rounds(node, LETS_GO)
+    assert node.launch("low")
+    assert Feedback() == msgspec.structs.replace(node.last, changes={})
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_probe_with_nvidia_smi_limits_others_but_holds_nobody_back(alive):
+    node = SharedGpus(HAMI_2_9_0)
+    node.start("high", priority=0)
+    node.start("low")
+    node.start("other")
+    for _ in range(10):
+        node.restart("high")
+        node.rest("high")
+        node.launch("low")
+        node.rest("other")
+        node.restart("other")
+        node.round(alive=alive)
+
+    assert frozenset() == node.last.held
+    assert {"low", "other"} == node.last.limited
+
+
+def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
+    node = SharedGpus(HAMI_2_9_0)
+    node.start("high", priority=0)
+    node.start("low")
+    for name in node.containers:
+        node.launch(name)
+    for _ in range(10):
+        node.round()
+
+    assert {"low"} == node.last.held
+
+
+@pytest.mark.parametrize(
+    ("last_kernel", "alive", "expected"),
+    [
+        (NOON, None, True),
+        (NOON - ACTIVE_FOR, None, True),
+        (NOON - 2 * ACTIVE_FOR, None, False),
+        (NOON + 2 * ACTIVE_FOR, None, False),
+        (None, None, False),
+        (None, frozenset({1}), True),
+        (NOON, frozenset({2}), False),
+        (NOON, frozenset(), False),
+    ],
+)
+def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, expected):
+    region = a_region(G1, processes=(a_process(1, sm=9),), last_kernel=last_kernel)
+    assert expected == uses_sm(region, alive, NOON)
+
+
+def test_an_sm_that_is_not_used_is_no_use():
+    region = a_region(G1, processes=(a_process(1),), last_kernel=NOON)
+    assert not uses_sm(region, frozenset({1}), NOON)
+
+
+def a_user(region, *, priority=1, gpus=(G1,), work=None):
+    row = msgspec.structs.replace(
+        a_row(shares=[a_share(uuid=gpu) for gpu in gpus]), priority=priority
+    )
+    return region_user(row, region, NOON, work)
+
+
+def test_a_forged_uuid_couples_nobody():
+    working = a_region(G1, priority=0, recent_kernel=5, is_limiting=False)
+    forged = a_user(working, priority=0, gpus=(G2,))
+    victim = a_user(a_region(G1, recent_kernel=0, is_limiting=False))
+
+    assert Feedback(changes={"forged": RegionChange(recent_kernel=4)}) == feedback(
+        {"forged": forged, "victim": victim}
+    )
+
+
+@pytest.mark.parametrize(("own", "forged", "counts"), [(1, 0, 1), (1, -5, 1), (0, 3, 3), (0, 0, 0)])
+def test_a_region_cannot_take_a_better_priority_than_its_pod_has(own, forged, counts):
+    assert counts == a_user(a_region(G1, priority=forged), priority=own).priority
+
+
+def test_a_forged_count_of_kernels_lets_go():
+    node = SharedGpus(HAMI_2_8_0)
+    node.start("forger")
+    node.start("other")
+    for one in node.containers.values():
+        one.region = msgspec.structs.replace(one.region, recent_kernel=2**31 - 1, last_kernel=None)
+    for _ in range(HIGHEST_RECENT):
+        node.round()
+
+    assert Feedback() == msgspec.structs.replace(node.last, changes={})
+
+
+def test_a_container_that_an_earlier_agent_held_back_is_released_in_the_first_round():
+    held = a_user(a_region(G1, recent_kernel=-1))
+    assert {"held": RegionChange(is_limiting=False, recent_kernel=0)} == feedback(
+        {"held": held}
+    ).changes
+
+
+def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else():
+    high = a_user(a_region(G1, recent_kernel=2, priority=0), priority=0, work=NOON)
+    low = a_user(a_region(G1))
+    alone = a_user(a_region(G2), gpus=(G2,))
+    twins = [a_user(a_region(a_uuid(3)), gpus=(a_uuid(3),)) for _ in range(2)]
+
+    last = feedback({"high": high, "low": low, "alone": alone, "x": twins[0], "y": twins[1]})
+
+    assert {
+        "low": RegionChange(is_limiting=False, recent_kernel=0),
+        "x": RegionChange(is_limiting=False),
+        "y": RegionChange(is_limiting=False),
+    } == last.release
+
+
+STEPS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20)
+PRIORITIES = st.integers(0, 2)
+
+
+@given(RELEASES, PRIORITIES, PRIORITIES, STEPS, st.booleans())
+def test_nobody_is_held_back_without_one_of_a_smaller_priority_at_work(
+    release, one, other, steps, alive
+):
+    node = SharedGpus(release)
+    node.start("a", one)
+    node.start("b", other)
+    priority, idle = {"a": one, "b": other}, {"a": 0, "b": 0}
+    for step in steps:
+        for name, launches in zip("ab", step, strict=True):
+            idle[name] += 1
+            if launches and node.launch(name):
+                idle[name] = 0
+            elif not launches:
+                node.rest(name)
+        node.round(alive=alive)
+        for name, neighbour in ("ab", "ba"):
+            if node.containers[name].region.recent_kernel < 0:
+                assert priority[neighbour] < priority[name]
+                assert idle[neighbour] < LETS_GO
+
+
+@given(RELEASES, PRIORITIES, PRIORITIES, STEPS, st.booleans())
+def test_all_is_released_soon_after_the_neighbour_ends_and_then_nothing_is_written(
+    release, one, other, steps, launches
+):
+    node = SharedGpus(release)
+    node.start("a", one)
+    node.start("b", other)
+    for step in steps:
+        rounds(node, 1, *(name for name, on in zip("ab", step, strict=True) if on))
+    rounds(node, LETS_GO, *("a" for _ in range(launches)))
+
+    assert "a" not in node.last.held | node.last.limited
+    assert not node.containers["a"].region.is_limiting
+    assert node.launch("a")
+    node.rest("a")
+    rounds(node, LETS_GO)
+    rounds(node, 1)
+    assert {} == node.last.changes
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3),
+        st.tuples(
+            st.integers(-(2**31), 2**31 - 1),
+            st.integers(-(2**31), 2**31 - 1),
+            st.booleans(),
+            st.none() | st.integers(-(10**9), 10**9),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_a_region_has_a_second_round_changes_nothing_but_the_countdown(regions):
+    users = {
+        name: a_user(
+            a_region(
+                G1,
+                priority=priority,
+                recent_kernel=recent,
+                is_limiting=limiting,
+                last_kernel=None if ago is None else NOON - dt.timedelta(seconds=ago),
+            )
+        )
+        for name, (priority, recent, limiting, ago) in regions.items()
+    }
+    first = feedback(users)
+    for name, change in first.changes.items():
+        user = users[name]
+        recent = user.recent_kernel if change.recent_kernel is None else change.recent_kernel
+        assert recent in range(HIGHEST_RECENT) or name in first.held
+        limiting = user.is_limiting if change.is_limiting is None else change.is_limiting
+        users[name] = msgspec.structs.replace(user, recent_kernel=recent, is_limiting=limiting)
+
+    assert all(name in first.limited for name in first.held)
+    assert {name: user.is_limiting for name, user in users.items()} == {
+        name: name in first.limited for name in users
+    }
