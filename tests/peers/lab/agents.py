@@ -34,14 +34,19 @@ class Agent:
         return await ask(self._run / "simulate.sock", request)
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
-        """The log lines of one event, in order."""
-        return [line for line in self._lines() if line.get("event") == name]
+        """The log lines of one event, in order, those of earlier starts included."""
+        return [line for line in _lines(self.part.said()) if line.get("event") == name]
 
-    def _lines(self) -> Iterator[Mapping[str, Any]]:
-        """All lines but such as are being written, or that a kill has cut short."""
-        for text in self.part.said().splitlines():
-            if text.startswith("{") and text.endswith("}"):
-                yield json.loads(text)
+    def events_since_start(self, name: str) -> list[Mapping[str, Any]]:
+        """The log lines of one event, in order, since the agent was started last."""
+        return [line for line in _lines(self.part.said_since_start()) if line.get("event") == name]
+
+
+def _lines(said: str) -> Iterator[Mapping[str, Any]]:
+    """All lines but such as are being written, or that a kill has cut short."""
+    for text in said.splitlines():
+        if text.startswith("{") and text.endswith("}"):
+            yield json.loads(text)
 
 
 def agent_command(kubeconfig: Path, gpus: str, flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,8 +13,11 @@ _DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
 
 
 def web_ports(agent: Agent) -> list[int]:
-    """The ports it ever listened on, in order: a standby that takes over opens a new one."""
-    return [line["port"] for line in agent.events("web.listening") if "port" in line]
+    """The ports that it opened since its start, in order: a standby that takes over opens another.
+
+    A port of an earlier start does not count: nobody listens there, or another program does.
+    """
+    return [line["port"] for line in agent.events_since_start("web.listening") if "port" in line]
 
 
 async def page(agent: Agent, path: str) -> tuple[int, str]:
@@ -34,7 +37,7 @@ async def is_ready(agent: Agent) -> bool:
     """Whether its readiness probe passes."""
     try:
         code, _ = await page(agent, "/readyz")
-    except aiohttp.ClientError:
+    except (aiohttp.ClientError, TimeoutError):
         return False
     return code == 200
 

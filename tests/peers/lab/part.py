@@ -32,6 +32,7 @@ class Part:
         self._space = space
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
+        self._begin = 0  # where in the log the words of its last start begin
         self.pid = 0
         """Of the program itself, as this process sees it; 0 until it was seen."""
 
@@ -58,6 +59,7 @@ class Part:
         wrapped = space.command(self.command) if space else (*leash(), *self.command)
         self.pid = 0  # what was there before has ended, and the number may be another's by now
         with self.log.open("ab") as output:
+            self._begin = output.tell()
             process = self._process = await asyncio.create_subprocess_exec(
                 *wrapped,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -120,7 +122,14 @@ class Part:
 
     def said(self) -> str:
         """All that it ever said."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        return self._text().decode(errors="replace")
+
+    def said_since_start(self) -> str:
+        """What it said since it was started last."""
+        return self._text()[self._begin :].decode(errors="replace")
+
+    def _text(self) -> bytes:
+        return self.log.read_bytes() if self.log.exists() else b""
 
     def tail(self, lines: int = 15) -> str:
         """Its last words, for whoever has to find out why."""

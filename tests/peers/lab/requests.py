@@ -50,13 +50,8 @@ async def mark_of_rest(cluster: Cluster) -> int:
         TimeoutError: the agent writes no register annotation.
     """
     part = cluster.agent.part
-    await until(lambda: _WRITTEN in _of_last_start(part.said()), 10.0, part.tail)
+    await until(lambda: _WRITTEN in part.said_since_start(), 10.0, part.tail)
     return cluster.plane.audit.mark()
-
-
-def _of_last_start(said: str) -> str:
-    """The log's end: agents of one name write to one file."""
-    return said.rpartition('"event": "agent.starting"')[2]
 
 
 def of_pods(count: int, *, looks: int = 2) -> Counter[str]:

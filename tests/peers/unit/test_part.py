@@ -122,3 +122,13 @@ async def test_a_frozen_part_dies_when_it_is_killed(part):
     part.freeze()
     await part.kill()
     assert not part.is_alive
+
+
+async def test_what_was_said_before_the_last_start_is_told_apart(part, shell):
+    for word in ("first", "second"):
+        shell.script = f"echo {word}; {FOREVER}"
+        await part.start()
+        await until(lambda: bool(part.said_since_start()), 10.0, part.tail)
+        assert f"{word}\n" == part.said_since_start()
+        await part.kill()
+    assert part.said().startswith("first\n")
