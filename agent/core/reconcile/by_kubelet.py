@@ -159,7 +159,10 @@ def _lives(row: Row, books: _Books) -> bool:
         # Any holder of these ids may use this row.
         return not books.held.isdisjoint(row.slice_ids)
     by = books.rows.get(row.holder)
-    return books.lists(row.holder) if by is None else row.key in by
+    if by is None:
+        # A container that is listed with other ids was answered anew, for one of hami mode's rows.
+        return books.lists(row.holder) and row.holder not in books.holders
+    return row.key in by
 
 
 def _grace(row: Row, books: _Books) -> dt.timedelta | None:

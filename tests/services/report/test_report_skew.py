@@ -51,6 +51,8 @@ class SkewedScheduler:
         self.version = version
         self.registry = Registry(version)
         self.writes = 0
+        self.late = 0.0
+        """Seconds from its look to what it writes about it: it looks at all nodes first."""
         self._kubelet = kubelet
         self._clock = LoopClock()
         self._allocatable = 0
@@ -74,6 +76,7 @@ class SkewedScheduler:
                     "status": {"allocatable": {"nvidia.com/gpu": str(self._allocatable)}},
                 }
                 writes = self.registry.ingest(seen, self._clock.now())
+                await asyncio.sleep(self.late)
                 self.writes += bool(writes)
                 if writes:
                     self.room.api.edit_node(writes)
@@ -194,6 +197,20 @@ async def test_the_jitter_of_a_large_cluster_adds_a_second_and_none_for_health(v
         sick = msgspec.structs.replace(ill(changed), generation=3)
         scheduler.room.inventory.set(sick)
         assert await scheduler.seconds_until(sick, INTERVAL) <= INTERVAL
+
+
+async def test_2_10_reads_a_change_between_its_look_and_its_answer_at_the_next_look():
+    async with scheduled(Version.V2_10) as scheduler:
+        scheduler.late = 5.0
+        await asyncio.sleep(INTERVAL - 1)
+        more = grown(scheduler.room.inventory.value)
+        scheduler.room.inventory.set(more)
+        assert await scheduler.seconds_until(more, INTERVAL) <= INTERVAL
+
+        sick = msgspec.structs.replace(ill(more), generation=3)
+        scheduler.room.inventory.set(sick)
+        within = scheduler.late + INTERVAL
+        assert await scheduler.seconds_until(sick, within) <= within
 
 
 @pytest.mark.parametrize("kubelet", [1.0, KUBELET])

@@ -250,6 +250,12 @@ def test_a_container_that_was_answered_anew_lives_by_its_new_row():
     assert None is closes_after(new, CONFIRMED, holdings=held)
 
 
+def test_a_container_that_was_answered_anew_for_a_row_of_hami_mode_lives_by_that_one():
+    held = [holds(HOLDER, *ids(5))]
+
+    assert GONE_GRACE == closes_after(CONFIRMED, holdings=held)
+
+
 def test_a_holder_without_a_row_is_adopted():
     (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).strangers
 
