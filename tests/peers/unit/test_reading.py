@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.codec.register import encode_register, registered
 from agent.core.cluster import annotations
+from tests.builders import an_inventory
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
@@ -92,3 +94,21 @@ async def test_nobody_waits_for_a_newer_one_or_where_nothing_is_told(nodes):
     assert await is_read(Reading(OLD, nodes, Running(1)))
     show(nodes, "Reported 1", "one:")
     assert await is_read(Reading(MODEL, nodes, Running(1)))
+
+
+async def test_a_newer_one_that_has_read_other_gpus_is_waited_for(nodes):
+    scheduler = Running(1)
+    reading = Reading(MODEL, nodes, scheduler)
+    one, other = (encode_register(registered(an_inventory(count=count))) for count in (1, 2))
+    show(nodes, "Requesting_1", one)
+    assert await is_read(reading)
+    show(nodes, "", other)
+    assert not await is_read(reading)
+    show(nodes, "", "")
+    assert await is_read(reading)
+    show(nodes, "", other)
+    show(nodes, "Requesting_2", other)
+    assert await is_read(reading)
+    show(nodes, "", one)
+    scheduler.pid = 2
+    assert await is_read(reading)
