@@ -19,9 +19,10 @@ class LateAllocator:
 
     async def loaded(self) -> SliceAllocator:
         """The real allocator, once it is loaded."""
-        while (allocator := self.ready.value) is None:
-            await self.ready.until(lambda ready: ready is not None)
-        return allocator
+        with self.calls.busy():
+            while (allocator := self.ready.value) is None:
+                await self.ready.until(lambda ready: ready is not None)
+            return allocator
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """Allocate these slices to the container being admitted. Raises AgentError."""

@@ -29,7 +29,7 @@ OPEN_DEADLINE = 0.3
 """Seconds that answers wait for the API client's import. GetPreferredAllocation has 0.5 s in all,
 and also has to read the pods."""
 
-LAST_DEADLINE = 3.0
+LAST_DEADLINE = 10.0
 """Seconds to post the last Events when the settings end the process."""
 
 log = structlog.get_logger(__name__)
