@@ -53,6 +53,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=ENVIRON,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )

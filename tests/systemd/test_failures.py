@@ -202,5 +202,5 @@ async def test_a_kubeconfig_that_the_service_may_not_read_is_named(node, place, 
     assert 0 != said.code
     shown = await node.until_shown(ActiveState="failed", NRestarts="0")
     assert "78" == shown["ExecMainStatus"]
-    failed = await node.journal("agent.failed")
-    assert f"{place}: cannot be read" in failed[0]["err"]
+    failed = await node.until_said("agent.failed")
+    assert f"{place}: cannot be read" in failed["err"]

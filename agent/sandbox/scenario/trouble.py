@@ -85,7 +85,7 @@ async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None
     cluster = stage.cluster
     await stage.until(
         claim,
-        lambda: cluster.allocatable() == stage.slices,
+        lambda: bool(stage.seen(begun, "listed")) and cluster.allocatable() == stage.slices,
         lambda: f"{cluster.allocatable()} allocatable",
     )
     lists = stage.seen(begun, "listed")
