@@ -13,7 +13,7 @@ from tests.peers.lab.clockwork import agent_said
 from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import oversold
 from tests.peers.lab.node_state import lock_text
-from tests.peers.lab.pairs import HANDED_OVER, Outcome
+from tests.peers.lab.pairs import BUSY, HANDED_OVER, Outcome
 from tests.peers.lab.placement import annotate, bind, create_by_hand, lock, share
 from tests.peers.lab.pods import PODS, delete, key, telling, until_deleted
 from tests.peers.lab.workloads import a_container, a_pod
@@ -22,9 +22,6 @@ TRIES = [
     pytest.param(12, marks=pytest.mark.timeout(300)),
     pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
 ]
-BUSY = 20
-"""One pod in so many may be refused for want of time: disks, watches and cores are shared."""
-
 STRANGERS = "strangers"
 PREFIXES = "prefixes"
 SUCCESSOR = "successor"
