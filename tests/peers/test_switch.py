@@ -154,7 +154,7 @@ async def test_slices_that_are_held_stay_listed_when_the_agent_has_fewer(cluster
     await until_adopted(cluster, agent, names)
 
     async def are_listed():
-        return held <= await cluster.kubelet.allocatable(RESOURCE)
+        return held <= (await cluster.kubelet.offered(RESOURCE) or frozenset())
 
     await until_answer(are_listed, WITHIN, agent.part.tail)
     await until_offered(cluster, 8 - gpus + len(held))
