@@ -14,7 +14,6 @@ from tests.peers.lab.controllers import (
     a_job,
     a_set,
     failed,
-    remove,
     restart,
     told_count,
     until_complete,
@@ -36,6 +35,7 @@ from tests.peers.lab.pods import (
     until_told,
     up_at,
 )
+from tests.peers.lab.tidy import remove
 from tests.peers.lab.workloads import a_container, a_pod
 
 pytestmark = pytest.mark.timeout(420)

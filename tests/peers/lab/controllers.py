@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tests.peers.lab.api import Object, RefusedError
+from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import grants
 from tests.peers.lab.node_state import notes_of
@@ -91,15 +91,6 @@ async def until_complete(cluster: Cluster, name: str, within: float) -> None:
         return bool(held["status"].get("succeeded") == held["spec"]["completions"])
 
     await until_answer(is_done, within, lambda: f"{name} is not complete: {failed(cluster)}")
-
-
-async def remove(cluster: Cluster, path: str) -> None:
-    """Delete a controller, and leave its pods to whoever tidies up."""
-    try:
-        await cluster.api.delete(path)
-    except RefusedError as error:
-        if error.code != 404:
-            raise
 
 
 def seen_pods(cluster: Cluster) -> Iterator[Object]:
