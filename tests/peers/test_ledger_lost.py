@@ -222,7 +222,7 @@ async def test_slices_of_a_holder_that_cannot_be_read_stay_listed(cluster):
         await cluster.api.patch(f"{PODS}/{pod.rpartition('/')[2]}", noted)
     await cluster.start_agent("--split-count", "1")
     await cluster.nodes.until(lambda: is_counted(cluster, 1), 20.0, "no register annotation")
-    await until_offered(cluster, 9, within=8.0)
+    await until_offered(cluster, 9)
 
     assert frozenset().union(*held.values()) <= await cluster.kubelet.allocatable(RESOURCE)
 
