@@ -92,7 +92,7 @@ async def kill_often(cluster, agent, stream):
     return harm
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)  # longer than what is waited for inside, which tells more
 @pytest.mark.parametrize("user", [ACCOUNT, pytest.param(NODE_USER, marks=pytest.mark.long)])
 async def test_an_agent_that_is_killed_at_any_moment_loses_nothing(cluster, table, user):
     mark = cluster.plane.audit.mark()

@@ -94,6 +94,7 @@ def inside_of(cluster, name):
     return environment_bytes(cluster, name), seen_mounts(cluster, name)
 
 
+@pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(cluster, agent, table):
     names = await run_shapes(cluster)
     before, wanted = lives_of(cluster, names), await listed_and_confirmed(cluster)

@@ -54,6 +54,7 @@ from tests.peers.lab.workloads import a_pod
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 
+@pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 @pytest.mark.parametrize("manner", ["stopped", "killed", "beside"])
 async def test_pods_run_on_and_the_agent_has_their_shares(cluster, theirs, table, manner):
     names = await run_shapes(cluster)
