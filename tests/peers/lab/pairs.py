@@ -71,6 +71,13 @@ class Outcome:
             if reason in OUT_OF_TIME or (reason in HANDED_OVER and name not in but)
         }
 
+    def take(self, other: "Outcome") -> None:
+        """Add what became of other pods."""
+        self.wrong += other.wrong
+        self.refused |= other.refused
+        self.told |= other.told
+        self.served += other.served
+
     async def look(self, cluster: Cluster, asked: Mapping[str, Amounts], *made: Object) -> None:
         """Wait until each pod runs or is refused, and hold what it was told against its own.
 
