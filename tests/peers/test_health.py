@@ -3,6 +3,8 @@
 import asyncio
 from functools import partial
 
+import pytest
+
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.identities import NODE
@@ -29,6 +31,9 @@ from tests.peers.lab.pods import (
     until_running,
 )
 from tests.peers.lab.workloads import a_container, a_pod
+
+# Longer than what is waited for inside, which tells more.
+pytestmark = pytest.mark.timeout(300)
 
 LIST_BOUND = 1.0
 FELL_OFF = XidRequest(gpu="0", xid=79)

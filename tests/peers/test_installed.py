@@ -40,7 +40,7 @@ from tests.peers.lab.pods import (
 )
 from tests.peers.lab.proc import status_of, writable
 from tests.peers.lab.site import LIBRARY, NEXT, SERVING, open_site
-from tests.peers.lab.tidy import NODE_PATH
+from tests.peers.lab.tidy import NODE_PATH, remove
 from tests.peers.lab.waiting import until, until_answer
 
 pytestmark = pytest.mark.timeout(300)
@@ -55,6 +55,8 @@ WRITABLE = {
 RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/cgroup/")
 """Every container has them; the last is what a runtime without recursive read-only mounts leaves
 writable where each controller of cgroup v1 is a mount of its own."""
+
+AGENTS = "/api/v1/namespaces/kube-system/pods"
 
 GAP = 5.0
 """Seconds without slices while the image changes, as deploy/README.md says."""
@@ -79,7 +81,7 @@ async def site(site_of_module):
     yield site
     names = [pod["metadata"]["name"] for pod in (await site.cluster.api.get(PODS))["items"]]
     for name in names:
-        await site.cluster.api.delete(f"{PODS}/{name}", grace=0)
+        await remove(site.cluster, f"{PODS}/{name}", grace=0)
     for name in names:
         await until_deleted(site.cluster, name)
 
@@ -259,14 +261,13 @@ async def test_an_update_waits_while_an_agent_elsewhere_is_not_ready(site):
             ended = await site.rollout(10)
         assert 0 != ended.code, ended.words
         assert [80] == [count for _, count in capacity.seen]
-        here = [pod for pod in site.agents if pod["spec"]["nodeName"] == NODE]
+        here = [pod for pod in site.agents if pod["spec"].get("nodeName") == NODE]
         assert [before["metadata"]["uid"]] == [pod["metadata"]["uid"] for pod in here]
     finally:
         await cluster.api.delete("/api/v1/nodes/node-b")
         for pod in site.agents:
-            if pod["spec"]["nodeName"] != NODE:
-                path = f"/api/v1/namespaces/kube-system/pods/{pod['metadata']['name']}"
-                await cluster.api.delete(path, grace=0)
+            if pod["spec"].get("nodeName") != NODE:
+                await remove(cluster, f"{AGENTS}/{pod['metadata']['name']}", grace=0)
     await rolled_out(site)
     await site.until_serving()
 
@@ -287,14 +288,18 @@ async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_
 
     assert (1, True) == (ended.code, "BackoffLimitExceeded" in ended.words), ended.words
     assert not await site.is_installed()
-    left = (await site.objects()).splitlines()
-    assert {"job.batch", "pod"} == {line.partition("/")[0] for line in left}
+
+    async def are_the_jobs():
+        left = (await site.objects()).splitlines()
+        return {"job.batch", "pod"} == {line.partition("/")[0] for line in left}
+
+    await until_answer(are_the_jobs, SERVING, site.tail)
     assert annotations.REGISTER in notes_of(await cluster.api.get(NODE_PATH))
 
     await site.install()
     await site.until_serving()
     await site.uninstall()
-    assert "" == await site.objects()
+    await site.until_gone()
     assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
 
 
@@ -332,7 +337,7 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
 
     table.add("helm uninstall, its Job included", now() - began)
     assert before == lives_of(cluster, names)
-    assert "" == await site.objects()
+    await site.until_gone()
     await cluster.nodes.until(lambda: condition(cluster) is None, SERVING, "the condition stays")
     notes = notes_of(await cluster.api.get(NODE_PATH))
     assert [] == [one for one in notes if one in WRITTEN or one.startswith("hami-agent/")]

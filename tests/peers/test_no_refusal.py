@@ -14,31 +14,54 @@ from tests.peers.lab.controllers import (
     a_job,
     a_set,
     failed,
-    remove,
     restart,
     told_count,
     until_complete,
     until_rolled_out,
+    until_told_count,
     wrong_inside,
 )
 from tests.peers.lab.grants import expected_inside, seen_inside
 from tests.peers.lab.node_state import until_unlocked
+from tests.peers.lab.pairs import BUSY, OUT_OF_TIME, decided, reason_in
 from tests.peers.lab.pods import (
-    create,
+    PODS,
+    delete,
     name_of,
+    phase_of,
     telling,
-    until_running,
+    until_deleted,
     until_settled,
     until_told,
     up_at,
 )
+from tests.peers.lab.tidy import remove
 from tests.peers.lab.workloads import a_container, a_pod
 
 pytestmark = pytest.mark.timeout(420)
 
 
-def refusals(agent) -> list[dict]:
-    return agent.events("alloc.refused")
+def check_refusals(cluster, agent, count) -> None:
+    """No pod was refused, but for the few of `count` for which a busy machine had no time."""
+    refused = agent.events("alloc.refused")
+    assert [] == [one for one in refused if one["gate"] not in OUT_OF_TIME]
+    assert [] == [one for one in failed(cluster) if reason_in(one) not in OUT_OF_TIME]
+    assert len(refused) <= max(1, count // BUSY), refused
+
+
+async def run_one(cluster, pod) -> float:
+    """Run a pod, and once more if the machine had no time for it; when its last try began."""
+    name, loop = name_of(pod), asyncio.get_running_loop()
+    for _ in range(2):
+        await cluster.reading.until_current()
+        begun = loop.time()
+        seen = await decided(cluster, await cluster.api.create(PODS, pod))
+        if phase_of(seen) != "Failed":
+            return begun
+        assert reason_in(seen["status"].get("message", "")) in OUT_OF_TIME, seen["status"]
+        await delete(cluster, name, grace=0)
+        await until_deleted(cluster, name)
+    raise AssertionError(f"there was no time for {name}, twice")
 
 
 async def check_inside(cluster, pods) -> None:
@@ -55,13 +78,12 @@ async def test_30_pods_one_after_the_other(cluster, agent, table):
     ]
     times = []
     for pod in pods:
-        begun = await create(cluster, pod)
-        await until_running(cluster, name_of(pod), within=60.0)
+        begun = await run_one(cluster, pod)
         times.append(up_at(cluster, name_of(pod), begun) - begun)
 
     await until_settled(cluster, *map(name_of, pods))
     await check_inside(cluster, pods)
-    assert ([], []) == (failed(cluster), refusals(agent))
+    check_refusals(cluster, agent, len(pods))
     table.add("30 pods one after the other: create → Ready, median", statistics.median(times))
 
 
@@ -73,11 +95,14 @@ async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent, table):
         await cluster.api.create(SETS, a_set(cluster, "web", 3))
         await until_rolled_out(cluster, "web", 120.0)
         for revision in range(1, 6):
+            await until_told_count(cluster, told + 3 * revision)  # or it goes before it has told
             await restart(cluster, "web", revision)
             await until_rolled_out(cluster, "web", 120.0)
 
         await until_unlocked(cluster)
-        assert ([], [], []) == (failed(cluster), refusals(agent), wrong_inside(cluster, "web"))
+        await until_told_count(cluster, told + 18)
+        check_refusals(cluster, agent, 18)
+        assert [] == wrong_inside(cluster, "web")
         assert 18 == told_count(cluster) - told
         took = asyncio.get_running_loop().time() - began
         table.add("a StatefulSet of 3, restarted five times: all done", took)
@@ -94,7 +119,8 @@ async def test_a_job_of_20_short_pods_with_parallelism_4(cluster, agent, table):
         await until_complete(cluster, "batch", 300.0)
 
         await until_unlocked(cluster)
-        assert ([], [], []) == (failed(cluster), refusals(agent), wrong_inside(cluster, "batch"))
+        check_refusals(cluster, agent, 20)
+        assert [] == wrong_inside(cluster, "batch")
         assert 20 == told_count(cluster) - told
         took = asyncio.get_running_loop().time() - began
         table.add("a Job of 20 short pods, 4 at a time: all done", took)
@@ -112,8 +138,7 @@ async def test_pods_with_an_init_container_without_gpus_are_served_as_the_schedu
         main = a_container(memory=40000, cores=0)
         pod = telling(cluster, a_pod(f"prepared-{number}", main, inits=(init,)))
         pods.append(pod)
-        await create(cluster, pod)
-        await until_running(cluster, name_of(pod), within=60.0)
+        await run_one(cluster, pod)
 
     await check_inside(cluster, pods)
-    assert ([], []) == (failed(cluster), refusals(agent))
+    check_refusals(cluster, agent, len(pods))

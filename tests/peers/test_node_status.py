@@ -9,10 +9,11 @@ import pytest_asyncio
 from tests.chart.lab.helm import CHART, Helm, of_kind
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import STRATEGIC
-from tests.peers.lab.guarded import COLLECTIONS, open_guarded
+from tests.peers.lab.guarded import COLLECTIONS, IN_FORCE, open_guarded
 from tests.peers.lab.keeper import kept
 from tests.peers.lab.servers import NODE_PATH, NODES, OTHER_NODE, OWN_POD, PODS
 from tests.peers.lab.site import NAMESPACE
+from tests.peers.lab.waiting import until_answer
 
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/hami-agent"
 NODE_STATUS, OTHER_STATUS = f"{NODE_PATH}/status", f"{NODES}/{OTHER_NODE}/status"
@@ -37,6 +38,13 @@ async def conditioned(binaries, tools, tmp_path_factory):
         role = of_kind(objects, "ClusterRole")["hami-agent"]
         await made.admin.have("PATCH", ROLE, {"rules": role["rules"]})
         await made.admin.have("PATCH", NODE_STATUS, {"status": A_KUBELETS})
+
+        async def has_right() -> bool:
+            told, path = {"status": {"conditions": [DEGRADED]}}, f"{NODE_STATUS}?dryRun=All"
+            return 200 == (await made.agent.ask("PATCH", path, told, kind=STRATEGIC)).code
+
+        # The server learns of a changed role from a watch of its own.
+        await until_answer(has_right, IN_FORCE, lambda: "the role does not hold")
         yield made
 
 

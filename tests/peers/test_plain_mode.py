@@ -33,6 +33,7 @@ from tests.peers.lab.pods import (
     until_running,
     until_told,
 )
+from tests.peers.lab.table import FAR_STARTING
 from tests.peers.lab.tidy import remove_pods
 from tests.peers.lab.waiting import until
 
@@ -172,7 +173,8 @@ async def test_pods_run_on_without_the_agent_and_the_next_one_knows_them(cluster
     began = wall()
     await agent.part.start()
     await until_allocatable(cluster)
-    table.hold("plain mode: agent starts after SIGKILL → 80 slices", wall() - began, 1.0)
+    what = "plain mode: agent starts after SIGKILL → 80 slices"
+    table.hold(what, wall() - began, 1.0, far=FAR_STARTING)
     await run(cluster, plain_pod(cluster, "new"))
     await until_agrees(cluster)
 

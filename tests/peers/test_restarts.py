@@ -10,7 +10,7 @@ from tests.peers.lab.clockwork import (
     wall,
 )
 from tests.peers.lab.faces import answers
-from tests.peers.lab.faults import end_container, processes
+from tests.peers.lab.faults import end_container, processes, until_at_rest
 from tests.peers.lab.grants import (
     environment_bytes,
     expected_inside,
@@ -76,7 +76,9 @@ async def test_containerd_may_start_again_under_running_gpu_pods(cluster, agent)
     residents = await run(
         cluster, *(a_telling_pod(cluster, f"resident-{number}") for number in range(3))
     )
+    await until_told(cluster, *residents)
     before, asked = lives_of(cluster, residents), answers(agent)
+    await until_at_rest(before.values())
     alive = {name: processes_of(life) for name, life in before.items()}
 
     await cluster.runtime.restart()

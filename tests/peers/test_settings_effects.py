@@ -18,6 +18,7 @@ from tests.peers.lab.report import (
     forget_events,
     node_events,
     node_writes,
+    until_node_events,
     until_node_writes,
 )
 from tests.peers.lab.requests import mark_of_rest
@@ -69,6 +70,7 @@ async def test_gpus_that_cannot_be_shared_in_a_mode_are_offered_again_in_another
     await until_allocatable(cluster, 80, FAR * BOUND)
     await until_health(cluster, dict.fromkeys(gpus, True))
     await until_node_writes(cluster, mark, 2)
+    await until_node_events(cluster, LEFT_OUT, len(gpus))
     await asyncio.sleep(QUIET)  # what is claimed is about this time
 
     assert {"mps"} == {gpu["mode"] for gpu in registered(node_of(cluster))}

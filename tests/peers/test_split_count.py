@@ -44,7 +44,13 @@ async def three_on_one_gpu(cluster, agent):
         await until_running(cluster, name)
         await until_settled(cluster, name)
     await until(lambda: len(NAMES) == len(agent.events("lock.released")), 10.0, agent.part.tail)
+    await until(lambda: are_confirmed(cluster), 30.0, agent.part.tail)
     return await held_by(cluster, *NAMES)
+
+
+def are_confirmed(cluster):
+    """Whether the agent knows of all rows that the kubelet has them, which it looks up later."""
+    return all(one.confirmed for one in rows(cluster).values())
 
 
 async def held_by(cluster, *names):

@@ -15,6 +15,7 @@ from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.node_state import node_of, notes_of, until_allocatable, until_offered
 from tests.peers.lab.requests import ALLOWED, asked_since, refused
+from tests.peers.lab.table import FAR_STARTING
 
 H100 = RegisteredGpu(
     split_count=10,
@@ -35,7 +36,8 @@ async def test_80_slices_are_allocatable_and_the_node_is_annotated(cluster, tabl
     agent = await cluster.start_agent(user=user)
 
     await until_allocatable(cluster, 80)
-    table.hold("agent started → 80 slices in PodResources", age_of(agent.part.pid), 1.0)
+    age = age_of(agent.part.pid)
+    table.hold("agent started → 80 slices in PodResources", age, 1.0, far=FAR_STARTING)
     await until_offered(cluster, 80)
     table.add("agent started → 80 slices on the Node (tick 1 s)", age_of(agent.part.pid))
     await cluster.nodes.until(

@@ -54,6 +54,7 @@ from tests.peers.lab.workloads import a_pod
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 
+@pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 @pytest.mark.parametrize("manner", ["stopped", "killed", "beside"])
 async def test_pods_run_on_and_the_agent_has_their_shares(cluster, theirs, table, manner):
     names = await run_shapes(cluster)
@@ -154,7 +155,7 @@ async def test_slices_that_are_held_stay_listed_when_the_agent_has_fewer(cluster
     await until_adopted(cluster, agent, names)
 
     async def are_listed():
-        return held <= await cluster.kubelet.allocatable(RESOURCE)
+        return held <= (await cluster.kubelet.offered(RESOURCE) or frozenset())
 
     await until_answer(are_listed, WITHIN, agent.part.tail)
     await until_offered(cluster, 8 - gpus + len(held))

@@ -22,8 +22,7 @@ async def standby_of(cluster):
 
 
 async def serves(cluster, agent):
-    slices = await cluster.kubelet.allocatable(RESOURCE)
-    return len(slices) == 80 and await is_ready(agent)
+    return await cluster.kubelet.offers(RESOURCE, 80) and await is_ready(agent)
 
 
 async def test_a_standby_takes_over_and_pods_run_on(cluster, table):

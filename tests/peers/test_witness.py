@@ -104,25 +104,40 @@ async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found
 
 @real_only
 async def test_ten_questions_at_once_are_answered_and_the_refusal_names_no_pod(node):
+    loop = asyncio.get_running_loop()
     async with node.plugin():
-        await node.create("p")
-        await running(node, "p")
-        # Nobody has asked since the plugin was listed, and a pod takes longer than the bucket.
-        async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
-            asked = GetPodResourcesRequest(node.known_as("p"), "default")
+        # A machine may be so slow that the bucket is filled as fast as it is asked.
+        for name in ("p", "q", "r"):
+            await node.create(name)
+            await running(node, name)
+            # Nobody has asked since the plugin was listed, and a pod takes longer than the bucket.
+            begun = loop.time()
+            answers = await forty_answers(node, name)
+            refilled = 100 * (loop.time() - begun)
+            if THROTTLED in answers:
+                break
+        assert {ANSWERED, THROTTLED} == set(answers)
+        assert 10 <= answers.count(ANSWERED) <= 10 + refilled + 2
 
-            async def ask() -> tuple[Status, str | None]:
-                try:
-                    await lister.get(asked, timeout=5.0)
-                except GRPCError as error:
-                    return error.status, error.message
-                return Status.OK, None
 
-            tasks = [group.create_task(ask()) for _ in range(40)]
-        answers = [task.result() for task in tasks]
-        refused = (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        assert {(Status.OK, None), refused} == set(answers)
-        assert 10 <= answers.count((Status.OK, None)) < 25
+ANSWERED = (Status.OK, None)
+THROTTLED = (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+
+async def forty_answers(node, name) -> list[tuple[Status, str | None]]:
+    """What as many questions for a pod are answered, asked at once."""
+    async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
+        asked = GetPodResourcesRequest(node.known_as(name), "default")
+
+        async def ask() -> tuple[Status, str | None]:
+            try:
+                await lister.get(asked, timeout=5.0)
+            except GRPCError as error:
+                return error.status, error.message
+            return ANSWERED
+
+        tasks = [group.create_task(ask()) for _ in range(40)]
+    return [task.result() for task in tasks]
 
 
 async def test_an_unknown_pod_is_answered_with_code_unknown(node):

@@ -39,7 +39,7 @@ class Capacity:
 
 @contextlib.asynccontextmanager
 async def capacity_of(cluster: Cluster) -> AsyncIterator[Capacity]:
-    """Looks until the block ends. The kubelet must live."""
+    """Looks until the block ends. The kubelet must live; what it does not answer is no look."""
     capacity = Capacity()
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(_look(cluster, capacity))
@@ -52,6 +52,7 @@ async def capacity_of(cluster: Cluster) -> AsyncIterator[Capacity]:
 async def _look(cluster: Cluster, capacity: Capacity) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        count = len(await cluster.kubelet.allocatable(RESOURCE))
-        capacity.look(loop.time(), count)
+        found = await cluster.kubelet.offered(RESOURCE)
+        if found is not None:
+            capacity.look(loop.time(), len(found))
         await asyncio.sleep(_STEP)

@@ -121,7 +121,7 @@ class Cluster:
         """
 
         async def is_counted() -> bool:
-            return slices == len(await self.kubelet.allocatable(RESOURCE))
+            return await self.kubelet.offers(RESOURCE, slices)
 
         made = await self.start_agent(*flags, user=user, gpus=gpus, name=name)
         await until_answer(is_counted, _REGISTERED, made.part.tail)

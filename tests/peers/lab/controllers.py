@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tests.peers.lab.api import Object, RefusedError
+from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import grants
 from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.pairs import BUSY
 from tests.peers.lab.pods import phase_of, told_directory
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.waiting import until, until_answer
 from tests.peers.lab.workloads import NAMESPACE, a_container, a_pod
 
 SETS: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
@@ -46,7 +47,7 @@ def a_set(cluster: Cluster, name: str, replicas: int) -> Object:
 
 
 def a_job(cluster: Cluster, name: str, completions: int, parallelism: int) -> Object:
-    """A Job of short pods; one that fails is not made good."""
+    """A Job of short pods; as many that fail are made good as may be refused for want of time."""
     made = template(cluster, name, memory=2000, script="sleep 1", restarts="Never")
     return {
         "apiVersion": "batch/v1",
@@ -55,7 +56,7 @@ def a_job(cluster: Cluster, name: str, completions: int, parallelism: int) -> Ob
         "spec": {
             "completions": completions,
             "parallelism": parallelism,
-            "backoffLimit": 0,
+            "backoffLimit": completions // BUSY,
             "template": made,
         },
     }
@@ -92,15 +93,6 @@ async def until_complete(cluster: Cluster, name: str, within: float) -> None:
     await until_answer(is_done, within, lambda: f"{name} is not complete: {failed(cluster)}")
 
 
-async def remove(cluster: Cluster, path: str) -> None:
-    """Delete a controller, and leave its pods to whoever tidies up."""
-    try:
-        await cluster.api.delete(path)
-    except RefusedError as error:
-        if error.code != 404:
-            raise
-
-
 def seen_pods(cluster: Cluster) -> Iterator[Object]:
     """Each pod that was there, by its UID, as it was seen last before it was deleted."""
     last: dict[str, Object] = {}
@@ -134,6 +126,13 @@ def wrong_inside(cluster: Cluster, app: str) -> list[str]:
         if (f"{given.mib}m", given.uuid) != (inside.get(_LIMIT), inside.get(_VISIBLE)):
             wrong.append(f"{metadata['name']} {given}: {inside}")
     return wrong
+
+
+async def until_told_count(cluster: Cluster, count: int) -> None:
+    """Return once so many pods of templates have told, which is after they are ready."""
+    await until(
+        lambda: told_count(cluster) >= count, 40.0, lambda: f"{told_count(cluster)} have told"
+    )
 
 
 def told_count(cluster: Cluster) -> int:

@@ -3,13 +3,20 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.part import Part
-from tests.peers.lab.pods import as_seen, forget_told, lives, until_restarted, until_told
-from tests.peers.lab.waiting import until
+from tests.peers.lab.pods import (
+    PodLife,
+    as_seen,
+    forget_told,
+    lives,
+    until_restarted,
+    until_told,
+)
+from tests.peers.lab.waiting import until, until_answer
 
 
 @contextlib.contextmanager
@@ -25,6 +32,28 @@ def frozen(part: Part) -> Iterator[None]:
 def processes(container_id: str) -> frozenset[int]:
     """The processes of a container, as this process counts them; `containerd://` may precede."""
     return frozenset(_members(container_id.rpartition("/")[2]))
+
+
+async def until_at_rest(lives_of_pods: Iterable[Mapping[str, PodLife]]) -> None:
+    """Return once each container of telling pods that have told has its shell and a `sleep` alone.
+
+    Until then what told may be there still, or the `sleep` not yet. Raises TimeoutError.
+    """
+    ids = [one.id for found in lives_of_pods for one in found.values()]
+
+    async def are_at_rest() -> bool:
+        return all(["sh", "sleep"] == _programs(one) for one in ids)
+
+    await until_answer(are_at_rest, 20.0, lambda: f"{[*map(_programs, ids)]} run")
+
+
+def _programs(container_id: str) -> list[str]:
+    """The programs of a container's processes, sorted."""
+    found = []
+    for pid in processes(container_id):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+    return sorted(found)
 
 
 def _members(name: str) -> Iterator[int]:

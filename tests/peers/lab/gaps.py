@@ -8,8 +8,12 @@ from agent.core.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.words import because
 
-TOLD_LATE: Final = 5.0
-"""Seconds after which a rejection is in the API for sure."""
+TOLD_LATE: Final = 20.0
+"""Seconds after which a rejection is in the API for sure: the kubelet tells at once, but where that
+went wrong only ten seconds later. What belongs into a gap is judged by when the pod was taken."""
+
+STARTING: Final = 2.0
+"""Seconds for which an agent that knows its pods is still busy with its start."""
 
 _UNREACHED: Final = "rpc error: code = (Unavailable|Canceled) desc = .*"
 _KUBELETS_OWN: Final = (
@@ -44,15 +48,25 @@ class Gap:
 
     def explains(self, one: Rejected) -> bool:
         """Whether the kubelet took up and rejected a pod in it, in words that belong there."""
-        blind = is_blind(one.message)
-        end = self.known if blind else self.end
-        in_time = one.taken <= end and self.start <= one.at <= end + TOLD_LATE
-        return in_time and (blind or is_kubelets_own(one.message))
+        if is_blind(one.message):
+            end = self.known
+        elif is_out_of_time(one.message):
+            end = max(self.known, self.end) + STARTING
+        elif is_kubelets_own(one.message):
+            end = self.end
+        else:
+            return False
+        return one.taken <= end and self.start <= one.at <= end + TOLD_LATE
 
 
 def is_blind(message: str) -> bool:
     """Whether an agent speaks that does not know the pods of its node yet."""
     return f"[{RefusalReason.PODS_UNKNOWN.value}]" in message
+
+
+def is_out_of_time(message: str) -> bool:
+    """Whether an agent speaks that found no answer in time, as one may that was just started."""
+    return f"[{RefusalReason.OUT_OF_TIME.value}]" in message
 
 
 def is_kubelets_own(message: str) -> bool:

@@ -18,6 +18,8 @@ from tests.peers.lab.waiting import until_answer
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 _TICK: Final = "1s"
 _READY: Final = 30.0
+_NO_ANSWER: Final = (OSError, GRPCError, StreamTerminatedError)
+"""What a question raises while the kubelet starts or ends, or has been asked too often."""
 
 
 class Kubelet:
@@ -86,7 +88,7 @@ class Kubelet:
     async def _is_serving(self) -> bool:
         if not (self.plugins / "kubelet.sock").exists():
             return False
-        with contextlib.suppress(OSError, GRPCError, StreamTerminatedError):
+        with contextlib.suppress(*_NO_ANSWER):
             await self.list()
             return True
         return False
@@ -101,6 +103,17 @@ class Kubelet:
     async def allocatable(self, resource: str) -> frozenset[str]:
         """The healthy ids of a resource, as PodResources tells. Raises OSError, GRPCError."""
         return _ids(await self.resources.allocatable(resource), resource)
+
+    async def offered(self, resource: str) -> frozenset[str] | None:
+        """The same; None: it cannot answer now. It may just end, or be asked too often."""
+        with contextlib.suppress(*_NO_ANSWER):
+            return await self.allocatable(resource)
+        return None
+
+    async def offers(self, resource: str, count: int) -> bool:
+        """Whether it answers and counts so many healthy ids."""
+        found = await self.offered(resource)
+        return found is not None and count == len(found)
 
     async def list(self) -> dict[str, PodResources]:
         """All active pods by `namespace/name`. Raises OSError, GRPCError."""

@@ -99,17 +99,18 @@ async def until_allocatable(
     cluster: Cluster, slices: int = 80, within: float = 20.0, resource: str = RESOURCE
 ) -> None:
     """Return once PodResources, which may be away, tells of so many slices. Raises TimeoutError."""
-    found = -1
+    found: frozenset[str] | None = None
 
     async def is_told() -> bool:
         nonlocal found
-        try:
-            found = len(await cluster.kubelet.allocatable(resource))
-        except OSError:
-            return False
-        return slices == found
+        found = await cluster.kubelet.offered(resource)
+        return found is not None and slices == len(found)
 
-    await until_answer(is_told, within, lambda: f"{found} slices in PodResources, not {slices}")
+    def why() -> str:
+        told = "no answer" if found is None else f"{len(found)} slices"
+        return f"{told} in PodResources, not {slices}"
+
+    await until_answer(is_told, within, why)
 
 
 async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, decode
+from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
 from agent.wire.v1 import ContainerDevices, PodResources
 from agent.wire.v1beta1 import Device
 from tests.fakes.plugin import devices
@@ -239,6 +239,20 @@ class NodeUnderTest(ABC):
     def checkpoint_path(self) -> Path:
         """The kubelet's records."""
         return self.plugins / FILE_NAME
+
+    async def until_recorded(self, holds: Callable[[Checkpoint], object]) -> None:
+        """Return once the records say so, which are written after the list was shown.
+
+        Raises:
+            TimeoutError: they do not.
+        """
+
+        def is_written() -> bool:
+            with contextlib.suppress(CheckpointError, FileNotFoundError):
+                return bool(holds(self.checkpoint()))
+            return False
+
+        await until(is_written, WITHIN, lambda: "the records do not say so")
 
     def checkpoint(self) -> Checkpoint:
         """The kubelet's records as they are written. Raises CheckpointError, OSError."""

@@ -18,7 +18,7 @@ HANDED_OVER: Final = frozenset({RefusalReason.NO_RIGHT.value, RefusalReason.NO_L
 """Why a pod is refused whose lock was given to another before it was asked for: the other has it,
 or was served already and has it no more."""
 
-_OUT_OF_TIME: Final = frozenset(
+OUT_OF_TIME: Final = frozenset(
     gate.value
     for gate in (
         RefusalReason.WITNESS_SILENT,
@@ -31,10 +31,19 @@ _OUT_OF_TIME: Final = frozenset(
 """Why a pod is refused when the disk, the kubelet or the API server is slower than the kubelet may
 be kept waiting. For a Node's watch that lags behind the pods', the reasons are those above."""
 
+BUSY: Final = 20
+"""One pod in so many may be refused for want of time: disks, watches and cores are shared."""
+
 _ID: Final = re.compile(r"\[(HA-\d+)\]")
 
 Amounts = tuple[int, int]
 """What a pod asks for: MiB, and percent of the cores."""
+
+
+def reason_in(message: str) -> str:
+    """The id of the reason in a refusal's text, or the text where it has none."""
+    found = _ID.search(message)
+    return found[1] if found else message
 
 
 @dataclass(eq=False, slots=True)
@@ -59,8 +68,15 @@ class Outcome:
         return {
             name
             for name, reason in self.refused.items()
-            if reason in _OUT_OF_TIME or (reason in HANDED_OVER and name not in but)
+            if reason in OUT_OF_TIME or (reason in HANDED_OVER and name not in but)
         }
+
+    def take(self, other: "Outcome") -> None:
+        """Add what became of other pods."""
+        self.wrong += other.wrong
+        self.refused |= other.refused
+        self.told |= other.told
+        self.served += other.served
 
     async def look(self, cluster: Cluster, asked: Mapping[str, Amounts], *made: Object) -> None:
         """Wait until each pod runs or is refused, and hold what it was told against its own.
@@ -71,8 +87,7 @@ class Outcome:
             name, seen = name_of(pod), await decided(cluster, pod)
             if phase_of(seen) == "Failed":
                 message = seen["status"].get("message", "")
-                found = _ID.search(message)
-                self.refused[name] = found[1] if found else message
+                self.refused[name] = reason_in(message)
                 self.told[name] = message
                 continue
             wanted, told = expected_inside(cluster, name), await seen_inside(cluster, name)

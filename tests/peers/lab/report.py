@@ -99,12 +99,19 @@ async def forget_events(cluster: Cluster, reason: str) -> None:
         await cluster.api.delete(f"{_EVENTS}/{one['metadata']['name']}")
 
 
+async def until_node_events(
+    cluster: Cluster, reason: str, count: int, within: float = 20.0
+) -> None:
+    """Return once so many Events with that reason are about the Node. Raises TimeoutError."""
+
+    async def are_there() -> bool:
+        return len(await node_events(cluster, reason)) >= count
+
+    await until_answer(are_there, within, lambda: f"not {count} Events {reason}")
+
+
 async def until_node_event(cluster: Cluster, reason: str, within: float = 20.0) -> Object:
     """The one Event with that reason about the Node. Raises TimeoutError: there is none."""
-
-    async def is_there() -> bool:
-        return bool(await node_events(cluster, reason))
-
-    await until_answer(is_there, within, lambda: f"no Event {reason}")
+    await until_node_events(cluster, reason, 1, within)
     (event,) = await node_events(cluster, reason)
     return event

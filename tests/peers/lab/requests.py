@@ -22,7 +22,8 @@ ALLOWED: Final = frozenset(
 )
 """One list and two watches, a look at one pod and at the Node, their annotations, and Events."""
 _FORBIDDEN: Final = 403
-_WRITTEN: Final = '"event": "report.written"'
+_AT_REST: Final = ('"event": "report.written"', '"event": "pods.listed"')
+"""What an agent has done with the start that asks the API server."""
 
 
 def refused(requests: list[Asked]) -> list[Asked]:
@@ -42,15 +43,20 @@ def writes(requests: list[Asked]) -> Counter[str]:
 
 
 async def mark_of_rest(cluster: Cluster) -> int:
-    """A mark in the audit log behind the agent's register annotation.
+    """A mark in the audit log behind the agent's register annotation and its list of the pods.
 
     A watch shows a write before the log does; what the writer has an answer to is in both.
 
     Raises:
-        TimeoutError: the agent writes no register annotation.
+        TimeoutError: the agent does not come so far.
     """
     part = cluster.agent.part
-    await until(lambda: _WRITTEN in part.said_since_start(), 10.0, part.tail)
+
+    def is_at_rest() -> bool:
+        said = part.said_since_start()
+        return all(one in said for one in _AT_REST)
+
+    await until(is_at_rest, 30.0, part.tail)
     return cluster.plane.audit.mark()
 
 

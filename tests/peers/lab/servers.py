@@ -24,6 +24,7 @@ from tests.peers.lab.cluster import ACCOUNT, account_token
 from tests.peers.lab.control import ControlPlane, open_control_plane
 from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.roots import open_root
+from tests.peers.lab.waiting import until_answer
 
 OTHER_NODE: Final = "node-b"
 OWN_POD: Final = "pa"
@@ -253,6 +254,9 @@ async def real_server(binaries: Path) -> AsyncIterator[Server]:
             server = Server(admin, node, user, nobody, plane=plane)
             try:
                 await _furnish(server)
+                await until_answer(
+                    lambda: _has_rights(server), _DEADLINE, lambda: "the account has no rights"
+                )
                 yield server
             finally:
                 for user in server.users:
@@ -264,6 +268,11 @@ async def _furnish(server: Server) -> None:
         await server.admin.have("POST", NODES, {"metadata": {"name": name}})
     for name, node in ((OWN_POD, NODE), (OTHER_POD, OTHER_NODE), (FREE_POD, "")):
         await server.admin.have("POST", PODS, plain_pod(name, node))
+
+
+async def _has_rights(server: Server) -> bool:
+    """Whether the server knows the account's rights already, which a watch of its own brings it."""
+    return (await server.account.ask("GET", NODE_PATH)).code == 200
 
 
 async def _compact(plane: ControlPlane, version: int) -> None:

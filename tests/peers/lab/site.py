@@ -20,6 +20,7 @@ from tests.peers.lab.pod_network import open_pod_network
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.releases import Release
 from tests.peers.lab.tidy import NODE_PATH
+from tests.peers.lab.waiting import until_answer
 
 NAMESPACE: Final = "kube-system"
 RELEASE: Final = "hami-agent"
@@ -147,6 +148,17 @@ class Site:
         made = await self.run.kubectl("get", kinds, "--all-namespaces", "--output=name", label)
         own = ("get", "secrets", f"--namespace={NAMESPACE}", "--output=name")
         return made + await self.run.kubectl(*own, "--selector=owner=helm")
+
+    async def until_gone(self) -> None:
+        """Return once no such object is left: some go after helm has ended. Raises TimeoutError."""
+        found = ""
+
+        async def is_gone() -> bool:
+            nonlocal found
+            found = await self.objects()
+            return not found
+
+        await until_answer(is_gone, SERVING, lambda: f"these stay: {found}")
 
     def left(self) -> frozenset[str]:
         """What is on the node and was not there before, but for what others keep."""

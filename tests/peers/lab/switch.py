@@ -69,8 +69,8 @@ async def until_serving(cluster: Cluster, plugin: Part) -> None:
 
 
 async def offers(cluster: Cluster, slices: int) -> bool:
-    """Whether the kubelet counts so many healthy slices. Raises OSError, GRPCError."""
-    return slices == len(await cluster.kubelet.allocatable(RESOURCE))
+    """Whether the kubelet answers and counts so many healthy slices."""
+    return await cluster.kubelet.offers(RESOURCE, slices)
 
 
 def promised(cluster: Cluster, names: Iterable[str]) -> Shares:

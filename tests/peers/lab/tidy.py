@@ -13,6 +13,15 @@ _NOTED: Final = (annotations.PREFIX, annotations.REPORTS)
 """What annotations of HAMi and of ours begin with: its scheduler notes more than one vendor."""
 
 
+async def remove(cluster: Cluster, path: str, grace: int | None = None) -> None:
+    """Delete an object that may be gone, and leave a controller's pods to whoever tidies up."""
+    try:
+        await cluster.api.delete(path, grace=grace)
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+
+
 async def remove_pods(cluster: Cluster) -> None:
     """Delete every pod, wait until the kubelet has forgotten all, and free the Node.
 
@@ -22,11 +31,7 @@ async def remove_pods(cluster: Cluster) -> None:
     # The watch may not have shown the newest yet.
     for pod in (await cluster.api.get("/api/v1/pods"))["items"]:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        try:
-            await cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
-        except RefusedError as error:
-            if error.code != 404:
-                raise
+        await remove(cluster, f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
     await until_answer(lambda: _has_none(cluster), 30.0, lambda: "pods stay")
     await cluster.pods.until(lambda: not cluster.pods.objects, 30.0, "the watch shows pods")
     node = await cluster.api.get(NODE_PATH)

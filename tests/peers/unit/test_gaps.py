@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.peers.lab.gaps import TOLD_LATE, Gap, Rejected
+from tests.peers.lab.gaps import STARTING, TOLD_LATE, Gap, Rejected
 from tests.peers.lab.words import because
 
 GAP = Gap(start=10.0, end=12.0, known=11.0)
@@ -15,6 +15,11 @@ OWN = (
     "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, capacity: 0",
 )
 BLIND = because("rpc error: code = Unavailable desc = The pods are not known yet. [HA-2010]")
+
+OUT_OF_TIME = because(
+    "rpc error: code = Unavailable desc = No answer was found within 2 s; create the pod again. "
+    "[HA-5002]"
+)
 
 
 def a_rejection(message, taken=11.0, at=11.5):
@@ -50,3 +55,9 @@ def test_what_came_before_or_after_is_not_explained(taken, at):
 def test_an_agent_is_blind_only_until_it_knows_the_pods():
     assert GAP.explains(a_rejection(OWN[0], taken=11.5))
     assert not GAP.explains(a_rejection(BLIND, taken=11.5))
+
+
+def test_an_agent_may_be_out_of_time_right_after_its_start_only():
+    assert GAP.explains(a_rejection(OUT_OF_TIME, taken=12.5, at=14.6))
+    assert not GAP.explains(a_rejection(OUT_OF_TIME, taken=12.1 + STARTING, at=16.2))
+    assert not GAP.explains(a_rejection(OUT_OF_TIME, taken=9.0, at=9.9))
