@@ -7,17 +7,24 @@ read than the Node has now.
 Source: HAMi v2.7.1 and v2.10 pkg/scheduler/scheduler.go, RegisterFromNodeAnnotations.
 """
 
+import asyncio
 from typing import Final
 
 from agent.codec.node_report import read_register
 from agent.core.cluster import annotations
-from tests.peers.lab.api import Watched
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.api import Object, Watched
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
 from tests.peers.lab.releases import Release
 
 WITHIN: Final = 75.0
 """Seconds for a sign of life (every 30 s), a look (every 15 s), and some."""
+
+_LOOK: Final = 16.0
+"""Seconds in which it has looked at the Node (every 15 s)."""
+_READS_CHANGES: Final = (2, 10)
+"""From this release on it reads a changed text though nobody answers its handshake."""
 
 
 class Reading:
@@ -29,6 +36,9 @@ class Reading:
         self._scheduler = scheduler
         self._seen = 0
         self._handshake = ""
+        self._offer: tuple[str | None, str] = None, "0"
+        self._offered = 0.0
+        """Since when the Node says so, by the loop's clock."""
         self._read: tuple[int, str | None] | None = None
         """Which process has read what."""
 
@@ -59,7 +69,16 @@ class Reading:
             return True
         pid, text = self._read
         now = _uuids(self._notes().get(annotations.REGISTER))
-        return pid != self._scheduler.pid or not now or _uuids(text) == now
+        return pid != self._scheduler.pid or not now or _uuids(text) == now or self._has_looked()
+
+    def _has_looked(self) -> bool:
+        """Whether it has looked at the Node as it is, and not said so: HAMi's plugin says nothing.
+
+        A Node with slices alone is read.
+        """
+        _, slices = self._offer
+        reads = self._release.number >= _READS_CHANGES and slices != "0"
+        return reads and asyncio.get_running_loop().time() - self._offered > _LOOK
 
     def _notes(self) -> dict[str, str]:
         node = self._nodes.objects.get(NODE)
@@ -69,6 +88,8 @@ class Reading:
         history = self._nodes.history.get(NODE, [])
         for one in history[self._seen :]:
             notes = one.object["metadata"].get("annotations") or {}
+            if (offer := _offer(one.object)) != self._offer:
+                self._offer, self._offered = offer, one.at
             handshake = notes.get(annotations.HANDSHAKE, "")
             if handshake == self._handshake:
                 continue
@@ -78,6 +99,12 @@ class Reading:
             elif handshake.startswith("Deleted"):
                 self._read = None
         self._seen = len(history)
+
+
+def _offer(node: Object) -> tuple[str | None, str]:
+    """What the scheduler compares: the register annotation, and the slices of the kubelet."""
+    slices = node.get("status", {}).get("allocatable", {}).get(RESOURCE, "0")
+    return (node["metadata"].get("annotations") or {}).get(annotations.REGISTER), slices
 
 
 def _uuids(text: str | None) -> set[str]:

@@ -8,6 +8,7 @@ import pytest
 from agent.codec.register import encode_register, registered
 from agent.core.cluster import annotations
 from tests.builders import an_inventory
+from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
@@ -29,10 +30,12 @@ class Running(Part):
         return bool(self.pid)
 
 
-def show(nodes, handshake, register):
+def show(nodes, handshake, register, at=None, slices="0"):
     notes = {annotations.HANDSHAKE: handshake, annotations.REGISTER: register}
     metadata = {"name": NODE, "annotations": {name: one for name, one in notes.items() if one}}
-    nodes.take(Sighting(0.0, "MODIFIED", {"metadata": metadata}))
+    seen = asyncio.get_running_loop().time() if at is None else at
+    status = {"allocatable": {RESOURCE: slices}}
+    nodes.take(Sighting(seen, "MODIFIED", {"metadata": metadata, "status": status}))
 
 
 async def is_read(reading):
@@ -112,3 +115,19 @@ async def test_a_newer_one_that_has_read_other_gpus_is_waited_for(nodes):
     show(nodes, "", one)
     scheduler.pid = 2
     assert await is_read(reading)
+
+
+async def test_a_newer_one_has_read_after_its_look_what_nobody_tells_it_to(nodes):
+    one, other = (encode_register(registered(an_inventory(count=count))) for count in (1, 2))
+    now = asyncio.get_running_loop().time()
+    for release, slices, since, known in (
+        (MODEL, "80", 20.0, True),
+        (MODEL, "80", 10.0, False),
+        (MODEL, "0", 20.0, False),
+        (Release((2, 9, 0)), "80", 20.0, False),
+    ):
+        nodes.forget()
+        reading = Reading(release, nodes, Running(1))
+        show(nodes, "Requesting_1", one, now - 60.0, slices)
+        show(nodes, "Requesting_1", other, now - since, slices)
+        assert known == await is_read(reading)
