@@ -137,6 +137,8 @@ async def test_a_file_that_is_touched_but_the_same_brings_nothing_about(tmp_path
         await started(node.cluster, 16)
         await node.offers(16, all_gpus(4))
         await node.until(lambda: node.said("report.written") == 1)
+        # The last lines of a start come in any order.
+        await node.until(lambda: node.said("web.listening") == 2 and node.said("pods.listed") == 1)
         lines = node.cluster.log.last(5000)
 
         node.mounted.write(config="sharing: {splitCount: 4}")
@@ -157,6 +159,7 @@ async def test_bad_files_leave_the_last_good_settings_until_they_are_good(tmp_pa
             await node.rejects(turn)
         node.nodeconfig.write_bytes(b"\x00" * (1024 * 1024))
         node.cluster.reload_agent()
+        await node.until(lambda: node.said("config.rejected") == 4)
         await asyncio.sleep(SPREAD)
 
         assert (1, 1) == node.counts()
