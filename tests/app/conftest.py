@@ -1,5 +1,5 @@
 """The C stub of the driver's library, for the agent's first half over a real one."""
 
-from tests.fakes.nvml_fixtures import built, forgetful, stub, stub_driver, stub_path
+from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path
 
-__all__ = ["built", "forgetful", "stub", "stub_driver", "stub_path"]
+__all__ = ["built", "deadline", "forgetful", "stub", "stub_driver", "stub_path"]

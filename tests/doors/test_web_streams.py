@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 
 import aiohttp
@@ -34,21 +35,18 @@ async def events(answer):
 async def test_a_stream_sends_each_change_once_and_ends_by_itself(monkeypatch):
     monkeypatch.setattr(api, "LOOK", 0.01)
     monkeypatch.setattr(api, "KEPT", 0.0)
-    monkeypatch.setattr(api, "STREAM_SECONDS", 0.5)
-    now = facts()
+    full = facts(checks=(Check("state", ok=False, text="full"),))
+    # Where nothing can be said any more a stream is over, however slow all looks before were.
+    looks = itertools.chain([facts(), facts(), full, full, full, None], itertools.repeat(full))
     async with (
-        reading(lambda: now) as client,
+        reading(lambda: next(looks)) as client,
         client.get("/api/v1/node?watch=1") as answer,
     ):
         assert "text/event-stream" == answer.content_type
-        stream = events(answer)
-        first, node = await anext(stream)
-        assert node["ready"]
-        now = facts(checks=(Check("state", ok=False, text="full"),))
-        second, node = await anext(stream)
-        assert not node["ready"]
-        assert [] == [event async for event in stream]
+        (first, node), (second, later) = [event async for event in events(answer)]
+        assert (True, False) == (node["ready"], later["ready"])
 
+        monkeypatch.setattr(api, "STREAM_SECONDS", 0.1)
         again = {"Last-Event-ID": second}
         async with client.get("/api/v1/node?watch=1", headers=again) as resumed:
             assert [] == [event async for event in events(resumed)]

@@ -33,8 +33,14 @@ def stub(stub_path: Path) -> NvmlStub:
 
 
 @pytest.fixture
-async def stub_driver(stub_path: Path, stub: NvmlStub, tmp_path: Path):
-    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=0.3)
+def deadline() -> float:
+    """Seconds of each call of a driver; a module whose calls take long has more."""
+    return 0.3
+
+
+@pytest.fixture
+async def stub_driver(stub_path: Path, stub: NvmlStub, tmp_path: Path, deadline: float):
+    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=deadline)
     yield driver
     stub.hang(hung=False)
     await driver.close()

@@ -12,11 +12,11 @@ from agent.host.hook.directories import HostHookDirs
 from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.cuda_stub import build_cuda
 from tests.fakes.nvml import FakeGpu, FakeNvml
-from tests.fakes.nvml_fixtures import built, forgetful, stub, stub_driver, stub_path
+from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path
 from tests.fakes.offload import Inline
 from tests.host.hook_space import NAME
 
-__all__ = ["built", "forgetful", "stub", "stub_driver", "stub_path"]
+__all__ = ["built", "deadline", "forgetful", "stub", "stub_driver", "stub_path"]
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +31,8 @@ def library() -> FakeNvml:
 
 
 @pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
+async def driver(library: FakeNvml, tmp_path: Path, deadline: float):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=deadline)
     yield driver
     library.release()
     await driver.close()

@@ -7,8 +7,8 @@ import pytest
 from agent.core.errors import DriverError, GpuError
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
 from agent.core.inventory.gpu import GpuUuid, Trouble
+from tests.fakes.nvml import until
 from tests.fakes.nvml_events import hear, listening
-from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
@@ -19,12 +19,9 @@ def attached(stub) -> list[bool]:
     return [stub.attached(slot) for slot in range(3)]
 
 
-async def returned(stub: NvmlStub) -> None:
-    """Wait until no call of the stub hangs any more, and the loop has heard of it."""
-    async with asyncio.timeout(30):
-        while stub.inside:  # noqa: ASYNC110 -- a library tells nobody
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+def is_back(driver, stub) -> bool:
+    """No call hangs, and the driver has heard so: it could not end its session before."""
+    return stub.inside == 0 and not driver._session.threads.stuck
 
 
 async def test_a_released_gpu_is_let_go_of_and_the_others_are_asked_on(stub_driver, stub):
@@ -157,7 +154,7 @@ async def test_a_call_that_does_not_come_back_is_named_as_what_holds_the_gpus(st
     with pytest.raises(DriverError, match="has not returned from the driver"):
         await stub_driver.release([G1])
     stub.hang(slot=0, hung=False)
-    await returned(stub)
+    await until(lambda: is_back(stub_driver, stub))
     await stub_driver.release([G1])
 
     assert [False] * 3 == attached(stub)
@@ -174,7 +171,7 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
     stub.hang(slot=1)
     await stub_driver.scan()
     stub.hang(slot=1, hung=False)
-    await returned(stub)
+    await until(lambda: is_back(stub_driver, stub))
     await stub_driver.release([G0, G1, G2])
 
     assert ([False] * 3, 0) == (attached(stub), stub.sessions)
@@ -189,7 +186,7 @@ async def test_one_that_was_never_described_is_told_until_it_is_taken_back(stub_
     stub.hang(slot=1)
     await stub_driver.scan()
     stub.hang(slot=1, hung=False)
-    await returned(stub)
+    await until(lambda: is_back(stub_driver, stub))
     await stub_driver.release([G0, G1, G2])
     stub_driver.take_back(G0)
     scan = await stub_driver.scan()
@@ -205,7 +202,7 @@ async def test_one_never_described_that_is_taken_back_alone_is_told_until_all_ar
     stub.hang(slot=1)
     await stub_driver.scan()
     stub.hang(slot=1, hung=False)
-    await returned(stub)
+    await until(lambda: is_back(stub_driver, stub))
     await stub_driver.release([G0, G1, G2])
     stub_driver.take_back(G1)
     scan = await stub_driver.scan()

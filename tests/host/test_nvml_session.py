@@ -200,8 +200,8 @@ async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver
             await driver.scan()
     library.release()
     await until(lambda: library.inside == 0)
+    await until(lambda: driver._session._opening is None)  # the loop has heard of it
     library.failures.clear()
-    await asyncio.sleep(0.05)  # the loop hears of it
 
     assert 3 == len((await driver.scan()).gpus)
     assert 2 == library.calls["nvmlInit"]

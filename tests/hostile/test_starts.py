@@ -5,12 +5,12 @@ import statistics
 
 import pytest
 
-from agent.sandbox.lab.life import free_port
 from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.node import Node, open_node
 from tests.hostile.lab.siege import Attack, Round, Siege
 from tests.hostile.lab.table import AttackTable
 from tests.hostile.lab.working import NOBODY
+from tests.peers.lab.ports import free_ports
 from tests.process.agent_process import PATIENCE, comes, offers
 
 LOUD = 20_000.0
@@ -18,7 +18,7 @@ LOUD = 20_000.0
 
 async def test_who_tries_to_hold_the_lock_keeps_no_agent_from_starting(table: AttackTable):
     attack = Attack("the lock held by another user", "1", 5_000_000, 60.0, LOUD)
-    async with open_node(web_port=free_port()) as node:
+    async with open_node(web_port=free_ports(1)[0]) as node:
         siege, tally, lock = Siege(node, table), AttackTally(), node.cluster.places.run / "lock"
         lock.parent.chmod(0o755)
         with siege.noted(attack, tally):
@@ -48,7 +48,7 @@ async def until_the_next_serves(node: Node) -> None:
 
 async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: AttackTable):
     attack = Attack("the web port squatted", "21", 1_000_000, 60.0)
-    tally, port = AttackTally(), free_port()
+    tally, port = AttackTally(), free_ports(1)[0]
     async with contextlib.AsyncExitStack() as stack:
         squatter = at_work(tally, "webber", f"{NOBODY}", "squats", *attack.bounds, f"{port}")
         await stack.enter_async_context(squatter)

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE
-from agent.sandbox.lab.life import free_port
 from agent.sandbox.scenario.workloads import Wish, Workload
 from tests.hostile.lab.attackers import AttackTally, at_work, finished
 from tests.hostile.lab.node import open_node
 from tests.hostile.lab.siege import Attack, Siege
 from tests.hostile.lab.table import AttackTable
 from tests.hostile.lab.working import NOBODY
+from tests.peers.lab.ports import free_ports
 
 LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+ +[a-z_]+\.[a-z_]+ | {2}|$")
 """How a line of the text log begins; what belongs to the one before is indented."""
@@ -34,7 +34,7 @@ def hostile(name: str, text: str) -> Json:
 
 async def test_no_name_or_text_of_a_stranger_forges_a_line_of_the_log(table: AttackTable):
     attack = Attack("words that forge lines of the log", "12 31", 4_000, 30.0, 400.0)
-    async with open_node(log="text", web_port=free_port()) as node:
+    async with open_node(log="text", web_port=free_ports(1)[0]) as node:
         siege, store = Siege(node, table), node.cluster.store
 
         @contextlib.asynccontextmanager

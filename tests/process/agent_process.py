@@ -45,14 +45,14 @@ async def comes(holds: Callable[[], bool], within: float = PATIENCE) -> bool:
     return True
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`hami-agent ARGUMENTS`, to its end."""
+def run(*arguments: str, within: float = 60) -> subprocess.CompletedProcess[str]:
+    """`hami-agent ARGUMENTS`, to its end, which comes within so many seconds."""
     return subprocess.run(  # noqa: S603 -- our own interpreter and arguments
         [sys.executable, "-m", "agent", *arguments],
         cwd=ROOT,
         env=ENVIRON,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=within,
         check=False,
     )

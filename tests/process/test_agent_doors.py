@@ -60,6 +60,7 @@ async def test_who_squats_the_port_keeps_nobody_from_the_socket_and_is_told():
 
             said = f"[!]web degraded: 127.0.0.1:{port} cannot be bound"
             assert await told(said, lambda: over_unix(path)), cluster.log.last(20)
+            # The page says so first.
             assert await cluster.until(lambda: bool(cluster.log.of("service.failed")), PATIENCE)
             assert {"web"} == {one.fields["service"] for one in cluster.log.of("service.failed")}
             assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE)

@@ -1,6 +1,7 @@
 """A whole agent on the real pynvml and a library of ours that hangs: the agent never does."""
 
 import asyncio
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,27 +16,38 @@ pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.time
 HANG = 20.0
 SLOW = 5.0
 """Longer than anything waits for a driver that is there."""
+PROBE = 1.0
+"""Seconds: a page that waits for a call to the driver takes the two of its deadline."""
 
 
 @dataclass
 class WatchedAgent:
-    """What was seen of an agent whose driver hung. `refused_at`: seconds after it began to."""
+    """What was seen of an agent whose driver hung. `refused_at`: seconds after it began to.
+
+    `early`, `later`: the seconds of each page before a slice was refused, and after.
+    """
 
     answered: int = 0
     refused_at: float | None = None
     refusal: str = ""
     most_threads: int = 0
     ready: set[int] = field(default_factory=set)
+    early: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
 
 
 async def watch(node: DriverNode, seconds: float) -> WatchedAgent:
-    """Ask the agent everything again and again: pages in time, slices until one is refused."""
+    """Ask the agent everything again and again: pages, and slices until one is refused."""
     seen, loop = WatchedAgent(), asyncio.get_running_loop()
     begun = loop.time()
     while loop.time() - begun < seconds:
+        asked = loop.time()
         live, words = await node.page("/livez")
+        lives = loop.time()
         assert 200 == live, words
         seen.ready.add((await node.page("/readyz"))[0])
+        pages = seen.early if seen.refused_at is None else seen.later
+        pages += [lives - asked, loop.time() - lives]
         if seen.refused_at is None:
             seen.refusal = await node.allocate(SLICES[1 + seen.answered])
             seen.answered += not seen.refusal
@@ -54,9 +66,12 @@ async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_t
         node.stub.hang()
         seen = await watch(node, HANG)
 
-        assert seen.answered
+        assert seen.answered >= 1
         assert seen.refused_at is not None
         assert LIMIT <= seen.refused_at
+        # In the middle: a single page may be late on a busy machine, with any driver.
+        assert statistics.median(seen.early) < PROBE, seen.early
+        assert statistics.median(seen.later) < PROBE, seen.later
         assert "The driver has not answered for GPU" in seen.refusal
         assert "HA-4005" in seen.refusal
         assert 0 == node.cluster.allocatable()

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from agent.codec.last_good import decode_last_good
 from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.child import AgentChild, start_child
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.process.agent_process import PATIENCE, offers, options, run, started
+from agent.settings.reading import COPY
+from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -38,6 +40,12 @@ def would_write(cluster: SandboxCluster, child: AgentChild) -> list[Any]:
 def files(root: Path) -> dict[str, bytes]:
     """Every regular file below, by its path."""
     return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def is_copied(cluster: SandboxCluster) -> bool:
+    """The copy of the settings has the Node's labels, which are its last change at a start."""
+    copy = cluster.places.state / COPY
+    return copy.exists() and bool(decode_last_good(copy.read_bytes()).labels)
 
 
 async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
@@ -71,6 +79,7 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
         cluster = await started(opened)
         first = cluster.agent
         assert await cluster.until(lambda: writes(cluster) == 1, PATIENCE)
+        assert await comes(lambda: is_copied(cluster))
         state = files(cluster.places.state)
 
         child = await observer(cluster)

@@ -137,6 +137,7 @@ async def test_a_file_that_is_touched_but_the_same_brings_nothing_about(tmp_path
         await started(node.cluster, 16)
         await node.offers(16, all_gpus(4))
         await node.until(lambda: node.said("report.written") == 1)
+        # The last lines of a start come in any order.
         await node.until(lambda: node.said("web.listening") == 2 and node.said("pods.listed") == 1)
         lines = node.cluster.log.last(5000)
 

@@ -17,6 +17,9 @@ from agent.services.state import CURRENT
 from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
 from tests.process.agent_process import PATIENCE, options, started
 
+ATTEMPTS = 5
+"""One of them has to be quick enough: the agent gives a preference a fifth of a second."""
+
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
 
@@ -45,35 +48,48 @@ def submit(cluster: SandboxCluster, name: str) -> None:
     cluster.submit({"metadata": metadata, "spec": {"containers": containers}})
 
 
+async def is_stopping_in_flight(cluster: SandboxCluster, patch: pytest.MonkeyPatch) -> bool:
+    """Whether the agent was told to stop, and said so, before it gave up the preference."""
+    assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
+    held = HeldSlices(patch)
+    submit(cluster, "train")
+    async with asyncio.timeout(PATIENCE):
+        await held.asked.wait()
+    cluster.agent.signal(signal.SIGTERM)
+    assert await cluster.until(
+        lambda: bool(cluster.log.of("agent.stopping", cluster.agent.pid)), PATIENCE
+    )
+    held.open.set()
+    return not cluster.kubelet.history.of("preferred")
+
+
+async def is_served(cluster: SandboxCluster) -> None:
+    """The pod has its GPU of the agent that stops, and keeps it under the next."""
+    agent = cluster.agent
+    assert 0 == await agent.wait()
+    told = cluster.pod("train")["status"]
+    answers = [line.fields["ctr"] for line in cluster.log.of("alloc.answered", agent.pid)]
+    rows = decode_state((cluster.places.state / CURRENT).read_bytes()).ledger.rows
+    assert ["one"] == answers, (told, cluster.log.last(20))
+    assert {"one"} == {row.key.container for row in rows}
+
+    await started(cluster, slices=20)
+
+    def served() -> bool:
+        return cluster.pod("train")["metadata"]["annotations"][BIND_PHASE] == PHASE_SUCCESS
+
+    assert await cluster.until(served, PATIENCE), cluster.log.last(20)
+    assert "Failed" != cluster.pod("train")["status"].get("phase")
+
+
 async def test_a_pod_whose_preference_is_in_flight_gets_its_gpus_and_keeps_them(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    async with open_cluster(options(gpus=2)) as opened:
-        cluster = await started(opened, slices=20)
-        assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
-        agent = cluster.agent
-        held = HeldSlices(monkeypatch)
-        submit(cluster, "train")
-        async with asyncio.timeout(PATIENCE):
-            await held.asked.wait()
-
-        agent.signal(signal.SIGTERM)
-        assert await cluster.until(
-            lambda: bool(cluster.log.of("agent.stopping", agent.pid)), PATIENCE
-        )
-        held.open.set()
-
-        assert 0 == await agent.wait()
-        told = cluster.pod("train")["status"]
-        answers = [line.fields["ctr"] for line in cluster.log.of("alloc.answered", agent.pid)]
-        rows = decode_state((cluster.places.state / CURRENT).read_bytes()).ledger.rows
-        assert ["one"] == answers, (told, cluster.log.last(20))
-        assert {"one"} == {row.key.container for row in rows}
-
-        await started(cluster, slices=20)
-
-        def served() -> bool:
-            return cluster.pod("train")["metadata"]["annotations"][BIND_PHASE] == PHASE_SUCCESS
-
-        assert await cluster.until(served, PATIENCE), cluster.log.last(20)
-        assert "Failed" != cluster.pod("train")["status"].get("phase")
+    for _ in range(ATTEMPTS):
+        async with open_cluster(options(gpus=2)) as opened:
+            cluster = await started(opened, slices=20)
+            with monkeypatch.context() as patch:
+                if await is_stopping_in_flight(cluster, patch):
+                    await is_served(cluster)
+                    return
+    pytest.fail("the agent never said in time that it stops")

@@ -17,13 +17,16 @@ from agent.cli.sandbox_view import MEASURES
 from agent.sandbox.scenario.promises import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+WITHIN = 160
+"""Seconds for a scenario: just under the test's own."""
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[int, dict[str, Any]]:
     """The exit code and the document of the default scenario, run once."""
-    ended = run("sandbox", "-o", "json")
+    ended = run("sandbox", "-o", "json", within=WITHIN)
     return ended.returncode, json.loads(ended.stdout)
 
 
@@ -72,7 +75,7 @@ def test_everything_that_is_to_be_measured_is(whole):
 
 
 def test_an_agent_that_offers_the_wrong_slices_makes_it_fail():
-    ended = run("sandbox", "-o", "json", "--agent-flag=--split-count=5")
+    ended = run("sandbox", "-o", "json", "--agent-flag=--split-count=5", within=WITHIN)
     found = json.loads(ended.stdout)["data"]
     claims = {claim["id"]: claim for claim in found["claims"]}
 
@@ -86,7 +89,7 @@ def test_an_agent_that_offers_the_wrong_slices_makes_it_fail():
 
 
 def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
-    ended = run("sandbox", "--agent-flag=--kubeconfig=/absent")
+    ended = run("sandbox", "--agent-flag=--kubeconfig=/absent", within=WITHIN)
 
     assert 1 == ended.returncode
     assert "the agent exited with 78" in ended.stdout

@@ -7,8 +7,7 @@ import re
 from agent import __version__
 from agent.codec.node_report import read_register
 from agent.core.cluster.annotations import REGISTER
-
-READY = "80 slices on offer; registered, the kubelet takes our lists"
+from tests.systemd.lab.bare_metal import READY
 
 
 async def test_a_start_returns_when_the_socket_serves_and_the_kubelet_was_told(node, table):

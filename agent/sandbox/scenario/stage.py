@@ -12,8 +12,8 @@ from agent.sandbox.scenario.disk_first import DiskWatch
 from agent.sandbox.scenario.record import ScenarioRecord, Unmet
 from agent.sandbox.scenario.sums import SumWatch
 
-PATIENCE = 30.0
-"""Seconds for a wait that should be much shorter."""
+PATIENCE = 40.0
+"""Seconds for a wait that should be much shorter. A busy machine may need them for a start."""
 
 KEPT_IDLE = 5.0
 """The length of the idle step in seconds."""

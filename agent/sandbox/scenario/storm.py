@@ -41,7 +41,7 @@ async def kill_in_burst(stage: Stage) -> None:
     await stage.start_agent()
     await stage.until(
         "burst.pods",
-        lambda: all(_is_decided(stage, name) for name in names),
+        lambda: all(_is_decided(stage, name) for name in names) and bool(stage.seen(gap, "listed")),
         lambda: f"undecided: {[n for n in names if not _is_decided(stage, n)]}",
         BURST_PATIENCE,
     )
@@ -78,7 +78,7 @@ async def lose_records(stage: Stage) -> None:
         "replay.edits",
         lambda: (pod.uid, container) in answers(cluster) and pod_facts(cluster, name).is_running,
         lambda: "; ".join(e.text for e in stage.seen(begun, "allocate_refused")) or "not asked",
-        2 * PATIENCE,
+        PATIENCE,
     )
     after = answers(cluster)[pod.uid, container]
     wrong = rejected if before == after else [f"{parsed(before)} before, {parsed(after)} after"]
@@ -90,7 +90,7 @@ async def idle(stage: Stage) -> None:
     cluster, claim = stage.cluster, "idle"
     journal, user = cluster.api.journal, cluster.user
     if not await _is_quiet(stage):
-        stage.settle(claim, "", [f"no {QUIET:g} s without a request in {2 * PATIENCE:g} s"])
+        stage.settle(claim, "", [f"no {QUIET:g} s without a request in {PATIENCE:g} s"])
         return
     counts = journal.writes(user), journal.reads(user), journal.watches(user)
     stage.record.note(f"watching the API server for {KEPT_IDLE:g} s")
@@ -175,7 +175,7 @@ def _durable(stage: Stage) -> tuple[str, list[str]]:
 
 async def _is_quiet(stage: Stage) -> bool:
     """Wait for QUIET seconds without a request, when the effects of the last step are done."""
-    journal, deadline = stage.cluster.api.journal, stage.now + 2 * PATIENCE
+    journal, deadline = stage.cluster.api.journal, stage.now + PATIENCE
     while stage.now < deadline:
         count = sum(journal.counts.values())
         await asyncio.sleep(QUIET)

@@ -85,7 +85,8 @@ async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None
     cluster = stage.cluster
     await stage.until(
         claim,
-        lambda: bool(stage.seen(begun, "listed")) and cluster.allocatable() == stage.slices,
+        # The number alone may be that of the list before.
+        lambda: cluster.allocatable() == stage.slices and bool(stage.seen(begun, "listed")),
         lambda: f"{cluster.allocatable()} allocatable",
     )
     lists = stage.seen(begun, "listed")

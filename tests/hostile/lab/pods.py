@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
+from agent.core.errors import RefusalReason
 from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.api_errors import NotFoundError
 from agent.sandbox.kubelet.seen import KubeletEvent
@@ -23,11 +24,18 @@ GONE: Final = 30.0
 """Seconds for the pods of one round to be over."""
 
 
-STALLED: Final = (
-    "the disk has not answered in time",
-    "did not find out in time which pod this is",
+STALLED: Final = tuple(
+    f"[{reason.value}]"
+    for reason in (
+        RefusalReason.WITNESS_SILENT,
+        RefusalReason.PODS_UNKNOWN,
+        RefusalReason.STATE_UNWRITABLE,
+        RefusalReason.OUT_OF_TIME,
+        RefusalReason.HOST_DIRECTORY,
+    )
 )
-"""What a pod is told where something took longer than an Allocate has: a second."""
+"""What a pod is told where a disk, the kubelet or the API server took longer than an Allocate has:
+as in tests/peers/lab/pairs.py."""
 
 
 class StalledError(AssertionError):

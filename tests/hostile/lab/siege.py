@@ -121,7 +121,8 @@ class Siege:
             assert [] == node.sums.problems
             assert node.resident() <= memory + GROWTH
             assert 0 < tally.tries
-            assert tally.goes_on is None or tally.beside
+        if tally.goes_on is not None and not tally.beside:
+            raise StalledError("what was left was removed before the first pod was served")
         return during
 
     @contextlib.asynccontextmanager

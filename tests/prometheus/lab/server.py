@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from tests.peers.lab.ports import free_ports
 from tests.prometheus.lab.expressions import RULES
 
 Json = Mapping[str, Any]
@@ -90,7 +90,7 @@ async def open_prometheus(folder: Path, *jobs: Json) -> AsyncIterator[Prometheus
     }
     file = folder / "prometheus.yml"
     file.write_text(json.dumps(config))  # JSON is YAML
-    port = free_port()
+    (port,) = free_ports(1)
     with (folder / "prometheus.log").open("w") as log:
         process = await asyncio.create_subprocess_exec(
             "prometheus",
@@ -109,14 +109,6 @@ async def open_prometheus(folder: Path, *jobs: Json) -> AsyncIterator[Prometheus
         if process.returncode is None:
             process.terminate()
         await process.wait()
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def promtool(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
-from agent.sandbox.lab.life import free_port
+from tests.peers.lab.ports import free_ports
 from tests.peers.lab.waiting import until, until_answer
 from tests.process.agent_process import options
 from tests.systemd.lab.machine import Machine, Said, booted
@@ -17,6 +17,8 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 UNIT: Final = "hami-agent.service"
 PATIENCE: Final = 30.0
 """Seconds for anything that takes one or two on an idle machine."""
+READY: Final = "80 slices on offer; registered, the kubelet takes our lists"
+"""The status line of an agent that serves. It may come after the kubelet has the slices."""
 KUBELET: Final = "/var/lib/kubelet"
 SHOWN: Final = (
     *("ActiveState", "SubState", "Result", "NRestarts", "MainPID", "StatusText"),
@@ -67,6 +69,25 @@ class BareMetal:
             await self.last_words(),
         )
 
+    def registrations(self) -> int:
+        """How often an agent has registered with the kubelet."""
+        return len(self.cluster.kubelet.history.of("registered"))
+
+    async def serves_again(self, known: int, within: float = PATIENCE) -> None:
+        """The kubelet has all slices by a registration after so many.
+
+        The moment without slices is too short to be waited for: a busy machine may not see it.
+        """
+        cluster, history = self.cluster, self.cluster.kubelet.history
+
+        def is_served() -> bool:
+            registered = history.of("registered")
+            if len(registered) <= known or cluster.allocatable() != 80:
+                return False
+            return history.of("listed")[-1].elapsed >= registered[-1].elapsed
+
+        assert await cluster.until(is_served, within), await self.last_words()
+
     async def journal(self, event: str = "") -> list[dict[str, Any]]:
         """The journal's entries of the agent; `event`: the fields of those of that name."""
         said = await self.machine.run(
@@ -86,6 +107,27 @@ class BareMetal:
 
         await until_answer(ask, PATIENCE, lambda: f"the journal has no {event}")
         return (await self.journal(event))[0]
+
+    async def until_words(self, *words: str) -> None:
+        """All of that stands in the journal: it is written a little after it happened."""
+
+        async def ask() -> bool:
+            said = await self.last_words()
+            return all(word in said for word in words)
+
+        await until_answer(ask, PATIENCE, lambda: f"the journal does not say {words}")
+
+    async def until_restarted(self, times: int) -> None:
+        """It is at work, having been started again so often at least.
+
+        A process that gets no time at all may be killed once more.
+        """
+
+        async def ask() -> bool:
+            shown = await self.shown()
+            return shown["ActiveState"] == "active" and int(shown["NRestarts"]) >= times
+
+        await until_answer(ask, PATIENCE, lambda: f"it was not started again {times} times")
 
     async def until_there(self, inside: str) -> Path:
         """A file of the machine, once it is there."""
@@ -177,4 +219,4 @@ async def open_bare_metal(folder: Path, wheels: Path) -> AsyncIterator[BareMetal
             folder / "dist": "/src/dist",
         }
         async with booted(folder / "root", binds) as machine:
-            yield BareMetal(machine, cluster, free_port())
+            yield BareMetal(machine, cluster, *free_ports(1))
