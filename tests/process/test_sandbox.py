@@ -74,6 +74,7 @@ def test_everything_that_is_to_be_measured_is(whole):
     assert set() == MEASURES.keys() - found["data"]["measured"].keys()
 
 
+@pytest.mark.slow
 def test_an_agent_that_offers_the_wrong_slices_makes_it_fail():
     ended = run("sandbox", "-o", "json", "--agent-flag=--split-count=5", within=WITHIN)
     found = json.loads(ended.stdout)["data"]

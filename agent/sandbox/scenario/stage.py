@@ -12,7 +12,7 @@ from agent.sandbox.scenario.disk_first import DiskWatch
 from agent.sandbox.scenario.record import ScenarioRecord, Unmet
 from agent.sandbox.scenario.sums import SumWatch
 
-PATIENCE = 40.0
+PATIENCE = 20.0
 """Seconds for a wait that should be much shorter. A busy machine may need them for a start."""
 
 KEPT_IDLE = 5.0
