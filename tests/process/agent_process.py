@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.codec.last_good import decode_last_good
+from agent.core.state.last_good import LastGood
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster
+from agent.settings.reading import COPY
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes
@@ -43,6 +46,12 @@ async def comes(holds: Callable[[], bool], within: float = PATIENCE) -> bool:
             return False
         await asyncio.sleep(0.05)
     return True
+
+
+def copied_settings(cluster: SandboxCluster) -> LastGood | None:
+    """The copy of the last good settings, once there is one."""
+    copy = cluster.places.state / COPY
+    return decode_last_good(copy.read_bytes()) if copy.exists() else None
 
 
 def run(*arguments: str, within: float = 60) -> subprocess.CompletedProcess[str]:

@@ -10,13 +10,11 @@ from collections.abc import AsyncIterator, Iterable
 from structlog.testing import capture_logs
 
 from agent.cli import doctor
-from agent.codec.last_good import decode_last_good
 from agent.core.cluster.annotations import HANDSHAKE, REGISTER
 from agent.core.node.findings import PreflightCheck
 from agent.sandbox.apiserver_access import ACCOUNT_PREFIX
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, kubeconfig, open_cluster
-from agent.settings.reading import COPY
-from tests.process.agent_process import ENVIRON, PATIENCE, comes, options, started
+from tests.process.agent_process import ENVIRON, PATIENCE, comes, copied_settings, options, started
 
 SLICES = 20
 ACCOUNT = f"{ACCOUNT_PREFIX}kube-system:hami-agent"
@@ -38,10 +36,8 @@ async def a_node(config: str = "") -> AsyncIterator[SandboxCluster]:
 
 def is_at_rest(cluster: SandboxCluster) -> bool:
     """The start is over: both doors are open, and the copy of the settings has the last label."""
-    copy = cluster.places.state / COPY
-    labels = decode_last_good(copy.read_bytes()).labels if copy.exists() else None
-    doors = cluster.log.of("web.listening", cluster.agent.pid)
-    return len(doors) == 2 and "gpu" in (labels or {})
+    copy, doors = copied_settings(cluster), cluster.log.of("web.listening", cluster.agent.pid)
+    return len(doors) == 2 and copy is not None and "gpu" in (copy.labels or {})
 
 
 def edit(cluster: SandboxCluster, **metadata: object) -> None:

@@ -10,6 +10,7 @@ from agent.codec.nodelock import encode_node_lock
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS
 from agent.host.clock import SystemClock
 from agent.sandbox import apiserver_access
+from agent.sandbox.kubelet.nodestatus import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from tests.process.agent_process import PATIENCE
 from tests.process.doctored_node import (
@@ -31,21 +32,10 @@ pytestmark = [
 ]
 
 
-async def no_reports(cluster: SandboxCluster) -> None:
-    """End the kubelet's reports of the Node's status: they would undo what is seeded."""
-    all_of_them = {
-        one.get_coro().cr_frame.f_locals["self"]._model: one
-        for one in asyncio.all_tasks()
-        if "NodeReporter.run" in one.get_coro().__qualname__
-    }
-    task = all_of_them[cluster.kubelet]
-    task.cancel()
-    await asyncio.wait([task])
-
-
-async def test_fewer_slices_allocatable_than_healthy_ones_registered():
+async def test_fewer_slices_allocatable_than_healthy_ones_registered(monkeypatch):
     async with a_node() as cluster:
-        await no_reports(cluster)
+        # The next report of the kubelet would undo what is seeded.
+        monkeypatch.setattr(NodeReporter, "_report", lambda *_: None)
 
         def fewer(node):
             node["status"]["allocatable"][RESOURCE] = "12"

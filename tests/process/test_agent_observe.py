@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from agent.codec.last_good import decode_last_good
 from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.child import AgentChild, start_child
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from agent.settings.reading import COPY
-from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
+from tests.process.agent_process import (
+    PATIENCE,
+    comes,
+    copied_settings,
+    offers,
+    options,
+    run,
+    started,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -44,8 +50,8 @@ def files(root: Path) -> dict[str, bytes]:
 
 def is_copied(cluster: SandboxCluster) -> bool:
     """The copy of the settings has the Node's labels, which are its last change at a start."""
-    copy = cluster.places.state / COPY
-    return copy.exists() and bool(decode_last_good(copy.read_bytes()).labels)
+    copy = copied_settings(cluster)
+    return copy is not None and bool(copy.labels)
 
 
 async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.codec.last_good import decode_last_good
 from agent.codec.node_report import read_register
 from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
 from agent.settings.reading import COPY
 from tests.fakes.config_map import MountedMap
-from tests.process.agent_process import PATIENCE, options, started
+from tests.process.agent_process import PATIENCE, copied_settings, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
@@ -74,9 +73,8 @@ class Following:
 
     def copied(self) -> bytes:
         """What the copy on disk has of our own file."""
-        file = self.cluster.places.state / COPY
-        own = decode_last_good(file.read_bytes()).own if file.exists() else None
-        return own.content if own else b""
+        copy = copied_settings(self.cluster)
+        return copy.own.content if copy and copy.own else b""
 
 
 @contextlib.asynccontextmanager
@@ -255,13 +253,12 @@ async def test_the_labels_of_the_last_run_hold_in_the_first_list(tmp_path):
 
         node.cluster.store.update("nodes", "", NODE, label)
         await started(node.cluster, 80)
-        copy = node.cluster.places.state / COPY
-        await node.until(
-            lambda: (
-                copy.exists()
-                and (decode_last_good(copy.read_bytes()).labels or {}).get("pool") == "big"
-            )
-        )
+
+        def is_copied():
+            copy = copied_settings(node.cluster)
+            return copy is not None and (copy.labels or {}).get("pool") == "big"
+
+        await node.until(is_copied)
         await node.cluster.stop_agent()
         lists = node.counts()[0]
 

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from agent.core.errors import RefusalReason
 from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.api_errors import NotFoundError
 from agent.sandbox.kubelet.seen import KubeletEvent
@@ -13,6 +12,7 @@ from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
 from agent.sandbox.scenario.edits import differences
 from agent.sandbox.scenario.facts import answers, is_locked, is_running, pod_facts
 from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.peers.lab.pairs import OUT_OF_TIME, reason_in
 
 PODS: Final = 20
 """In a row, before an attack and in it."""
@@ -22,20 +22,6 @@ PATIENCE: Final = 20.0
 """Seconds for one pod that takes a tenth of one."""
 GONE: Final = 30.0
 """Seconds for the pods of one round to be over."""
-
-
-STALLED: Final = tuple(
-    f"[{reason.value}]"
-    for reason in (
-        RefusalReason.WITNESS_SILENT,
-        RefusalReason.PODS_UNKNOWN,
-        RefusalReason.STATE_UNWRITABLE,
-        RefusalReason.OUT_OF_TIME,
-        RefusalReason.HOST_DIRECTORY,
-    )
-)
-"""What a pod is told where a disk, the kubelet or the API server took longer than an Allocate has:
-as in tests/peers/lab/pairs.py."""
 
 
 class StalledError(AssertionError):
@@ -83,7 +69,7 @@ class Pods:
         wish = Wish("main", 1, 512 + number % 97, core_percent=1 + number % 7)
         cluster.submit(Workload(name, "", (wish,)).pod())
         await cluster.until(lambda: self.is_served(name) or self.has_failed(name), PATIENCE)
-        if any(one in pod_facts(cluster, name).reason for one in STALLED):
+        if reason_in(pod_facts(cluster, name).reason) in OUT_OF_TIME:
             raise StalledError(self.why(name))
         assert self.is_served(name), self.why(name)
         pod = pod_facts(cluster, name)

@@ -22,7 +22,7 @@ ALLOWED: Final = frozenset(
 )
 """One list and two watches, a look at one pod and at the Node, their annotations, and Events."""
 _FORBIDDEN: Final = 403
-_AT_REST: Final = ('"event": "report.written"', '"event": "pods.listed"')
+_AT_REST: Final = ("report.written", "pods.listed")
 """What an agent has done with the start that asks the API server."""
 
 
@@ -50,13 +50,8 @@ async def mark_of_rest(cluster: Cluster) -> int:
     Raises:
         TimeoutError: the agent does not come so far.
     """
-    part = cluster.agent.part
-
-    def is_at_rest() -> bool:
-        said = part.said_since_start()
-        return all(one in said for one in _AT_REST)
-
-    await until(is_at_rest, 30.0, part.tail)
+    agent = cluster.agent
+    await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
     return cluster.plane.audit.mark()
 
 
