@@ -35,6 +35,7 @@ def released(health: Health, now: dt.datetime) -> Health:
         health,
         condition=Condition.UNMONITORED,
         since=now,
+        quiet_since=None,
         cause=Cause.RELEASED,
         text=TEXT,
         serving=False,

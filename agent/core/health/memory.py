@@ -30,6 +30,7 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
     return msgspec.structs.replace(
         health,
         since=health.since + by,
+        quiet_since=health.quiet_since and health.quiet_since + by,
         recovered_at=health.recovered_at and health.recovered_at + by,
         failures=tuple(at + by for at in health.failures),
     )
@@ -66,10 +67,11 @@ def remembered(
 
 def _restarted(health: Health, now: dt.datetime) -> Health:
     """The same health without passed probes and with no time in the future."""
-    recovered_at = health.recovered_at
+    recovered_at, quiet_since = health.recovered_at, health.quiet_since
     return msgspec.structs.replace(
         health,
         since=now if health.silent and health.serving else min(health.since, now),
+        quiet_since=quiet_since and min(quiet_since, now),
         passed_probes=0,
         recovered_at=recovered_at and min(recovered_at, now),
         failures=tuple(min(at, now) for at in health.failures),

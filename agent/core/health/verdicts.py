@@ -217,12 +217,17 @@ def struck_while_lost(health: Health, verdict: Health) -> Health:
 
 
 def again(health: Health, now: dt.datetime) -> Health:
-    """The same health with its cool-down restarted. Reports within 1 s count as one."""
+    """The same health with its cool-down restarted. Reports within 1 s count as one.
+
+    The cool-down of a GPU that needs a reset begins when that need ends.
+    """
     if health.condition is Condition.LOST:
         return health
-    if seconds(health, now) < 1.0 and health.passed_probes == 0:
+    has_begun = not health.needs_reset and seconds(health, now) >= 1.0
+    if not has_begun and health.passed_probes == 0:
         return health
-    return msgspec.structs.replace(health, since=now, passed_probes=0)
+    quiet_since = now if has_begun else health.quiet_since
+    return msgspec.structs.replace(health, quiet_since=quiet_since, passed_probes=0)
 
 
 def gravity(health: Health) -> int:
@@ -231,8 +236,8 @@ def gravity(health: Health) -> int:
 
 
 def seconds(health: Health, now: dt.datetime) -> float:
-    """Seconds since the condition, or its cool-down, began."""
-    return (now - health.since).total_seconds()
+    """Seconds since the cool-down began."""
+    return (now - health.quiet_from).total_seconds()
 
 
 def past(health: Health) -> str:
@@ -250,7 +255,7 @@ def _freed(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Hea
     """The health after the need for a reset has ended: its cool-down begins now."""
     return msgspec.structs.replace(
         health,
-        since=now,
+        quiet_since=now,
         needs_reset=False,
         passed_probes=0,
         action=Action.WAIT,

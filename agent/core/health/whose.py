@@ -91,6 +91,6 @@ def compared(
     has_risen = known.count is not None and count > known.count
     rose_at = now if has_risen else known.rose_at
     suspected = health.condition is Condition.WATCH and health.cause == Cause.ECC
-    if not suspected or rose_at is None or abs((rose_at - health.since).total_seconds()) > near:
+    if not suspected or rose_at is None or abs((rose_at - health.quiet_from).total_seconds()) > near:
         return ErrorCount(count, rose_at), None
     return ErrorCount(count), DriverEvent(EventKind.ECC_DOUBLE, probe.uuid)

@@ -60,8 +60,9 @@ class Action(enum.StrEnum):
 class Health(msgspec.Struct, frozen=True):
     """The condition of one GPU, since when, and why.
 
-    - `since`: when the condition began, or when the cool-down last began again (a bad report, or
-      the end of the need for a reset).
+    - `since`: when the condition began, with this cause.
+    - `quiet_since`: when the cool-down last began again (a bad report, or the end of the need for a
+      reset). None: it began with the condition.
     - `serving`: whether the kubelet list, the register annotation and Allocate offer the GPU.
     - `cause` and `action`: values of Cause and Action. They are text so that an older agent can
       read the checkpoint of a newer one.
@@ -89,6 +90,12 @@ class Health(msgspec.Struct, frozen=True):
     recovered_at: dt.datetime | None = None
     failures: tuple[dt.datetime, ...] = ()
     failed_in_row: int = 0
+    quiet_since: dt.datetime | None = None
+
+    @property
+    def quiet_from(self) -> dt.datetime:
+        """When the cool-down began."""
+        return self.quiet_since or self.since
 
     @property
     def ill(self) -> bool:

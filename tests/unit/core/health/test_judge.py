@@ -147,14 +147,18 @@ def test_a_repeated_report_begins_the_quiet_time_anew_at_most_once_a_second():
     bad = after(OK, xid(54))
 
     assert bad is judge(bad, xid(54), later(10.9), SETTINGS)
-    assert later(11) == judge(bad, xid(54), later(11), SETTINGS).since
+    again = judge(bad, xid(54), later(11), SETTINGS)
+    assert (bad.since, later(11)) == (again.since, again.quiet_since)
 
 
 def test_failed_probes_of_a_bad_gpu_only_begin_its_rest_anew():
     rested = after(after(OK, xid(54)), PASSED, at=20)
 
     assert (0, 54) == (after(rested, FAILED, at=30).passed_probes, rested.xid)
-    assert later(30) == after(rested, FAILED, at=30).since
+    failed = after(rested, FAILED, at=30)
+    assert (rested.since, later(30)) == (failed.since, failed.quiet_since)
+    assert after(failed, *[PASSED] * 3, at=30 + SETTINGS.quiet - 1).ill
+    assert Condition.OK is after(failed, *[PASSED] * 3, at=30 + SETTINGS.quiet).condition
 
 
 def test_a_lost_gpu_is_not_served_and_stays_lost_whatever_is_reported():

@@ -86,7 +86,17 @@ def test_an_answer_after_the_refusal_is_the_proof_of_a_reset_and_it_rests(before
     )
     assert answers.text.startswith("it was reset: the driver answers for it again; ")
     assert answers.text.endswith("; it is served again after the cool-down [H-RESET]")
-    assert ("wait", later(60)) == (answers.action, answers.since)
+    assert ("wait", health.since, later(60)) == (
+        answers.action,
+        answers.since,
+        answers.quiet_since,
+    )
+
+
+def test_a_gpu_that_is_refused_again_and_again_is_refused_since_the_first_time():
+    health = after(OK, REFUSED)
+
+    assert health is after(health, REFUSED, at=3600)
     assert after(answers, *PASSES, at=60 + QUIET - 1).ill
     assert after(answers, PASSED, at=60 + QUIET).ill
     assert Condition.OK is after(answers, *PASSES[1:], at=60 + QUIET).condition

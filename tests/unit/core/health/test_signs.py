@@ -78,7 +78,8 @@ def test_the_driver_may_say_that_nothing_is_needed_any_more():
 def test_the_rest_begins_when_the_driver_says_that_nothing_is_needed_any_more():
     relieved = after(after(OK, xid(48)), saying(RecoveryAction.NONE), at=3600)
 
-    assert (later(3600), 1) == (relieved.since, relieved.bouts)
+    assert (later(10), later(3600)) == (relieved.since, relieved.quiet_since)
+    assert 1 == relieved.bouts
     assert after(relieved, *[PASSED] * 3, at=3600 + SETTINGS.quiet - 1).ill
     assert Condition.OK is after(relieved, *[PASSED] * 2, at=3600 + SETTINGS.quiet).condition
 
@@ -228,7 +229,7 @@ def test_what_is_only_watched_or_silent_is_no_bout():
             after(OK, xid(48), at=0),
             (
                 "a reset of the GPU, or a reboot of the node",
-                "590 s more without a bad report",
+                "600 s more without a bad report",
                 "3 more passed probes",
             ),
         ),
