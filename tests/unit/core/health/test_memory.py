@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.core.health.judge import aged
-from agent.core.health.memory import remembered
+from agent.core.health.memory import remembered, stepped
 from agent.core.health.settings import HealthSettings, read_switches
 from agent.core.health.xids import XidClass
 from agent.core.inventory.condition import Condition, Health
@@ -38,12 +38,25 @@ def test_a_remembered_moment_in_the_future_becomes_now():
 def test_no_remembered_moment_is_in_the_future():
     early = NOON - dt.timedelta(hours=1)
     kept = remembered(
-        msgspec.structs.replace(RESET, recovered_at=NOON, failures=(NOON,)),
+        msgspec.structs.replace(RESET, recovered_at=NOON, failures=(NOON,), quiet_since=NOON),
         early,
         boot_changed=False,
     )
 
     assert (early, early, (early,)) == (kept.since, kept.recovered_at, kept.failures)
+    assert early == kept.quiet_since
+
+
+def test_a_step_of_the_clock_moves_all_that_was_remembered_and_no_length():
+    known = msgspec.structs.replace(RESET, recovered_at=NOON, failures=(NOON,), quiet_since=NOON)
+    kept = stepped(known, NOON, LATER)
+
+    assert (LATER, LATER, LATER, (LATER,)) == (
+        kept.since,
+        kept.quiet_since,
+        kept.recovered_at,
+        kept.failures,
+    )
 
 
 def test_the_time_without_an_agent_is_no_silence():

@@ -81,7 +81,7 @@ def test_a_gpu_that_needs_its_reset_no_more_begins_its_rest(moves):
     for (wait, _), (before, _, health) in zip(moves, history(moves), strict=True):
         now += dt.timedelta(seconds=wait)
         if before.needs_reset and not health.needs_reset and health.condition is Condition.BAD:
-            assert now == health.since
+            assert now == health.quiet_from
 
 
 @given(steps)
@@ -96,7 +96,16 @@ def test_a_quiet_time_is_between_the_first_and_the_longest_one(moves):
         assert SETTINGS.quiet <= quiet_time(health, SETTINGS) <= SETTINGS.longest_quiet
         if before.ill and not health.ill:
             assert isinstance(report, Probe)
-            assert (health.since - before.since).total_seconds() >= quiet_time(before, SETTINGS)
+            rest = (health.since - before.quiet_from).total_seconds()
+            assert rest >= quiet_time(before, SETTINGS)
+
+
+@given(steps)
+def test_a_gpu_has_its_condition_since_the_report_that_changed_what_is_said_of_it(moves):
+    for before, _, health in history(moves):
+        said = [(one.condition, one.cause, one.text) for one in (before, health)]
+        assert health.since == before.since or said[0] != said[1]
+        assert health.since <= health.quiet_from
 
 
 @given(steps)

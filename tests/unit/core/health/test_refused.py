@@ -73,6 +73,12 @@ def test_it_stays_out_for_as_long_as_it_refuses():
     assert ("refused", True, False) == (health.cause, health.needs_reset, health.serving)
 
 
+def test_a_gpu_that_is_refused_again_and_again_is_refused_since_the_first_time():
+    health = after(OK, REFUSED)
+
+    assert health is after(health, REFUSED, at=3600)
+
+
 @pytest.mark.parametrize("before", [(), (xid(48),), (xid(79), LOST), (xid(48), xid(79))])
 def test_an_answer_after_the_refusal_is_the_proof_of_a_reset_and_it_rests(before):
     health = after(OK, *before, REFUSED)
@@ -91,12 +97,6 @@ def test_an_answer_after_the_refusal_is_the_proof_of_a_reset_and_it_rests(before
         answers.since,
         answers.quiet_since,
     )
-
-
-def test_a_gpu_that_is_refused_again_and_again_is_refused_since_the_first_time():
-    health = after(OK, REFUSED)
-
-    assert health is after(health, REFUSED, at=3600)
     assert after(answers, *PASSES, at=60 + QUIET - 1).ill
     assert after(answers, PASSED, at=60 + QUIET).ill
     assert Condition.OK is after(answers, *PASSES[1:], at=60 + QUIET).condition
