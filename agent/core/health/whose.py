@@ -82,8 +82,8 @@ def compared(
     """The error count after `probe`, and a memory error event if it belongs to this GPU.
 
     The event is None if nothing attributes the error to this GPU. `health` is the health before
-    `probe`. The count must have risen at most `near` seconds before or after the GPU came under
-    suspicion. A first count does not count as a rise.
+    `probe`. The count must have risen at most `near` seconds before or after the GPU last came
+    under suspicion. A first count does not count as a rise.
     """
     count = probe.signs.ecc_uncorrected
     if count is None:
@@ -91,6 +91,7 @@ def compared(
     has_risen = known.count is not None and count > known.count
     rose_at = now if has_risen else known.rose_at
     suspected = health.condition is Condition.WATCH and health.cause == Cause.ECC
-    if not suspected or rose_at is None or abs((rose_at - health.quiet_from).total_seconds()) > near:
+    is_near = rose_at is not None and abs((rose_at - health.quiet_from).total_seconds()) <= near
+    if not suspected or not is_near:
         return ErrorCount(count, rose_at), None
     return ErrorCount(count), DriverEvent(EventKind.ECC_DOUBLE, probe.uuid)

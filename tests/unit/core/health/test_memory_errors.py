@@ -1,5 +1,6 @@
 """A memory error that names no GPU is the one's whose count rose at about that time."""
 
+import msgspec
 import pytest
 
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
@@ -51,6 +52,12 @@ def test_a_count_that_rose_too_far_from_the_suspicion_is_not_its_cause(at):
     known, _ = told(ErrorCount(7), 8, OK, at=at)
 
     assert (known, None) == told(known, 8, at=NEAR)
+
+
+def test_a_later_suspicion_of_the_same_gpu_counts_too():
+    suspected = msgspec.structs.replace(SUSPECTED, quiet_since=later(100))
+
+    assert (ErrorCount(8), HERS) == told(ErrorCount(7), 8, suspected, at=100)
 
 
 def test_a_probe_that_tells_no_count_changes_nothing():
