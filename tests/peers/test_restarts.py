@@ -1,5 +1,6 @@
 """Whoever of the node starts again, running containers notice nothing and new ones get theirs."""
 
+import socket
 from collections import Counter
 
 from tests.peers.lab.agents import RESOURCE
@@ -32,12 +33,20 @@ from tests.peers.lab.waiting import until
 async def until_socket(cluster, before):
     """When the kubelet made its socket anew, in Unix seconds."""
     path = cluster.kubelet.plugins / "kubelet.sock"
+    born = before
 
     def is_new():
-        return path.exists() and path.stat().st_ctime_ns != before
+        nonlocal born
+        try:
+            born = path.stat().st_ctime_ns  # the removal of the old one changes it too
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return born != before
 
     await until(is_new, 20.0, cluster.kubelet.part.tail)
-    return path.stat().st_ctime
+    return born / 1e9
 
 
 async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
