@@ -38,10 +38,10 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time before a reset is known counts as a rest after it."""
 
     def answered(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-        return msgspec.structs.replace(answered_again(one, signs, now), since=one.since)
+        return msgspec.structs.replace(answered_again(one, signs, now), quiet_since=one.quiet_since)
 
     def told(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-        return msgspec.structs.replace(relieved(one, signs, now), since=one.since)
+        return msgspec.structs.replace(relieved(one, signs, now), quiet_since=one.quiet_since)
 
     monkeypatch.setattr(judge, "answered_again", answered)
     monkeypatch.setattr(judge, "relieved", told)
