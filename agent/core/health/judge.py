@@ -102,8 +102,8 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     if end or health.needs_reboot:
         return (end or "a reboot of the node",)
     needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
-    since = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
-    rest = quiet_time(health, settings) - since
+    rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
+    rest = quiet_time(health, settings) - rested
     if rest > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
     if (probes := settings.passes - health.passed_probes) > 0:

@@ -223,10 +223,10 @@ def again(health: Health, now: dt.datetime) -> Health:
     """
     if health.condition is Condition.LOST:
         return health
-    has_begun = not health.needs_reset and seconds(health, now) >= 1.0
-    if not has_begun and health.passed_probes == 0:
+    is_counted = health.needs_reset or seconds(health, now) < 1.0
+    if is_counted and health.passed_probes == 0:
         return health
-    quiet_since = now if has_begun else health.quiet_since
+    quiet_since = health.quiet_since if health.needs_reset else now
     return msgspec.structs.replace(health, quiet_since=quiet_since, passed_probes=0)
 
 

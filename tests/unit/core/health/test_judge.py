@@ -149,6 +149,8 @@ def test_a_repeated_report_begins_the_quiet_time_anew_at_most_once_a_second():
     assert bad is judge(bad, xid(54), later(10.9), SETTINGS)
     again = judge(bad, xid(54), later(11), SETTINGS)
     assert (bad.since, later(11)) == (again.since, again.quiet_since)
+    rested = judge(bad, PASSED, later(10.5), SETTINGS)
+    assert later(10.9) == judge(rested, xid(54), later(10.9), SETTINGS).quiet_since
 
 
 def test_failed_probes_of_a_bad_gpu_only_begin_its_rest_anew():
