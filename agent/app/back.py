@@ -63,6 +63,7 @@ class Back(msgspec.Struct, frozen=True):
     report_state: Cell[ReportState]
     outbox: Outbox
     settlement: Settlement
+    source: SchedulerShares
     reconcile: Reconcile
     announcer: Announcer
     condition: GpuCondition
@@ -79,6 +80,7 @@ class Back(msgspec.Struct, frozen=True):
         return {
             "node": self.node.run,
             "pods": self.pods.run,
+            "kubelet_start": self.source.run,
             "reconcile": self.reconcile.run,
             "settlement": self.settlement.run,
             "outbox": self.outbox.run,
@@ -168,6 +170,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             owed=owed,
             clock=clock,
         ),
+        source=source,
         reconcile=_reconcile(adapters, front, api, source),
         announcer=Announcer(api.pods, front.notices),
         condition=GpuCondition(
@@ -196,6 +199,7 @@ def _source(
             front.state.ledger,
             facts.outlived,
             knowing.recent.greatest,
+            front.state.former_boot,
         ),
         AllocationPeers(
             witness=api.witness,
@@ -205,6 +209,7 @@ def _source(
             look_at_pod=pods.look,
             look_at_node=node.refresh,
             epoch=knowing.kubelet.now,
+            epochs=knowing.kubelet.epoch,
             clock=adapters.clock,
             look=node.look,
         ),

@@ -45,6 +45,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "report": _API,
     "outbox": _API,
     "settlement": _LOCAL,
+    "kubelet_start": _LOCAL,
     "reconcile": _policy(1.0, 5.0, 15.0, 60.0),
     "plugin": _policy(0.1, 0.5, 1.0, 10.0),
     "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),

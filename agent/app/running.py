@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Run = Callable[[], Awaitable[None]]
 
 SCHEDULED = (
-    *("node", "pods", "reconcile", "settlement", "outbox", "announcer", "condition"),
-    *("usage", "pressure"),
+    *("node", "pods", "kubelet_start", "reconcile", "settlement", "outbox", "announcer"),
+    *("condition", "usage", "pressure"),
 )
 """Tasks of the back half in hami mode."""
 

@@ -109,8 +109,8 @@ class KubeletRecords(Protocol):
 class Containers(Protocol):
     """The runtime's containers on this host."""
 
-    async def running(self, ids: frozenset[str]) -> frozenset[str]:
-        """The runtime ids among `ids` that have a live cgroup; all of them if that is not known."""
+    async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        """The runtime ids among `ids` that have a live cgroup; None: that is not known."""
         ...
 
 

@@ -5,9 +5,13 @@ Source: the cgroupfs and systemd drivers of containerd and CRI-O name it `<id>` 
 """
 
 import os
+import re
 from pathlib import Path
 
 from agent.kit.offload import Offload
+
+_ID = re.compile(r"(^|-)[0-9a-f]{64}(\.scope)?$")
+_POD = re.compile(r"(^|-)pod[0-9a-f]{8}")
 
 
 class CgroupContainers:
@@ -17,22 +21,31 @@ class CgroupContainers:
         self._root = root
         self._offload = offload
 
-    async def running(self, ids: frozenset[str]) -> frozenset[str]:
-        """Return those of the runtime ids that have a cgroup; all if no pod's cgroup is visible."""
+    async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        """Return those of the runtime ids that have a cgroup.
+
+        None: the tree says nothing. No pods' cgroup is visible, or there are pods and no directory
+        below them is named by a container's id (a runtime that names them in another way).
+        """
         if not ids:
             return ids
         return await self._offload.call(self._running, ids)
 
-    def _running(self, ids: frozenset[str]) -> frozenset[str]:
+    def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
         wanted = {text.rpartition("://")[2]: text for text in ids}
         running: set[str] = set()
-        is_visible = False
-        for _, names, _ in os.walk(self._root):
+        is_visible = has_pods = has_ids = False
+        for path, names, _ in os.walk(self._root):
             is_visible = is_visible or any("kubepods" in name for name in names)
-            running.update(wanted[id_] for name in names if (id_ := _container(name)) in wanted)
+            if not is_visible:
+                continue
+            has_pods = has_pods or any(_POD.search(name) for name in names)
+            found = [_container(name) for name in names]
+            has_ids = has_ids or ("kubepods" in path and any(map(_ID.search, names)))
+            running.update(wanted[id_] for id_ in found if id_ in wanted)
             if len(running) == len(wanted):
-                break
-        return frozenset(running) if is_visible else ids
+                return frozenset(running)
+        return frozenset(running) if is_visible and (has_ids or not has_pods) else None
 
 
 def _container(name: str) -> str:

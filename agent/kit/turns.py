@@ -29,7 +29,8 @@ class Turn(msgspec.Struct, eq=False):
 
     `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
     granted. `doubted`: it began so soon after another that it may be overtaken too. `yields`: it is
-    refused unless it is alone. `over` is set when its answer is being sent.
+    refused unless it is alone. `over` is set when its answer is being sent. `absent`: what the
+    question found not to be there.
     """
 
     at: float
@@ -38,6 +39,7 @@ class Turn(msgspec.Struct, eq=False):
     overtaken: bool = False
     doubted: bool = False
     yields: bool = False
+    absent: frozenset[tuple[str, str]] = frozenset()
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 

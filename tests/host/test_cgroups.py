@@ -7,6 +7,7 @@ from tests.fakes.offload import Inline
 
 ID = "3f" * 32
 OTHER = "a0" * 32
+UID = "0a1b2c3d-0000-4000-8000-0123456789ab"
 
 
 def a_tree(root, *names):
@@ -38,12 +39,37 @@ async def test_the_monitor_of_a_dead_container_is_not_the_container(tmp_path):
     assert set() == await containers.running(frozenset({f"cri-o://{ID}"}))
 
 
-@pytest.mark.parametrize("names", [(), ("system.slice",)])
-async def test_where_no_pods_can_be_seen_every_container_is_believed(tmp_path, names):
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("system.slice",),
+        (f"system.slice/{OTHER}",),
+        (f"kubepods/burstable/pod{UID}/sandbox", f"system.slice/docker-{OTHER}.scope"),
+        (f"kubepods.slice/kubepods-besteffort-pod{UID}.slice/kata_{OTHER}",),
+    ],
+    ids=["nothing", "no pods", "no pods, but a container", "other names", "a sandbox alone"],
+)
+async def test_a_tree_that_names_no_container_of_a_pod_says_nothing(tmp_path, names):
     containers = a_tree(tmp_path / "cgroup", *names)
-    asked = frozenset({f"containerd://{ID}"})
 
-    assert asked == await containers.running(asked)
+    assert await containers.running(frozenset({f"containerd://{ID}"})) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("kubepods.slice/kubepods-burstable.slice",),
+        (f"kubepods/pod{UID}/{OTHER}",),
+        (f"kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{OTHER}.scope",),
+        (f"kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{OTHER}.scope",),
+    ],
+    ids=["a node without pods", "cgroupfs", "systemd", "a monitor"],
+)
+async def test_a_container_without_a_cgroup_is_dead_where_others_have_theirs(tmp_path, names):
+    containers = a_tree(tmp_path, *names)
+
+    assert frozenset() == await containers.running(frozenset({f"containerd://{ID}"}))
 
 
 async def test_nobody_is_looked_for_when_nobody_is_asked_for(tmp_path):

@@ -79,7 +79,14 @@ class AgentLife:
         match = MatchSettings(NODE, unlocked_pods=host.unlocked)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
-            AllocationViews(self.pods, self.node, host.inventory, state.ledger, outlived),
+            AllocationViews(
+                self.pods,
+                self.node,
+                host.inventory,
+                state.ledger,
+                outlived,
+                former_boot=state.former_boot,
+            ),
             AllocationPeers(
                 witness=witness,
                 records=records,
@@ -88,6 +95,7 @@ class AgentLife:
                 look_at_pod=self._pods.look,
                 look_at_node=self._node.refresh,
                 epoch=lambda: host.epoch.value,
+                epochs=host.epoch,
                 clock=host.clock,
                 look=self._node.look,
             ),
@@ -139,6 +147,7 @@ class AgentLife:
                 self.state.run,
                 self._follow_held,
                 self._listing.run,
+                self.shares.run,
                 self._pods.run,
                 self._node.run,
                 self._outbox.run,

@@ -89,7 +89,8 @@ def row_of_a_namesake() -> Plant:
 
 def pod_not_looked_at() -> Plant:
     """A pod is served as the watch showed it, though it is gone by now."""
-    return Plant(replaced(TracedApi, "get_pod", _silent), "deleted-early", "deleted before", 0.005)
+    unasked = replaced(matching, "_still_the_same", lambda *_: None)
+    return Plant(unasked, "deleted-early", "deleted before", 0.005)
 
 
 def node_not_looked_at() -> Plant:

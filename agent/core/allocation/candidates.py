@@ -2,6 +2,14 @@
 
 A pod is a candidate if it has a container that requests that many slices and has no row, or whose
 row the kubelet has no record of. Annotations do not matter.
+
+The kubelet asks at two places. It *admits* one pod after the other: new pods, and after its start
+all that were there before. There it asks in the order of the spec, stops at the first refusal and
+rejects the pod. It asks for no container that it has a record of, and after a start for none that
+ran at that moment by the runtime's word, even if it has died since. Later its *pod workers* start
+dead containers again, in parallel and in any order; they ask where there is no record, and after a
+refusal for the next container and for this one again some seconds later. So after a lost checkpoint
+the order says something only while a pod is being admitted.
 """
 
 import datetime as dt
@@ -9,8 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from agent.core.allocation.at_admission import is_alive, is_at_admission
-from agent.core.allocation.evidence import Candidate, Evidence
+from agent.core.allocation.evidence import Books, Candidate, Evidence
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS
 from agent.core.cluster.pods import ContainerView, PodView, Role
@@ -24,6 +31,13 @@ ASKED_UNWITNESSED = dt.timedelta(seconds=10)
 """The same without a PodResources Get. It is shorter, because each deleted pod is one more
 candidate, and two candidates cause a refusal."""
 
+STAMP = dt.timedelta(seconds=1)
+"""The resolution of times in a pod's status: an event may be this much later than its time."""
+
+LONG_ENDED = dt.timedelta(seconds=5)
+"""A container that ended this long before the kubelet's socket appeared did not run when the
+kubelet asked the runtime, 0.35 s before."""
+
 
 def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
     """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
@@ -36,7 +50,11 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
         *(each for each in present if each is not None),
         *(msgspec.structs.replace(each, deleted=True) for each in deleted if each is not None),
     )
-    return tuple(each for each in every if each.pod.uid not in evidence.claimed)
+    return tuple(
+        each
+        for each in every
+        if each.pod.uid not in evidence.claimed and each.pod.key not in evidence.absent
+    )
 
 
 def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
@@ -53,6 +71,60 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
         and not is_over(container, evidence.books.epoch)
         and not _is_held(pod, container, rows.get(container.name), evidence)
     )
+
+
+def possible(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+    """The containers of `pod` for which the kubelet may be asking now, of any count."""
+    found = waiting(pod, evidence, resource)
+    if is_new(pod, evidence):
+        return found[:1]
+    first = next((place for place, one in enumerate(found) if _was_dead(one, evidence)), None)
+    if first is None:
+        return found
+    # It was dead when the kubelet started and has no record: the pod is being admitted. What ran
+    # then is passed over; what may have run then is asked for or passed over.
+    ran = evidence.books.start.ran
+    before = (one for one in found[:first] if ContainerKey(pod.uid, one.container.name) not in ran)
+    return (*before, found[first])
+
+
+def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
+    """Whether the kubelet can ask for this pod only when it admits it, which it does serially."""
+    return is_new(pod, evidence) or any(
+        _was_dead(one, evidence) for one in waiting(pod, evidence, resource)
+    )
+
+
+def is_new(pod: PodView, evidence: Evidence) -> bool:
+    """Whether no kubelet before this one can have started a container of the pod."""
+    rows = evidence.ledger.rows_of(pod.uid)
+    return not pod.has_run and all(row.epoch == evidence.books.epoch for row in rows)
+
+
+def is_alive(container: ContainerView, books: Books) -> bool:
+    """Whether the container has a live cgroup. Its status can be late or from before a reboot."""
+    return container.running_id is not None and container.running_id in books.alive
+
+
+def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
+    """Whether the kubelet found the container dead when it started, and asks for it at admission.
+
+    That nobody saw it run proves nothing: it can have died between the kubelet's look and ours.
+    """
+    books, container, row = evidence.books, candidate.container, candidate.row
+    since, start = books.epoch.since, books.start
+    has_begun_since = container.started_at is not None and container.started_at + STAMP > since
+    if has_begun_since or ContainerKey(candidate.pod.uid, container.name) in start.ran:
+        return False
+    if row is not None and row.epoch in books.former_boot:
+        return True
+    if container.running_id is not None or not start.prompt:
+        # A kubelet that knew no plugin when it admitted the pod did not ask. It may ask later, when
+        # the back-off of one of the containers is over.
+        return False
+    if container.stopped_at is not None:
+        return container.stopped_at + LONG_ENDED < since
+    return start.kept and not container.has_run
 
 
 def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
@@ -87,24 +159,14 @@ def _asking(count: int, evidence: Evidence) -> list[PodView]:
 def _next(
     count: int, pod: PodView, evidence: Evidence, settings: MatchSettings
 ) -> Candidate | None:
-    """The waiting container of the pod that an Allocate for `count` slices would be for.
+    """The first container of the pod that an Allocate for `count` slices may be for.
 
-    - At the pod's admission it is the first one.
-    - Later it may be any. The same holds while the agent has not asked PodResources about the pod,
-      because records may be missing here.
-    - Without a PodResources Get, each additional candidate costs an answer. So it is the first one
-      while no container of the pod is alive.
+    While the agent has not asked PodResources about the pod it may be any that waits, because
+    records may be missing here.
     """
-    if evidence.books.witnessed:
-        is_in_order = pod.key in evidence.known and is_at_admission(pod, evidence)
-    else:
-        is_in_order = not any(is_alive(each, evidence.books) for each in pod.containers)
-    for candidate in waiting(pod, evidence, settings.resource):
-        if candidate.container.count == count:
-            return candidate
-        if is_in_order:
-            return None
-    return None
+    is_asked = pod.key in evidence.known or not evidence.books.witnessed
+    found = (possible if is_asked else waiting)(pod, evidence, settings.resource)
+    return next((each for each in found if each.container.count == count), None)
 
 
 def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:

@@ -40,6 +40,23 @@ class Candidate(msgspec.Struct, frozen=True):
     deleted: bool = False
 
 
+class KubeletStart(msgspec.Struct, frozen=True):
+    """What the agent saw of this kubelet's start. By default it was not there and saw nothing.
+
+    - `ran`: containers that ran then. While the kubelet admits the pods that were there before, it
+      asks for none of them, even if they have died meanwhile.
+    - `prompt`: the agent saw the new socket before the kubelet admitted its first pod. So it was
+      registered by then, and the kubelet has asked for each other container.
+    - `kept`: the kubelet's checkpoint file was there. A container without a record in it was never
+      started with slices.
+    Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning.
+    """
+
+    ran: frozenset[ContainerKey] = frozenset()
+    prompt: bool = False
+    kept: bool = False
+
+
 class Books(msgspec.Struct, frozen=True):
     """What is known of the kubelet besides its PodResources answers.
 
@@ -48,12 +65,15 @@ class Books(msgspec.Struct, frozen=True):
     - `alive`: the runtime ids of containers that run. After a reboot, the API server still reports
       containers as running that are gone.
     - `witnessed`: this kubelet serves Get; otherwise the agent uses the checkpoint file instead.
+    - `start`: what was seen of its start. `former_boot`: instances from before this boot.
     """
 
     epoch: KubeletEpoch
     recorded: frozenset[ContainerKey] | None = None
     alive: frozenset[str] = frozenset()
     witnessed: bool = True
+    start: KubeletStart = KubeletStart()
+    former_boot: frozenset[KubeletEpoch] = frozenset()
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -69,6 +89,7 @@ class Evidence(msgspec.Struct, frozen=True):
     - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
       `list_failed`: the LIST failed. `checked`: the runtime ids that were asked about.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
+    - `absent`: names that the kubelet did not know when it began this call's container.
     """
 
     table: PodTable
@@ -90,6 +111,7 @@ class Evidence(msgspec.Struct, frozen=True):
     waited: bool = False
     node_read: bool = False
     claimed: frozenset[PodUid] = frozenset()
+    absent: frozenset[PodKey] = frozenset()
 
     @property
     def blind(self) -> bool:

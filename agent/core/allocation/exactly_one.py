@@ -1,6 +1,6 @@
 """Picks the one candidate that the kubelet is admitting. Between several it never guesses."""
 
-from agent.core.allocation.candidates import candidates
+from agent.core.allocation.candidates import candidates, is_at_admission
 from agent.core.allocation.evidence import (
     AwaitLock,
     Candidate,
@@ -41,6 +41,17 @@ def exactly_one(
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
         # admit it.
         return ListPods()
+    new = [each for each in known if is_at_admission(each.pod, evidence, settings.resource)]
+    if len(new) == 1 and new[0].row is None and not any(each.deleted for each in known):
+        # The others have dead containers whose records the kubelet lost. It asks for them every few
+        # seconds, and in vain if nothing tells them apart. They must not cost every new pod its
+        # start: the kubelet is admitting this one now, and the scheduler has just placed it.
+        if lock_of(new[0].pod, evidence):
+            return new[0]
+        if not evidence.waited:
+            return AwaitLock(*new[0].pod.key)
+        if not evidence.node_read:
+            return LookAtNode()
     if present:
         raise _several(known)
     if known:

@@ -6,8 +6,7 @@ annotations. The caller asks the question, adds the answer to the evidence and d
 the start, so that every decision uses the newest view.
 """
 
-from agent.core.allocation.at_admission import is_at_admission, is_taking_up
-from agent.core.allocation.candidates import candidates, waiting
+from agent.core.allocation.candidates import candidates, is_at_admission, possible
 from agent.core.allocation.evidence import (
     UNREAD,
     Candidate,
@@ -16,12 +15,14 @@ from agent.core.allocation.evidence import (
     ListPods,
     LookAtPod,
     Question,
+    ReadRecords,
 )
 from agent.core.allocation.exactly_one import exactly_one
 from agent.core.allocation.grant import check, replay
 from agent.core.allocation.right import right
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import to_ask
+from agent.core.cluster.pods import Role
 from agent.core.errors import Refusal, RefusalReason
 
 
@@ -35,7 +36,7 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     2. Witness: the kubelet says which of them it is admitting.
     3. The kubelet is admitting exactly one of them.
     4. It is still the same pod: no new pod has its name, and no pod came that the watch lacks.
-    5. The container is the next in order, or the only one that can be meant.
+    5. The container is the next in order, or the only one that the kubelet can be asking for.
     6. A container that was answered before gets the same answer, as long as its GPUs are there.
     7. A first answer needs a right: the node lock names the pod.
     8. A first answer needs room: the GPUs in the annotation are here and serving; the shares fit.
@@ -44,7 +45,7 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
     if not isinstance(candidate, Candidate):
         return candidate
-    question = _still_the_same(candidate, evidence)
+    question = _still_the_same(candidate, evidence, settings)
     if question is not None:
         return question
     _require_order(candidate, evidence, settings)
@@ -53,54 +54,74 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     return right(candidate, evidence, settings) or check(candidate, evidence, settings)
 
 
-def _still_the_same(candidate: Candidate, evidence: Evidence) -> Question | None:
+def _still_the_same(
+    candidate: Candidate, evidence: Evidence, settings: MatchSettings
+) -> Question | None:
     """The question that must rule out a new pod that the watch has not shown; None: ruled out.
 
     A pod whose name was not generated can be created again with another share. Once a container of
     a pod was answered at its admission, the calls that follow are for the same pod. Raises Refusal.
     """
     pod = candidate.pod
-    if not evidence.listed and (candidate.deleted or _may_be_a_newcomer(candidate, evidence)):
+    # PodResources says "known, no devices" of a pod that is being admitted, of one that was started
+    # without an Allocate, and of one whose records are lost. The last two ask only when a container
+    # has died. Then a pod that no view shows may be asking instead.
+    is_newcomer_possible = not is_at_admission(pod, evidence, settings.resource)
+    if not evidence.listed and (candidate.deleted or is_newcomer_possible):
         return ListPods()
+    if evidence.list_failed and is_newcomer_possible:
+        raise _unknown(
+            f"The kubelet has no record of pod {'/'.join(pod.key)}, which may have run before, so "
+            "a pod that the agent does not know may be asking"
+        )
     if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
         return None
     if pod.key not in evidence.looked:
-        return None if evidence.listed else LookAtPod(*pod.key)
-    if evidence.looked[pod.key] in {UNREAD, pod.uid}:
+        return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
+    looked = evidence.looked[pod.key]
+    if looked is UNREAD and not evidence.records_read:
+        return ReadRecords()
+    recorded = {key.pod_uid for key in evidence.books.recorded or ()}
+    if looked == pod.uid or (looked is UNREAD and pod.uid in recorded):
         return None
+    if looked is UNREAD:  # a GET that failed proves nothing
+        raise _unknown(f"The name of pod {'/'.join(pod.key)} may be another pod's by now")
     if evidence.list_failed:
-        raise Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            f"Another pod now has the name {'/'.join(pod.key)}, and the API server cannot be asked "
-            "which pods are on this node; the pod's controller starts it again.",
-            transient=True,
-        )
+        raise _unknown(f"Another pod now has the name {'/'.join(pod.key)}")
     return None if evidence.listed else ListPods()
 
 
+def _unknown(what: str) -> Refusal:
+    return Refusal(
+        RefusalReason.PODS_UNKNOWN,
+        f"{what}, and the API server cannot be asked which pods are on this node; the pod's "
+        "controller or the kubelet starts it again.",
+        transient=True,
+    )
+
+
 def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
-    """Whether an earlier container of the pod was answered at this admission."""
-    epoch, rows = evidence.books.epoch, evidence.ledger.rows_of(candidate.pod.uid)
-    return candidate.row is None and any(row.epoch == epoch for row in rows)
+    """Whether an earlier container of the pod was answered at this admission.
 
-
-def _may_be_a_newcomer(candidate: Candidate, evidence: Evidence) -> bool:
-    """Whether a pod that the watch has not shown yet may be asking instead.
-
-    The kubelet reports "known, no devices" in three cases: the pod is being admitted; it was
-    started without an Allocate; the kubelet lost its checkpoint. In the last two it asks only when
-    a container has died. While it admits its pods again after a start, it asks in their order.
+    PodResources must say that the kubelet holds it, or a new pod may have its name. It does not
+    list ordinary init containers.
     """
-    is_young = is_taking_up(evidence.books.epoch, evidence.now)
-    return candidate.pod.has_run and not (candidate.row is not None and is_young)
+    epoch, known = evidence.books.epoch, evidence.known.get(candidate.pod.key)
+    return candidate.row is None and any(
+        row.epoch == epoch
+        and (
+            row.role is Role.INIT
+            or known is None
+            or bool(known.ids_of(row.key.container, row.resource))
+        )
+        for row in evidence.ledger.rows_of(candidate.pod.uid)
+    )
 
 
 def _require_order(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> None:
-    """Require a single possible container: dead containers restart in any order. Raises Refusal."""
-    if is_at_admission(candidate.pod, evidence):
-        return
-    dead = waiting(candidate.pod, evidence, settings.resource)
-    if sum(each.container.count == candidate.container.count for each in dead) > 1:
+    """Require a single container that the kubelet can be asking for. Raises Refusal."""
+    asked = possible(candidate.pod, evidence, settings.resource)
+    if sum(each.container.count == candidate.container.count for each in asked) > 1:
         raise Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
             f"The kubelet lost its checkpoint and does not say which of several containers of pod "

@@ -1,8 +1,14 @@
 """The steps of an Allocate, and the refusals when the node's disk fails in one of them."""
 
+import datetime as dt
 import enum
 
+from agent.core.ages import has_passed
 from agent.core.errors import Refusal, RefusalReason, StateError
+from agent.core.state.holdings import KubeletEpoch
+
+TAKING_UP = dt.timedelta(seconds=30)
+"""How long after its start a kubelet may still be admitting the pods that were there before."""
 
 ALLOCATE_BUDGET = 0.8
 """Seconds for one Allocate. While it runs, the kubelet starts and stops nothing on the node."""
@@ -18,6 +24,11 @@ seconds. While a call waits the kubelet admits nobody, and a tenant can make pod
 are waited for in vain."""
 
 _SILENT = "the disk has not answered in time"
+
+
+def is_taking_up(epoch: KubeletEpoch, now: dt.datetime) -> bool:
+    """Whether the kubelet may still be admitting the pods that were there before it started."""
+    return not has_passed(TAKING_UP, epoch.since, now)
 
 
 class AllocateStep(enum.StrEnum):

@@ -5,7 +5,7 @@ admitted is the one that Get knows without device ids. PodResources has no UIDs;
 checkpoint file has.
 """
 
-from agent.core.allocation.at_admission import is_at_admission
+from agent.core.allocation.candidates import is_at_admission, is_new
 from agent.core.allocation.evidence import (
     AskKubelet,
     Candidate,
@@ -74,10 +74,10 @@ def _whom_to_ask(
     owner = evidence.lock.owner if evidence.lock else None
     left = [each for each in found if each.pod.key not in evidence.known]
     if len(found) > MANY and any(
-        not each.deleted and is_at_admission(each.pod, evidence)
+        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
         for each in admitted(found, evidence, settings)
     ):
-        left = [each for each in left if not is_at_admission(each.pod, evidence)]
+        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
     left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
     if not left:
         return None
@@ -88,9 +88,9 @@ def _whom_to_ask(
 def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether the kubelet knows the name, and its answer can be about this pod.
 
-    The answer must name all app containers of the pod and no container of another. If the candidate
-    has no row, the answer must have no ids for a later container, because the kubelet sends
-    Allocate in the order of the spec.
+    The answer must name all app containers of the pod and no container of another. If the pod is
+    new, the answer must have no ids for a later container, because the kubelet sends Allocate in
+    the order of the spec.
     """
     holding = evidence.known.get(candidate.pod.key)
     if holding is None:
@@ -101,4 +101,4 @@ def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettin
     names = [each.name for each in candidate.pod.asking(settings.resource)]
     later = names[names.index(candidate.container.name) + 1 :]
     has_later_ids = any(holding.ids_of(name, settings.resource) for name in later)
-    return apps <= named <= known and (candidate.row is not None or not has_later_ids)
+    return apps <= named <= known and not (is_new(candidate.pod, evidence) and has_later_ids)

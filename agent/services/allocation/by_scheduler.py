@@ -1,15 +1,16 @@
 """Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote."""
 
 import asyncio
+import datetime as dt
 from collections.abc import Callable
 from itertools import chain
+from typing import NoReturn
 
 import msgspec
 import structlog
 
 from agent.core.allocation.answered import answered
-from agent.core.allocation.at_admission import is_taking_up
-from agent.core.allocation.evidence import Grant
+from agent.core.allocation.evidence import Grant, KubeletStart
 from agent.core.allocation.preference import nearest, steer
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.steps import (
@@ -18,6 +19,7 @@ from agent.core.allocation.steps import (
     VAIN,
     VAIN_REFILL,
     AllocateStep,
+    is_taking_up,
 )
 from agent.core.containers.container_edits import check_library
 from agent.core.containers.edits import EditSettings, HookFacts
@@ -25,10 +27,10 @@ from agent.core.errors import AgentError, Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import HookDirs
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Ledger
+from agent.core.state.ledger import ContainerKey, Ledger
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
-from agent.kit.turns import Turns
+from agent.kit.turns import Turn, Turns
 from agent.services.allocation.calls import AllocateCall, AllocateCalls
 from agent.services.allocation.inquiry import Inquiry
 from agent.services.allocation.rows import Rows
@@ -36,6 +38,13 @@ from agent.services.allocation.views import AllocationPeers, AllocationViews, Un
 from agent.services.allocation.waits import Waits
 
 log = structlog.get_logger(__name__)
+
+PROMPT = dt.timedelta(seconds=0.5)
+"""A look this soon after a kubelet's socket appeared is one before its first admission, which comes
+0.9 to 1.0 s after the socket."""
+
+LOOK_DEADLINE = 5.0
+"""Seconds for a look at the disk and at the cgroups when a kubelet has started."""
 
 PREFER_BUDGET = 0.2
 """Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate: 1 s for both."""
@@ -67,6 +76,9 @@ class SchedulerShares:
         self._hooks = hooks
         self._settings = settings
         self._vain = Allowance(VAIN, VAIN_REFILL)
+        self._start = KubeletStart()
+        self._started: KubeletEpoch | None = None
+        """The kubelet instance of `_start`."""
         self._rows = Rows(
             inventory=views.inventory,
             edits=settings.edits,
@@ -76,6 +88,40 @@ class SchedulerShares:
         )
         self.adopt = self._rows.adopted
         self.calls = AllocateCalls(Turns(peers.epoch))
+
+    async def run(self) -> NoReturn:
+        """See each kubelet start, for ever: which containers run, and whether it has its records.
+
+        A container that runs now started before the socket appeared: a new kubelet starts none
+        before its first admission.
+        """
+        async for epoch in self._peers.epochs.follow():
+            if epoch is None:
+                continue
+            seen_at = self._peers.clock.now()
+            running = {
+                one.running_id: ContainerKey(pod.uid, one.name)
+                for pod in self._views.pods.value.pods.values()
+                for one in pod.gpu_containers
+                if one.running_id is not None
+                and one.started_at is not None
+                and one.started_at < epoch.since
+            }
+            resource = self._settings.edits.value.resource
+            self._started, self._start = None, KubeletStart()
+            try:
+                async with asyncio.timeout(LOOK_DEADLINE):
+                    kept = await self._peers.records.read(resource) is not None
+                    alive = await self._peers.containers.running(frozenset(running))
+            except TimeoutError:
+                continue
+            self._start = KubeletStart(
+                ran=frozenset(running[one] for one in alive or ()),
+                prompt=seen_at < epoch.since + PROMPT,
+                kept=kept and seen_at < epoch.since + PROMPT,
+            )
+            self._started = epoch
+        raise AssertionError("the kubelet's instances are never closed")
 
     @property
     def budget(self) -> float:
@@ -111,7 +157,7 @@ class SchedulerShares:
     ) -> tuple[SliceId, ...]:
         """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
         turn = self.calls.turns.begin()
-        grant = await self._preferred(size)
+        grant = await self._preferred(size, turn)
         held = frozenset(chain.from_iterable(self._underway().ledger.held_ids().values()))
         chosen = None
         if grant is not None:
@@ -128,7 +174,7 @@ class SchedulerShares:
 
     async def _granted(self, count: int, call: AllocateCall) -> tuple[Grant, HookFacts]:
         """Which container the call is for, what it gets, and what it mounts. Raises Refusal."""
-        inquiry = self._inquiry(patient=True)
+        inquiry = self._inquiry(patient=True, absent=call.turn.absent)
         try:
             with self.calls.waits.waiting("hook-path"):
                 facts = await self._hooks.facts()
@@ -143,21 +189,36 @@ class SchedulerShares:
             raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
         return grant, facts
 
-    async def _preferred(self, size: int) -> Grant | None:
-        """What the container that is being admitted would get; None: not known."""
+    async def _preferred(self, size: int, turn: Turn) -> Grant | None:
+        """What the container that is being admitted would get; None: not known.
+
+        The Allocate that follows is for the same container: of no pod that is not known now.
+        """
+        inquiry = self._inquiry(patient=False)
         try:
             async with asyncio.timeout(PREFER_BUDGET):
-                return await self._inquiry(patient=False).grant(size, self._underway)
+                return await inquiry.grant(size, self._underway)
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
             return None
+        finally:
+            turn.absent = inquiry.absent
 
-    def _inquiry(self, *, patient: bool) -> Inquiry:
+    def _inquiry(
+        self, *, patient: bool, absent: frozenset[tuple[str, str]] = frozenset()
+    ) -> Inquiry:
         resource = self._settings.edits.value.resource
         match = msgspec.structs.replace(self._settings.match, resource=resource)
         waits = self.calls.waits if patient else Waits()
         return Inquiry(
-            self._views, self._peers, match, patient=patient, vain=self._vain, waits=waits
+            self._views,
+            self._peers,
+            match,
+            patient=patient,
+            vain=self._vain,
+            waits=waits,
+            start=self._start if self._started == self._epoch() else KubeletStart(),
+            absent=absent,
         )
 
     def _underway(self) -> Underway:

@@ -13,6 +13,7 @@ import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
 from agent.core.allocation.evidence import (
+    NOT_HERE,
     UNREAD,
     AskKubelet,
     AwaitLock,
@@ -20,6 +21,7 @@ from agent.core.allocation.evidence import (
     CheckRunning,
     Evidence,
     Grant,
+    KubeletStart,
     ListPods,
     LookAtNode,
     LookAtPod,
@@ -90,7 +92,8 @@ class _Done(msgspec.Struct, frozen=True):
 class Inquiry:
     """The inquiry of one call; without `patient` it asks no API server.
 
-    All calls share `vain`, and all Allocates `waits`.
+    All calls share `vain`, and all Allocates `waits`. `start`: of the present kubelet. `absent`:
+    the names that the kubelet did not know when it began this call's container.
     """
 
     def __init__(
@@ -102,6 +105,8 @@ class Inquiry:
         patient: bool,
         vain: Allowance,
         waits: Waits,
+        start: KubeletStart,
+        absent: frozenset[PodKey] = frozenset(),
     ) -> None:
         self._views = views
         self._peers = peers
@@ -109,6 +114,8 @@ class Inquiry:
         self._patient = patient
         self._vain = vain
         self._waits = waits
+        self._start = start
+        self._absent = absent
         self._known: dict[PodKey, Holding | None] = {}
         self._looked: dict[PodKey, PodUid | None] = {}
         self._api_left = API_BUDGET
@@ -130,7 +137,8 @@ class Inquiry:
             if self._patient or isinstance(step, AskKubelet | ReadRecords | CheckRunning):
                 await self._perform(step)
             elif isinstance(step, LookAtPod):
-                self._looked[(step.namespace, step.name)] = UNREAD
+                pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
+                self._looked[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
             elif (
                 isinstance(step, LookAtNode)
                 or self._is_restarting(evidence)
@@ -140,6 +148,11 @@ class Inquiry:
         raise Refusal(
             RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True
         )
+
+    @property
+    def absent(self) -> frozenset[PodKey]:
+        """The names that the kubelet said it does not know."""
+        return frozenset(key for key, holding in self._known.items() if holding is None)
 
     def _is_restarting(self, evidence: Evidence) -> bool:
         """Whether the kubelet may be restarting containers after it lost its checkpoint.
@@ -167,6 +180,8 @@ class Inquiry:
                 done.recorded,
                 done.alive,
                 done.can_ask,
+                self._start,
+                self._views.former_boot,
             ),
             now=self._peers.clock.now(),
             known=self._known,
@@ -179,6 +194,7 @@ class Inquiry:
             waited=done.waited,
             node_read=done.node_read,
             claimed=underway.claimed,
+            absent=self._absent,
             spent=underway.spent,
             outlived=self._views.outlived.value,
         )
@@ -201,7 +217,7 @@ class Inquiry:
                 alive = await self._peers.containers.running(question.ids)
                 self._state = msgspec.structs.replace(
                     self._state,
-                    alive=self._state.alive | alive,
+                    alive=self._state.alive | (question.ids if alive is None else alive),
                     checked=self._state.checked | question.ids,
                 )
             case ListPods():

@@ -19,8 +19,14 @@ from agent.services.allocation.calls import AllocateCall, AllocateCalls, overlap
 from agent.services.allocation.outcomes import Outcomes, oversold
 from agent.services.allocation.storage import Storage
 
-_OF_NO_POD = frozenset({RefusalReason.NO_POD_ADMITTED, RefusalReason.STATIC_POD})
-"""Refusals without a pod that the API server knows: their Event is posted about the Node."""
+_OF_NO_POD = frozenset(
+    {
+        RefusalReason.NO_POD_ADMITTED,
+        RefusalReason.STATIC_POD,
+        RefusalReason.MANY_PODS_ADMITTED,
+    }
+)
+"""Refusals that no single pod can show: their Event is posted about the Node."""
 
 
 class ShareSource(Protocol):

@@ -19,6 +19,7 @@ class AllocationViews(msgspec.Struct, frozen=True):
 
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
     - `outlived`: the locks that still stood when the pod that was answered under them was gone.
+    - `former_boot`: the kubelet instances of rows that were answered before this boot.
     """
 
     pods: Cell[PodTable]
@@ -27,6 +28,7 @@ class AllocationViews(msgspec.Struct, frozen=True):
     ledger: Cell[Ledger]
     outlived: Cell[Mapping[str, PodUid]]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
+    former_boot: frozenset[KubeletEpoch] = frozenset()
 
 
 class AllocationPeers(msgspec.Struct, frozen=True):
@@ -34,7 +36,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
 
     - `refresh`: makes the one LIST of this node's pods.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
-    - `epoch`: the present kubelet instance.
+    - `epoch`: the present kubelet instance. `epochs`: the same, as soon as it is noticed.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
       kubelet may be back before it.
     """
@@ -46,6 +48,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]
     epoch: Callable[[], KubeletEpoch | None]
+    epochs: Cell[KubeletEpoch | None]
     clock: Clock
     look: Callable[[], None]
 

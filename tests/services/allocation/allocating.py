@@ -72,7 +72,7 @@ class Desk:
         self.records = FakeRecords()
         self.containers = FakeContainers()
         self.hooks = FakeHookDirs()
-        self.epoch: KubeletEpoch | None = EPOCH
+        self.epochs: Cell[KubeletEpoch | None] = Cell(EPOCH)
         self.edits = Cell(EditSettings())
         self.unseen: list[PodView] = []
         self.looked: Callable[[], object] = lambda: None
@@ -89,7 +89,14 @@ class Desk:
         self.node_gets = 0
         self.said: list[NodeEvent] = []
         self.shares = SchedulerShares(
-            AllocationViews(self.pods, self.node, self.inventory, self.state.ledger, self.outlived),
+            AllocationViews(
+                self.pods,
+                self.node,
+                self.inventory,
+                self.state.ledger,
+                self.outlived,
+                former_boot=self.state.former_boot,
+            ),
             AllocationPeers(
                 self.witness,
                 self.records,
@@ -98,6 +105,7 @@ class Desk:
                 self._look_at_pod,
                 self._look_at_node,
                 lambda: self.epoch,
+                self.epochs,
                 self.clock,
                 self._look,
             ),
@@ -107,6 +115,15 @@ class Desk:
         self.service = Allocation(
             self.shares, Storage(self.state.commit, self.hooks), self.said.append
         )
+
+    @property
+    def epoch(self) -> KubeletEpoch | None:
+        """The kubelet that is there."""
+        return self.epochs.value
+
+    @epoch.setter
+    def epoch(self, epoch: KubeletEpoch | None) -> None:
+        self.epochs.set(epoch)
 
     @property
     def ledger(self) -> Ledger:
@@ -194,5 +211,5 @@ async def a_desk(
 ) -> AsyncIterator[Desk]:
     """A desk whose ledger is being written."""
     desk = Desk(state or State(), disk or GatedDisk(), unlocked)
-    async with at_work(desk.state.run):
+    async with at_work(desk.state.run), at_work(desk.shares.run):
         yield desk

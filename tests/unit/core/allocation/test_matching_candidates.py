@@ -330,11 +330,11 @@ def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
 def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
     row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+    scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
 
     assert granted(with_bad_gpu(scene)).replay == row
     lost = with_bad_gpu(scene, Condition.LOST)
-    assert ListPods() == ask(lost)  # a pod that was not seen yet may be the one that asks
+    assert ListPods() == ask(changed(lost, listed=False))  # a pod that was not seen may be asking
     refused_by(changed(lost, listed=True), RefusalReason.BAD_GPU)
 
 

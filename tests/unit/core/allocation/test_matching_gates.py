@@ -84,8 +84,7 @@ def replaying() -> Evidence:
 
 
 def both_admitted() -> Evidence:
-    row = a_row(pod_uid=OTHER.uid, pod=OTHER.name, epoch=OLD_KUBELET)
-    scene = a_scene(POD, OTHER, rows=(row,), lock=POD)
+    scene = a_scene(POD, OTHER, lock=POD)
     return changed(knowing(scene, holding(POD), holding(OTHER)), listed=True, node_read=True)
 
 

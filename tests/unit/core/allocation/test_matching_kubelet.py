@@ -8,6 +8,7 @@ import pytest
 from agent.core.allocation.evidence import (
     AskKubelet,
     Books,
+    KubeletStart,
     ListPods,
     ReadRecords,
 )
@@ -38,6 +39,8 @@ def row_of(pod: PodView, **changes: object) -> Row:
 YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
 """A kubelet that is taking up its pods."""
 
+REBOOTED = frozenset({OLD_KUBELET})
+
 
 def many(number: int) -> tuple[PodView, ...]:
     """So many pods that a kubelet with an empty checkpoint takes up again after a reboot."""
@@ -49,7 +52,7 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     pods = many(30)
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
-    young = msgspec.structs.replace(scene.books, epoch=YOUNG)
+    young = msgspec.structs.replace(scene.books, epoch=YOUNG, former_boot=REBOOTED)
     scene = changed(scene, books=young)
     assert ask(scene) == ReadRecords()
 
@@ -81,16 +84,14 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
         *many(29),
         named_pod(30, containers=(a_container(), runs), created=NOON.replace(hour=13)),
     )
-    rows = tuple(map(row_of, pods))
+    rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
     scene = a_scene(*pods, rows=rows)
-    books = Books(YOUNG, frozenset(), frozenset({"r"}))
+    books = Books(YOUNG, frozenset(), frozenset({"r"}), former_boot=REBOOTED)
     scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
 
     first = knowing(scene, holding(pods[0]))
     assert ask(first) == AskKubelet(*pods[29].key)
     assert granted(knowing(first, absent=pods[29:])).replay == rows[0]
-    both = changed(knowing(first, holding(pods[29])), listed=True)
-    refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() -> None:
@@ -107,7 +108,8 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
     old = changed(knowing(old, holding(owner)), records_read=True)
     assert ask(old) == AskKubelet(*started.key)
-    assert granted(knowing(old, absent=(started,))).candidate.pod == owner
+    assert ask(knowing(old, absent=(started,))) == AskKubelet(*answered.key)
+    assert granted(knowing(old, absent=(started, answered))).candidate.pod == owner
 
 
 def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one() -> None:
@@ -172,7 +174,8 @@ def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_
     row = row_of(pod, key=ContainerKey(pod.uid, "first"))
 
     refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
-    assert granted(knowing(a_scene(pod, rows=(row,)), booked)).replay == row
+    again = changed(knowing(a_scene(pod, rows=(row,)), booked), listed=True)
+    assert granted(again).replay == row
 
 
 def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
@@ -182,34 +185,82 @@ def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
     assert granted(scene).candidate.pod == NEW
 
 
+SINCE = YOUNG.since
+RAN_BEFORE = {"has_run": True, "started_at": SINCE - dt.timedelta(hours=1)}
+LONG_OVER = RAN_BEFORE | {"stopped_at": SINCE - dt.timedelta(seconds=6)}
+JUST_OVER = RAN_BEFORE | {"stopped_at": SINCE - dt.timedelta(seconds=4)}
+SINCE_OVER = {"has_run": True, "started_at": SINCE, "stopped_at": SINCE}
+STILL_SAID = RAN_BEFORE | {"running_id": "gone"}
+SAW = KubeletStart(prompt=True, kept=True)
+LOST = KubeletStart(prompt=True)
+
+
+def saw(*ran: str) -> KubeletStart:
+    """The checkpoint is lost, and these containers ran."""
+    return KubeletStart(
+        frozenset(ContainerKey(named_pod(1).uid, name) for name in ran), prompt=True
+    )
+
+
 @pytest.mark.parametrize(
-    ("started", "age", "refused"),
-    [(1, 9, True), (-1, 9, False), (-1, 31, True)],
-    ids=["it started since", "it is being admitted", "its status may be late"],
+    ("first", "second", "start", "asked"),
+    [
+        pytest.param({}, {}, SAW, "a", id="never started: in order"),
+        pytest.param({}, {}, LOST, "", id="they may have been started"),
+        pytest.param(LONG_OVER, LONG_OVER, LOST, "a", id="both dead for long: in order"),
+        pytest.param(LONG_OVER, LONG_OVER, KubeletStart(), "", id="the agent came late"),
+        pytest.param(LONG_OVER, STILL_SAID, LOST, "a", id="dead for long, before one in doubt"),
+        pytest.param(STILL_SAID, LONG_OVER, LOST, "", id="in doubt, before one dead for long"),
+        pytest.param(STILL_SAID, LONG_OVER, saw("a"), "b", id="one that ran is passed over"),
+        pytest.param(STILL_SAID, STILL_SAID, saw("a"), "", id="one ran, the other is in doubt"),
+        pytest.param(STILL_SAID, STILL_SAID, saw("a", "b"), "", id="both ran"),
+        pytest.param(JUST_OVER, LONG_OVER, LOST, "", id="it died just before the start"),
+        pytest.param(SINCE_OVER, LONG_OVER, LOST, "", id="it started and ended since"),
+        pytest.param(SINCE_OVER, SINCE_OVER, LOST, "", id="both started since"),
+    ],
 )
-@pytest.mark.parametrize("role", [Role.INIT, Role.APP])
-def test_of_two_dead_containers_of_one_count_the_first_is_served_at_their_admission_alone(
-    role, started, age, refused
+@pytest.mark.parametrize("role", [Role.SIDECAR, Role.APP])
+def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known(
+    role: Role, first: dict, second: dict, start: KubeletStart, asked: str
 ) -> None:
-    since = YOUNG.since
-    at = since + dt.timedelta(seconds=started)
-    over = since - dt.timedelta(seconds=9)
-    first = msgspec.structs.replace(a_container(name="first", role=role), ended_at=over)
-    ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
-    pod = named_pod(1, containers=(first, ran))
+    pod = named_pod(
+        1,
+        containers=(
+            msgspec.structs.replace(a_container(name="a", role=role), **first),
+            msgspec.structs.replace(a_container(name="b"), **second),
+        ),
+    )
     rows = tuple(
         row_of(pod, key=ContainerKey(pod.uid, one.name), role=one.role) for one in pod.containers
     )
     scene = changed(
         knowing(a_scene(pod, rows=rows), holding(pod)),
-        books=Books(YOUNG),
-        now=since + dt.timedelta(seconds=age),
+        books=Books(YOUNG, frozenset(), start=start),
         records_read=True,
+        checked=frozenset({"gone"}),
         listed=True,
     )
 
-    if not refused:
-        assert "first" == granted(scene).candidate.container.name
+    if asked:
+        assert asked == granted(scene).candidate.container.name
         return
     sentence = refused_by(scene, RefusalReason.MANY_PODS_ADMITTED).sentence
     assert sentence.endswith("delete the pod, and its controller makes a new one.")
+
+
+@pytest.mark.parametrize("start", [SAW, LOST, KubeletStart()])
+def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_since(start) -> None:
+    def scene(**status: object):
+        ran = tuple(
+            msgspec.structs.replace(a_container(name=name), **status) for name in ("a", "b")
+        )
+        pod = named_pod(1, containers=ran)
+        rows = tuple(row_of(pod, key=ContainerKey(pod.uid, one.name)) for one in ran)
+        books = Books(YOUNG, frozenset(), start=start, former_boot=REBOOTED)
+        base = knowing(a_scene(pod, rows=rows), holding(pod))
+        return changed(
+            base, books=books, records_read=True, checked=frozenset({"gone"}), listed=True
+        )
+
+    assert "a" == granted(scene(**STILL_SAID)).candidate.container.name
+    refused_by(scene(**SINCE_OVER), RefusalReason.MANY_PODS_ADMITTED)

@@ -5,18 +5,20 @@ import datetime as dt
 import msgspec
 import pytest
 
+from agent.codec.pod import decode_pod_devices
 from agent.core.allocation.evidence import (
     NOT_HERE,
     UNREAD,
     AwaitLock,
     Books,
+    KubeletStart,
     ListPods,
     LookAtNode,
     LookAtPod,
 )
 from agent.core.cluster.pods import Role
 from agent.core.errors import RefusalReason
-from agent.core.state.ledger import Ledger
+from agent.core.state.ledger import ContainerKey, Ledger
 from tests.builders import NOON, a_container, a_lock, a_pod, a_row
 from tests.unit.core.allocation.matching_scene import (
     G1,
@@ -127,8 +129,33 @@ def test_a_pod_whose_name_can_return_is_looked_at_once_before_it_is_answered() -
 
     same = changed(scene, looked={RETURNING.key: RETURNING.uid})
     assert granted(same).candidate.pod == RETURNING
-    silent = changed(scene, looked={RETURNING.key: UNREAD})
-    assert granted(silent).candidate.pod == RETURNING
+
+
+@pytest.mark.parametrize(
+    ("recorded", "right"),
+    [(None, False), ((), False), ((9,), False), ((1,), True), ((9, 1), True)],
+    ids=["no file", "nobody", "a namesake", "it", "both"],
+)
+def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_pod(
+    recorded, right
+) -> None:
+    """The record is that of another container of the pod: it was answered at this admission."""
+    text = f"{G1},NVIDIA,10,0:{G1},NVIDIA,10,0:;{G1},NVIDIA,3000,30:;"
+    both = (a_container(name="other", count=2), a_container())
+    pod = msgspec.structs.replace(
+        RETURNING, containers=both, annotations=annotated(text), groups=decode_pod_devices(text)
+    )
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="other", epoch=NOW_KUBELET)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
+    scene = changed(scene, looked={pod.key: UNREAD}, records_read=True)
+
+    keys = recorded and (ContainerKey(named_pod(n).uid, "other") for n in recorded)
+    known = None if recorded is None else frozenset(keys)
+    read = changed(scene, books=Books(NOW_KUBELET, recorded=known))
+    if right:
+        assert "main" == granted(read).candidate.container.name
+    else:
+        refused_by(read, RefusalReason.PODS_UNKNOWN, count=2)
 
 
 @pytest.mark.parametrize("found", [NOT_HERE, named_pod(9).uid], ids=["gone", "another"])
@@ -162,11 +189,16 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
 
     assert "b" == granted(scene).candidate.container.name
     again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
-    assert ask(again) == LookAtPod(*pod.key)
+    assert ask(again) == ListPods()
+    namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
+    books = Books(NOW_KUBELET, recorded=frozenset({row.key}))
+    assert ask(changed(namesake, books=books)) == LookAtPod(*pod.key)
 
 
 def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     row = a_row(pod_uid=RETURNING.uid, pod=RETURNING.name, epoch=OLD_KUBELET)
     scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
+    assert ask(scene) == ListPods()
 
-    assert ask(scene) == LookAtPod(*RETURNING.key)
+    admitted = msgspec.structs.replace(scene.books, start=KubeletStart(prompt=True, kept=True))
+    assert ask(changed(scene, books=admitted)) == LookAtPod(*RETURNING.key)

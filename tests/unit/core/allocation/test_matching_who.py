@@ -10,6 +10,7 @@ from agent.core.allocation.evidence import (
     AwaitLock,
     CheckRunning,
     Evidence,
+    KubeletStart,
     ListPods,
     LookAtNode,
     ReadRecords,
@@ -64,7 +65,11 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     assert ask(scene) == AskKubelet(*started.key)
     both = knowing(scene, holding(POD), holding(started))
     assert ask(both) == ListPods()
-    refused_by(changed(both, listed=True), RefusalReason.MANY_PODS_ADMITTED)
+    assert granted(changed(both, listed=True)).candidate.pod == POD
+    unlocked = changed(both, listed=True, lock=None)
+    assert ask(unlocked) == AwaitLock(*POD.key)
+    assert ask(changed(unlocked, waited=True)) == LookAtNode()
+    refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
@@ -78,7 +83,8 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
     shown = changed(shown, listed=True)
 
     assert ask(shown) == AskKubelet(*STRAY.key)
-    refused_by(knowing(shown, holding(STRAY)), RefusalReason.MANY_PODS_ADMITTED)
+    both = changed(knowing(shown, holding(STRAY)), waited=True, node_read=True)
+    refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
@@ -109,7 +115,28 @@ def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one(
     error = refused_by(changed(scene, listed=True), RefusalReason.MANY_PODS_ADMITTED)
 
     assert error.sentence.endswith("delete all but one of them.")
-    assert granted(knowing(scene, holding(POD), absent=(other,))).replay == rows[0]
+    alone = changed(knowing(scene, holding(POD), absent=(other,)), listed=True)
+    assert granted(alone).replay == rows[0]
+
+
+@pytest.mark.parametrize("dead", [1, 2, 9])
+def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_start(dead) -> None:
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    others = [named_pod(10 + n, phase=Phase.RUNNING, containers=(ran,)) for n in range(dead)]
+    rows = tuple(
+        a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G2),))
+        for one in others
+    )
+    scene = changed(a_scene(POD, *others, rows=rows, lock=POD), records_read=True, listed=True)
+    asked = knowing(scene, holding(POD), *map(holding, others))
+    assert granted(asked).candidate.pod == POD
+
+    before = changed(knowing(scene, absent=(POD,)), absent=frozenset({POD.key}))
+    theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
+    if dead == 1:
+        assert granted(theirs).replay == rows[0]
+    else:
+        refused_by(theirs, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -> None:
@@ -294,7 +321,11 @@ def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() 
     first = without_witness(a_scene(POD, lock=POD))
     refused_by(changed(first, **silent), RefusalReason.PODS_UNKNOWN)
     again = without_witness(a_scene(POD, rows=(row,), lock=POD))
-    assert granted(changed(again, **silent)).replay == row
+    refused_by(changed(again, **silent), RefusalReason.PODS_UNKNOWN)
+    seen = msgspec.structs.replace(
+        again.books, start=KubeletStart(prompt=True, kept=True)
+    )  # it was never started, so it is being admitted
+    assert granted(changed(again, books=seen, **silent)).replay == row
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
