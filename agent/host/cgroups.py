@@ -1,13 +1,16 @@
 """Tells which containers run on this host: the name of a container's cgroup holds its id.
 
 Source: the cgroupfs and systemd drivers of containerd and CRI-O name it `<id>` or
-`<runtime>-<id>.scope` below the pod's cgroup.
+`<runtime>-<id>.scope` below the pod's cgroup. The kubelet names that one: `pod<UID>`, or with
+systemd `kubepods-<class>-pod<UID with underscores>.slice`
+(kubernetes pkg/kubelet/cm/pod_container_manager_linux.go).
 """
 
 import os
 import re
 from pathlib import Path
 
+from agent.core.cluster.pods import PodUid
 from agent.kit.offload import Offload
 
 _ID = re.compile(r"(^|-)[0-9a-f]{64}(\.scope)?$")
@@ -30,6 +33,20 @@ class CgroupContainers:
         if not ids:
             return ids
         return await self._offload.call(self._running, ids)
+
+    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
+        """Return the pods that have a cgroup, which the kubelet names by their UID.
+
+        None: the kubelet's cgroups are not visible.
+        """
+        return await self._offload.call(self._begun, pods)
+
+    def _begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
+        below = [name for _, names, _ in os.walk(self._root) for name in names]
+        if not any("kubepods" in name for name in below):
+            return None
+        named = (name.removesuffix(".slice").rpartition("pod")[2] for name in below)
+        return pods & {PodUid(name.replace("_", "-")) for name in named}
 
     def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
         wanted = {text.rpartition("://")[2]: text for text in ids}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.core.cluster.pods import PodView
+from agent.core.cluster.pods import PodUid, PodView
 from agent.core.containers.edits import HookFacts
 from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
 from agent.core.inventory.slices import SliceId
@@ -93,6 +93,11 @@ class FakeContainers:
 
     def __init__(self) -> None:
         self.alive: set[str] = set()
+        self.idle: set[PodUid] = set()
+        """Pods that have no cgroup."""
+
+    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
+        return pods - self.idle
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         return ids & self.alive

@@ -2,11 +2,13 @@
 
 import pytest
 
+from agent.core.cluster.pods import PodUid
 from agent.host.cgroups import CgroupContainers
 from tests.fakes.offload import Inline
 
 ID = "3f" * 32
 OTHER = "a0" * 32
+UNDERSCORED = "0a1b2c3d_0000_4000_8000_0123456789ab"
 UID = "0a1b2c3d-0000-4000-8000-0123456789ab"
 
 
@@ -70,6 +72,23 @@ async def test_a_container_without_a_cgroup_is_dead_where_others_have_theirs(tmp
     containers = a_tree(tmp_path, *names)
 
     assert frozenset() == await containers.running(frozenset({f"containerd://{ID}"}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (f"kubepods/burstable/pod{UID}",),
+        (f"kubepods.slice/x.slice/kubepods-besteffort-pod{UNDERSCORED}.slice/c",),
+        (f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice",),
+    ],
+    ids=["cgroupfs", "systemd", "nested"],
+)
+async def test_a_pod_has_begun_once_it_has_a_cgroup(tmp_path, names):
+    containers = a_tree(tmp_path, *names)
+    later = PodUid("ffffffff-0000-4000-8000-0123456789ab")
+
+    assert {UID} == await containers.begun(frozenset({PodUid(UID), later}))
+    assert await CgroupContainers(tmp_path / "none", Inline()).begun(frozenset({later})) is None
 
 
 async def test_nobody_is_looked_for_when_nobody_is_asked_for(tmp_path):

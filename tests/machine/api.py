@@ -141,6 +141,8 @@ class ApiFaults:
     def __init__(self, store: Store, pods: ApiGate, node: ApiGate) -> None:
         self._store = store
         self.is_down = False
+        self.is_alone = False
+        """Whether the agent alone cannot reach the API server: for all others it is there."""
         self.list_fails = False
         self.hides = False
         self.pods = pods
@@ -148,9 +150,9 @@ class ApiFaults:
         self.shown_locks: set[str] = set()
         """All that a watch of the Node has shown to the agent."""
 
-    def change(self, *, is_down: bool, list_fails: bool) -> None:
+    def change(self, *, is_down: bool, list_fails: bool, is_alone: bool = False) -> None:
         """An outage, or a server that answers all but a LIST, begins or ends."""
-        self.is_down, self.list_fails = is_down, list_fails
+        self.is_down, self.list_fails, self.is_alone = is_down, list_fails, is_alone
         self._store.stir()
 
     def catch_up(self) -> None:

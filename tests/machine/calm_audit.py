@@ -120,23 +120,15 @@ class CalmAudit(Audit):
         self.tally["a lock went 30 s before its owner was bound"] += 1
         return True
 
-    def _is_mistaken(self, response: ContainerAllocateResponse) -> bool:
-        """Whether nothing tells of the pod that asks: it is gone again, and no watch has shown it.
-
-        A kubelet that has Get tells of it.
-        """
-        uid, _ = self._asking
-        if not self.lenient or not self.is_gone(uid) or self.can_be_seen(uid):
-            return False
-        self.tally["a gone pod that nothing told of heard another's answer"] += 1
-        self.mistaken.add(uid)
-        return True
-
-    def _meant(self, response: ContainerAllocateResponse) -> Owner:
-        meant = super()._meant(response)
-        if meant != self._asking:
+    def _is_heard_by_a_ghost(self, uid: str, heir: str) -> bool:
+        """The same; a kubelet that has no Get tells nothing of a pod that is gone again."""
+        if super()._is_heard_by_a_ghost(uid, heir):
             self.tally["a gone pod heard its successor's answer"] += 1
-        return meant
+            return True
+        if self.lenient and self.is_gone(uid):
+            self.tally["a gone pod that nothing told of heard another's answer"] += 1
+            return True
+        return False
 
     def _hear(self, event: KubeletEvent) -> None:
         super()._hear(event)

@@ -37,8 +37,10 @@ def wrong_in(
 ) -> Iterator[str]:
     """The same of pods and ledger; `reasons`: words of those for which a pod may have failed."""
     for pod in world.pods():
-        if pod["spec"].get("nodeName") == NODE and not is_excused(world, pod):
-            yield from _wrong_of(world, pod, reasons, refused)
+        if pod["spec"].get("nodeName") == NODE:
+            wrong = list(_wrong_of(world, pod, reasons, refused))
+            if wrong and not is_excused(world, pod):
+                yield from wrong
     if world.agent is None:
         yield "the agent is not there"
     else:
@@ -52,19 +54,23 @@ def _locks(world: MachineSite) -> Iterator[str]:
 
 
 def _is_excused(world: MachineSite, pod: Json) -> bool:
-    """Whether the agent has no part in it.
+    """Whether the agent has no part in it. Each is counted by its kind.
 
     A kubelet that lost its checkpoint, and to which no plugin has registered since, knows no such
     resource: it starts the containers without asking, and asks when one of them dies, long after
-    the scheduler let go of the lock. A pod can have heard another's answer. And
-    two pods that both wait for their old answers, which differ, are refused as long as both wait.
+    the scheduler let go of the lock. And dead containers whose records are lost are refused as
+    long as nothing tells which one the kubelet means.
     """
     uid = pod["metadata"]["uid"]
     node = world.kubelet.node.pods.get(uid)
     names = {*node.running, *node.waiting} if node else ()
-    is_unasked = bool(names) and not any((uid, name) in world.audit.answers for name in names)
-    is_one_of_many = any("[HA-2002]" in text for text in node.waiting.values()) if node else False
-    return is_unasked or is_one_of_many or uid in world.audit.mistaken
+    if names and not any((uid, name) in world.audit.answers for name in names):
+        world.audit.excuses["a pod that the kubelet started without asking"] += 1
+        return True
+    if node is not None and any("[HA-2002]" in text for text in node.waiting.values()):
+        world.audit.excuses["dead containers that nothing tells apart wait to be deleted"] += 1
+        return True
+    return False
 
 
 def _wrong_of(

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -31,6 +33,7 @@ class Histories(RuleBasedStateMachine):
     """One history: a world on a loop of its own."""
 
     life: StartAgent = staticmethod(start_agent)
+    counted: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +41,13 @@ class Histories(RuleBasedStateMachine):
         self.world: MachineWorld | None = None
         self.is_broken = False
 
-    @initialize(seed=st.integers(0, 2**32 - 1))
-    def begin(self, seed: int) -> None:
+    @initialize(
+        seed=st.integers(0, 2**32 - 1),
+        running=st.lists(st.one_of(plain_shapes, shapes), max_size=3),
+    )
+    def begin(self, seed: int, running: list[Shape]) -> None:
+        """A node on which some pods run already."""
+
         async def build() -> MachineWorld:
             world = MachineWorld(seed, VirtualClock(self.loop), self.life)
             ready = asyncio.Event()
@@ -48,6 +56,8 @@ class Histories(RuleBasedStateMachine):
             return world
 
         self.world = self.loop.run_until_complete(build())
+        for name, shape in zip(("a", "b", "c"), running, strict=False):
+            self.after(1.0, partial(self.world.create_and_schedule, name, shape))
 
     def after(self, pause: float, deed: Deed | None = None) -> None:
         """Do it, let time pass, and look whether all invariants hold."""
@@ -64,10 +74,10 @@ class Histories(RuleBasedStateMachine):
 
     def write(self, pause: float, deed: Deed) -> None:
         """A step that needs the API server: while that is away, nobody can take it."""
-        self.after(pause, None if self.world.faults.is_down else deed)
+        self.after(pause, None if self.world.is_api_away else deed)
 
     def pick(self, place: int, wanted: Callable[[Json], bool] = lambda _: True) -> Json | None:
-        if self.world.faults.is_down:
+        if self.world.is_api_away:
             return None
         found = [pod for pod in self.world.pods() if wanted(pod)]
         return found[place % len(found)] if found else None
@@ -124,11 +134,40 @@ class Histories(RuleBasedStateMachine):
     def the_watches_catch_up(self, pause: float) -> None:
         self.after(pause, self.world.faults.catch_up)
 
-    @rule(trouble=st.sampled_from(("", "down", "no list")), pause=pauses)
+    @rule(trouble=st.sampled_from(("", "down", "no list", "alone")), pause=pauses)
     def the_api_server_changes(self, trouble: str, pause: float) -> None:
-        down, mute = trouble == "down", trouble == "no list"
-        change = partial(self.world.faults.change, is_down=down, list_fails=mute)
+        change = partial(
+            self.world.faults.change,
+            is_down=trouble in ("down", "alone"),
+            list_fails=trouble == "no list",
+            is_alone=trouble == "alone",
+        )
         self.after(pause, change)
+
+    @rule(
+        place=picks,
+        shape=st.one_of(shapes, plain_shapes),
+        lose=st.sampled_from((None, False, True)),
+        ends=often,
+        pause=st.sampled_from((0.3, 1.5, 3.0)),
+    )
+    def a_namesake_comes_while_the_agent_alone_hears_nothing(
+        self, *, place: int, shape: Shape, lose: bool | None, ends: bool, pause: float
+    ) -> None:
+        """`lose`: a new kubelet meanwhile, with or without the records of the last.
+
+        `ends`: the agent hears again afterwards.
+        """
+        pod = self.pick(place, is_bound)
+        if pod is None:
+            return
+        alone = partial(self.world.faults.change, is_down=True, list_fails=False, is_alone=True)
+        self.after(0.0, alone)
+        if lose is not None:
+            self.after(1.5, partial(self.world.restart_kubelet, lose=lose))
+        self.after(pause, partial(self.world.create_anew, pod, shape))
+        if ends:
+            self.after(0.0, self.world.faults.clear)
 
     @rule(pause=pauses)
     def the_kubelet_dies_after_the_next_answer(self, pause: float) -> None:
@@ -154,6 +193,31 @@ class Histories(RuleBasedStateMachine):
     def containers_die_after_a_lost_checkpoint(self, count: int, pause: float) -> None:
         self.after(1.5, partial(self.world.restart_kubelet, lose=True))
         self.after(pause, partial(self.world.end_containers, 0, count))
+
+    @rule(
+        lose=often,
+        place=picks,
+        before=st.sampled_from((0, 1, 1, 2)),
+        after=st.lists(st.sampled_from((0.0, 0.1, 0.3, 0.36, 0.5, 0.8, 1.2, 2.5)), max_size=3),
+        silent=st.sampled_from((0, 0, 0, 2, 6)),
+        pause=pauses,
+    )
+    def containers_die_around_a_kubelets_start(
+        self,
+        *,
+        lose: bool,
+        place: int,
+        before: int,
+        after: list[float],
+        silent: int,
+        pause: float,
+    ) -> None:
+        """Some while no kubelet is there, others so long after its process began."""
+        self.after(
+            1.0,
+            partial(self.world.restart_while_dying, place, before, after, lose=lose, silent=silent),
+        )
+        self.after(pause)
 
     @rule(
         steps=st.sampled_from((0, 1, 2, 3, 5, 8)),
@@ -209,8 +273,17 @@ class Histories(RuleBasedStateMachine):
             if self.world is not None and not self.is_broken:
                 self.after(310.0, self.world.heal)
                 self.require(list(left_over(self.world, self.world.refusals.right)))
+                self.count()
         finally:
             self.end()
+
+    def count(self) -> None:
+        """What was answered, refused and excused in this history, by kind."""
+        counted, audit = type(self).counted, self.world.audit
+        counted["histories"] += 1
+        counted["answers"] += audit.answered_calls
+        counted.update({f"excused: {kind}": n for kind, n in audit.excuses.items()})
+        counted.update({f"refused: {kind}": n for kind, n in self.world.refusals.counted.items()})
 
     def end(self) -> None:
         if self.world is not None:

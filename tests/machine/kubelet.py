@@ -21,7 +21,6 @@ from agent.sandbox.kubelet.life import Life, Paths
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.node import KubeletNode
 from agent.sandbox.kubelet.podresources import PodResourcesLister
-from agent.sandbox.kubelet.pods import ContainerKey
 from agent.sandbox.kubelet.records import DeviceRecord
 from agent.sandbox.kubelet.seen import KubeletEvent, KubeletLog
 from agent.sandbox.kubelet.workers import PodWorkers, Timings
@@ -117,13 +116,6 @@ class MemoryKubelet(KubeletModel):
         """The process that serves now."""
         life = self._life
         return life if isinstance(life, MemoryLife) and life.is_serving else None
-
-    def passes_over(self, owner: ContainerKey) -> bool:
-        """Whether this life takes the dead container for one that runs: it ran when it began."""
-        life = self.life
-        pod = self.node.pods.get(owner[0])
-        is_dead = pod is not None and owner[1] not in pod.running
-        return life is not None and is_dead and owner in life.allocator._running_at_start
 
     def _count(self, event: KubeletEvent) -> None:
         self.lives += event.kind == "started"

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -38,10 +39,14 @@ def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: boo
     )
 
 
-def play_chunk(machine: type[RuleBasedStateMachine], number: int, histories: int = CHUNK) -> None:
-    """So many histories of that seed: always the same."""
-    drawn = type(machine.__name__, (machine,), {})
+def play_chunk(
+    machine: type[RuleBasedStateMachine], number: int, histories: int = CHUNK
+) -> Counter[str]:
+    """So many histories of that seed: always the same. Returns what they counted."""
+    counted: Counter[str] = Counter()
+    drawn = type(machine.__name__, (machine,), {"counted": counted})
     play(seed(number)(drawn), histories, same_ones=False)
+    return counted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,8 @@ class Fact(enum.Enum):
     BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked"
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
     SOLD = "HAMi's scheduler has sold the same room to others already"
-    LOST = "the kubelet lost records of containers, and does not say which it starts again"
+    LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
+    BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,8 @@ RIGHT = (
     ExpectedRight(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
     ExpectedRight(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
-    ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009"))),
+    ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
+    ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
 )
 
 
@@ -116,8 +118,8 @@ class Refusals:
             yield Fact.SLOW_DISK
         if self.lies:
             yield Fact.LIE
-        if any(self._lost()):
-            yield Fact.LOST
+        for lost, _ in self._lost():
+            yield Fact.LOST if lost == uid else Fact.BESIDE
 
     def _of_pod(self, uid: str) -> Iterator[Fact]:
         audit, pod = self._site.audit, self._site.audit.pod(uid)

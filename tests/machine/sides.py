@@ -193,6 +193,11 @@ class MachineRuntime:
         self._host = host
         self._step = step
 
+    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid]:
+        await self._step()
+        known = self._host.kubelet.node.pods
+        return frozenset(uid for uid in pods if uid in known and known[uid].has_cgroup)
+
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         await self._step()
         return ids & {

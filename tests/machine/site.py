@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 
-from agent.core.cluster.pods import PodTable
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock
@@ -56,9 +55,6 @@ class MachineSite:
         self.kubelet = MemoryKubelet(self.clock, self.chance, self.timings)
         self.scheduler = self.make_scheduler()
         self.audit = self.make_audit()
-        self.audit.can_be_seen = self._can_be_seen
-        self.audit.is_shown = self._is_shown
-        self.audit.is_blind = self._is_blind
         hooks = AuditedHooks()
         hooks.audit = self.audit
         self.host = self.make_host(hooks)
@@ -191,21 +187,6 @@ class MachineSite:
                 self.kubelet.life.exit()
                 return False
         return True
-
-    def _is_shown(self, uid: str) -> bool:
-        """Whether the agent knows the pod."""
-        return self.agent is not None and uid in self.agent.pods.value.pods
-
-    def _can_be_seen(self, uid: str) -> bool:
-        """Whether the agent knows the pod, or could list it."""
-        table = self.agent.pods.value if self.agent else PodTable()
-        if uid in table.pods or uid in {stone.pod.uid for stone in table.tombstones}:
-            return True
-        return self.audit.pod(uid) is not None and not self._is_blind()
-
-    def _is_blind(self) -> bool:
-        """Whether the agent can list no pods."""
-        return self.faults.is_down or self.faults.list_fails
 
     def _hear(self, event: KubeletEvent) -> None:
         if event.kind == "started":

@@ -31,6 +31,11 @@ class MachineWorld(MachineSite):
         super().__init__(seed, clock, life)
         self.refusals = Refusals(self)
 
+    @property
+    def is_api_away(self) -> bool:
+        """Whether nobody can reach the API server."""
+        return self.faults.is_down and not self.faults.is_alone
+
     def activities(self) -> Iterator[Coroutine[object, object, None]]:
         yield from super().activities()
         yield self.scheduler.run()
@@ -113,6 +118,27 @@ class MachineWorld(MachineSite):
         """A new kubelet; `lose`: without the checkpoint of the last."""
         async with self._kubelet_turn:
             await self.kubelet.restart(lose_checkpoint=lose)
+
+    async def restart_while_dying(
+        self, place: int, before: int, after: list[float], *, lose: bool, silent: int
+    ) -> None:
+        """A new kubelet; so many containers end before its process begins, others so long after.
+
+        `silent`: so many calls of PodResources fail from then on.
+        """
+        async with self._kubelet_turn:
+            await self.kubelet.kill()
+            await self.end_containers(place, before)
+            if lose:
+                self.kubelet._lose_checkpoint()
+            self.host.trouble.silent += silent
+            for number, seconds in enumerate(after):
+                self.spawn(self._end_after(seconds, place + number))
+            await self.kubelet.start()
+
+    async def _end_after(self, seconds: float, place: int) -> None:
+        await asyncio.sleep(seconds)
+        await self.end_containers(place, 1)
 
     async def stop_kubelet(self, seconds: float) -> None:
         """The kubelet is gone for a while."""

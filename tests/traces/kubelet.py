@@ -135,6 +135,9 @@ class TracedKubelet:
         assert resource == RESOURCE
         return dict.fromkeys(self._records, frozenset[SliceId]())
 
+    async def begun(self, pods: frozenset[PodUid]) -> None:
+        return None
+
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         return ids & {one for alive in self._running.values() for one in alive}
 

@@ -47,14 +47,13 @@ class KubeletStart(msgspec.Struct, frozen=True):
       asks for none of them, even if they have died meanwhile.
     - `prompt`: the agent saw the new socket before the kubelet admitted its first pod. So it was
       registered by then, and the kubelet has asked for each other container.
-    - `kept`: the kubelet's checkpoint file was there. A container without a record in it was never
-      started with slices.
+    - `idle`: pods that had no cgroup then, so that none of their containers ran. Only if `prompt`.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning.
     """
 
     ran: frozenset[ContainerKey] = frozenset()
     prompt: bool = False
-    kept: bool = False
+    idle: frozenset[PodUid] = frozenset()
 
 
 class Books(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ class NodePod:
     """One pod of the node.
 
     `waiting`: container → why it cannot be created. `starts`: container → number of starts.
+    `has_cgroup`: the kubelet has begun to start it since the boot.
     """
 
     spec: PodSpec
@@ -32,6 +33,7 @@ class NodePod:
     waiting: dict[str, str] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     is_initialised: bool = False
+    has_cgroup: bool = False
     _verdicts: list[asyncio.Future[KubeletAdmission]] = field(default_factory=list)
 
     @property
@@ -91,4 +93,4 @@ class KubeletNode:
         for pod in self.pods.values():
             pod.running.clear()
             pod.waiting.clear()
-            pod.is_initialised = False
+            pod.is_initialised = pod.has_cgroup = False

@@ -84,7 +84,7 @@ class PodWorkers:
         await self.run(uid)
 
     async def _start_missing(self, pod: NodePod) -> bool:
-        complete = True
+        complete = pod.has_cgroup = True
         for container in pod.spec.containers:
             if container.kind == "app":
                 pod.is_initialised = True

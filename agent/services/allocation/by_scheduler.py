@@ -44,7 +44,7 @@ PROMPT = dt.timedelta(seconds=0.5)
 0.9 to 1.0 s after the socket."""
 
 LOOK_DEADLINE = 5.0
-"""Seconds for a look at the disk and at the cgroups when a kubelet has started."""
+"""Seconds for a look at the cgroups when a kubelet has started."""
 
 PREFER_BUDGET = 0.2
 """Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate: 1 s for both."""
@@ -90,7 +90,7 @@ class SchedulerShares:
         self.calls = AllocateCalls(Turns(peers.epoch))
 
     async def run(self) -> NoReturn:
-        """See each kubelet start, for ever: which containers run, and whether it has its records.
+        """See each kubelet start, for ever: which containers run, and of which pods none does.
 
         A container that runs now started before the socket appeared: a new kubelet starts none
         before its first admission.
@@ -98,7 +98,6 @@ class SchedulerShares:
         async for epoch in self._peers.epochs.follow():
             if epoch is None:
                 continue
-            seen_at = self._peers.clock.now()
             running = {
                 one.running_id: ContainerKey(pod.uid, one.name)
                 for pod in self._views.pods.value.pods.values()
@@ -107,18 +106,19 @@ class SchedulerShares:
                 and one.started_at is not None
                 and one.started_at < epoch.since
             }
-            resource = self._settings.edits.value.resource
+            pods = frozenset(self._views.pods.value.pods)
             self._started, self._start = None, KubeletStart()
             try:
                 async with asyncio.timeout(LOOK_DEADLINE):
-                    kept = await self._peers.records.read(resource) is not None
                     alive = await self._peers.containers.running(frozenset(running))
+                    begun = await self._peers.containers.begun(pods)
             except TimeoutError:
                 continue
+            prompt = self._peers.clock.now() < epoch.since + PROMPT
             self._start = KubeletStart(
                 ran=frozenset(running[one] for one in alive or ()),
-                prompt=seen_at < epoch.since + PROMPT,
-                kept=kept and seen_at < epoch.since + PROMPT,
+                prompt=prompt,
+                idle=pods - begun if prompt and begun is not None else frozenset(),
             )
             self._started = epoch
         raise AssertionError("the kubelet's instances are never closed")

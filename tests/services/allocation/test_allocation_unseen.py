@@ -56,16 +56,17 @@ async def test_what_the_kubelet_began_before_it_knew_the_newcomer_is_not_for_it(
 
 
 @pytest.mark.parametrize(
-    ("pod", "kept", "lists"),
-    [(OLD, True, 0), (OLD, False, 1), (RAN, True, 1)],
+    ("pod", "idle", "lists"),
+    [(OLD, True, 0), (OLD, False, 1), (RAN, False, 1)],
     ids=["it never ran", "it may have run", "its container died"],
 )
 async def test_an_old_answer_is_given_again_after_a_list_only_where_a_newcomer_may_be_meant(
-    pod, kept, lists
+    pod, idle, lists
 ):
     async with a_desk(LOST) as desk:
-        desk.records.keys = frozenset() if kept else None
+        desk.containers.idle = {pod.uid} if idle else set()
         desk.see(pod)
+        desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
         desk.witness.admit(pod)
         await asyncio.sleep(60)
 
@@ -79,6 +80,8 @@ async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod
         desk.refresh_error = ApiError("away")
         desk.see(OLD)
         desk.witness.admit(OLD)
+        desk.containers.idle = {OLD.uid}
+        desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
         await asyncio.sleep(0.1)
         await desk.service.allocate(ids(0))
         assert {("replay", ""): 1} == desk.results

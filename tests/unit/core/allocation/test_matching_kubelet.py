@@ -191,7 +191,7 @@ LONG_OVER = RAN_BEFORE | {"stopped_at": SINCE - dt.timedelta(seconds=6)}
 JUST_OVER = RAN_BEFORE | {"stopped_at": SINCE - dt.timedelta(seconds=4)}
 SINCE_OVER = {"has_run": True, "started_at": SINCE, "stopped_at": SINCE}
 STILL_SAID = RAN_BEFORE | {"running_id": "gone"}
-SAW = KubeletStart(prompt=True, kept=True)
+SAW = KubeletStart(prompt=True, idle=frozenset({named_pod(1).uid}))
 LOST = KubeletStart(prompt=True)
 
 

@@ -200,5 +200,6 @@ def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
     assert ask(scene) == ListPods()
 
-    admitted = msgspec.structs.replace(scene.books, start=KubeletStart(prompt=True, kept=True))
+    start = KubeletStart(prompt=True, idle=frozenset({RETURNING.uid}))
+    admitted = msgspec.structs.replace(scene.books, start=start)
     assert ask(changed(scene, books=admitted)) == LookAtPod(*RETURNING.key)
