@@ -1,4 +1,4 @@
-"""Five planted bugs. Each is the real agent but for one thing, put in its place for a while.
+"""Planted bugs. Each is the real agent but for one thing, put in its place for a while.
 
 The machine must find every one of them: a machine that finds none of these proves nothing.
 """
@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 
-from agent.core.allocation import grant, matching
-from agent.core.allocation.evidence import Candidate, Evidence, Grant
+from agent.core.allocation import candidates, grant, matching, witness
+from agent.core.allocation.evidence import UNREAD, Candidate, Evidence, Grant
 from agent.core.allocation.exactly_one import exactly_one
 from agent.core.allocation.room import RoomClaim
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import PodView
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.services.allocation import inquiry
+from agent.services.allocation.inquiry import Inquiry
 from tests.machine.agent_life import AgentLife
 
 
@@ -71,7 +73,7 @@ def uid_ignored() -> Mutant:
         renamed = msgspec.structs.replace(evidence, ledger=Ledger(rows, evidence.ledger.outbox))
         return original(count, renamed, settings)
 
-    return Mutant(_decided_by(decide), "another one's directory")
+    return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
 
 
 def _taken_over(row: Row, pod: PodView | None) -> Row:
@@ -115,6 +117,63 @@ def replayed_by_count() -> Mutant:
     return Mutant(_decided_by(decide), "another one's directory")
 
 
+def order_of_the_spec() -> Mutant:
+    """Dead containers are asked for in their order, whatever ran when the kubelet began."""
+
+    def first(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+        return candidates.waiting(pod, evidence, resource)[:1]
+
+    @contextlib.contextmanager
+    def patch() -> Iterator[None]:
+        with replaced(candidates, "possible", first), replaced(matching, "possible", first):
+            yield
+
+    return Mutant(patch(), "another one's directory")
+
+
+def silence_taken_for_no() -> Mutant:
+    """A pod about which PodResources gives no answer is taken for one that the kubelet lacks."""
+    original = Inquiry._ask
+
+    async def ask(self: Inquiry, namespace: str, name: str) -> None:
+        try:
+            await original(self, namespace, name)
+        except Refusal:
+            self._known[(namespace, name)] = None
+
+    return Mutant(replaced(Inquiry, "_ask", ask), "another one's directory|a good pod was refused")
+
+
+def dead_containers_in_the_way() -> Mutant:
+    """A new pod is refused as long as dead containers wait that nothing tells apart."""
+
+    def only_one(
+        count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+    ) -> object:
+        known = witness.admitted(found, evidence, settings)
+        if len({each.pod.key for each in known}) > 1 and evidence.listed:
+            raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
+        return exactly_one(count, found, evidence, settings)
+
+    return Mutant(replaced(matching, "exactly_one", only_one), "a good pod was refused")
+
+
+def unread_name_taken_for_the_same() -> Mutant:
+    """A pod in view is served under a name that the API server did not answer about."""
+    original = matching.decide
+
+    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+        looked = {
+            key: seen.uid
+            if uid is UNREAD and (seen := evidence.table.named(*key)) is not None
+            else uid
+            for key, uid in evidence.looked.items()
+        }
+        return original(count, msgspec.structs.replace(evidence, looked=looked), settings)
+
+    return Mutant(_decided_by(decide), "another one's directory")
+
+
 def _decided_by(decide: object) -> contextlib.AbstractContextManager[None]:
     return replaced(inquiry, "decide", decide)
 
@@ -125,4 +184,8 @@ MUTANTS = (
     sums_unchecked,
     answered_before_fsync,
     replayed_by_count,
+    order_of_the_spec,
+    silence_taken_for_no,
+    dead_containers_in_the_way,
+    unread_name_taken_for_the_same,
 )
