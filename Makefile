@@ -222,6 +222,10 @@ test-image: $(STAMP)  ## build the image and run it read-only under runc
 facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were measured here
 	$(BIN)/python deploy/facts.py
 
+.PHONY: size
+size: $(STAMP)  ## print lines and statements by room, and the words of the documents
+	$(BIN)/python -m tests.shape.size
+
 .PHONY: clean
 clean:  ## remove everything that make made
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
