@@ -30,6 +30,7 @@ RUN = read(
     make test-peers
     make test-browser
     make size
+    make walk
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     make demo
     .venv/bin/hami-agent sandbox -o json
