@@ -16,7 +16,6 @@ WIRE       := agent/wire
 PROTOS     := $(sort $(wildcard protos/*.proto))
 MANIFESTS  := $(sort $(wildcard deploy/*.yaml deploy/manifests/*.yaml))
 KUBERNETES := 1.36
-PURE       := agent/core/*,agent/codec/*,agent/kit/*
 TESTS      ?= tests
 # Most of what the tests do is waiting for other processes.
 WORKERS    ?= $(shell echo $$((2 * $$(nproc))))
@@ -176,8 +175,11 @@ proto-check: $(STAMP)
 cover: $(STAMP)  ## run all tests and hold the coverage to its limits
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -q -m "not histories" $(PARALLEL) --cov --cov-report= --cov-fail-under=0 $(TESTS)
+	@mkdir -p build
+	$(BIN)/coverage json -q --fail-under=0 -o build/coverage.json
+	$(BIN)/python -m tests.shape.subjects build/coverage.json
 	$(BIN)/coverage report
-	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
+	$(BIN)/coverage report --include="$$($(BIN)/python -m tests.shape.subjects pure)" --fail-under=100
 
 .PHONY: bench
 bench: $(STAMP)  ## measure the budgets (BENCH holds arguments, COMPARE an older build/bench.json)
@@ -221,6 +223,14 @@ test-image: $(STAMP)  ## build the image and run it read-only under runc
 .PHONY: facts
 facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were measured here
 	$(BIN)/python deploy/facts.py
+
+.PHONY: size
+size: $(STAMP)  ## print lines and statements by room, and the words of the documents
+	$(BIN)/python -m tests.shape.size
+
+.PHONY: walk
+walk: $(STAMP)  ## print the files that one Allocate, one scrape and one XID go through
+	$(BIN)/python -m tests.shape.walk
 
 .PHONY: clean
 clean:  ## remove everything that make made

@@ -94,11 +94,10 @@ async def test_two_pods_bound_back_to_back_never_swap_their_limits(cluster, agen
         pairs += [tuple(asked)] if shape != SUCCESSOR else []
 
     what = f"{tries} pairs placed by the scheduler, back to back"
-    table.add(f"{what}: refused", len(outcome.refused), 0, unit="")
     note_between(table, f"{what}: between the answers to two, median", agent, pairs)
-    assert outcome.refused.keys() == outcome.late(), outcome.told
-    assert len(outcome.refused) <= 2 * tries // BUSY, outcome.told
-    assert 2 * tries == outcome.served + len(outcome.refused)
+    print(outcome.told)  # noqa: T201 -- shown with a failure
+    table.hold(f"{what}: refused", len(outcome.refused), 0, unit="")
+    assert 2 * tries == outcome.served
     assert [] == lost(cluster)
 
 
@@ -190,8 +189,9 @@ async def test_two_pods_bound_by_hand_within_milliseconds_never_swap_their_limit
         too_late = outcome.late(but=robbed)
         assert outcome.refused.keys() == too_late | rightly(outcome, robbed), outcome.told
         late += len(too_late)
-    table.add(f"{tries} pairs bound by hand: refused for want of time", late, unit="")
-    assert late <= 2 * tries // BUSY, {way: one.told for way, one in outcomes.items()}
+    print({way: one.told for way, one in outcomes.items()})  # noqa: T201 -- shown with a failure
+    what = f"{tries} pairs bound by hand: refused for want of time"
+    table.hold(what, late, 2 * tries // BUSY, unit="")
     assert [] == lost(cluster)
 
 

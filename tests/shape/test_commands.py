@@ -29,6 +29,10 @@ RUN = read(
     make test
     make test-peers
     make test-browser
+    make size
+    make walk
+tests/cases/test_cases.py test_the_case_is_right
+    .venv/bin/python tests/cases/mixed_gpus.py
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     make demo
     .venv/bin/hami-agent sandbox -o json

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +48,6 @@ _KINDS: Final = (
     "networkpolicy",
     *("validatingadmissionpolicy", "validatingadmissionpolicybinding"),
 )
-_BUILDING: Final = 1200.0
 _HAMI: Final = "peers.test/hami"
 _HAMI_TAG: Final = "v2.10.0"
 _SHELL: Final = (
@@ -226,15 +224,3 @@ def _given(settings: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(
         word for one in settings for word in ((one,) if one.startswith("--") else ("--set", one))
     )
-
-
-def built(*command: str) -> str:
-    """What a script of this repository prints that builds what is not there yet.
-
-    Raises:
-        subprocess.CalledProcessError, subprocess.TimeoutExpired: it fails.
-    """
-    done = subprocess.run(  # noqa: S603 -- our own scripts
-        command, cwd=SOURCE, check=True, stdout=subprocess.PIPE, text=True, timeout=_BUILDING
-    )
-    return done.stdout.strip()

@@ -40,24 +40,26 @@ class Table:
     rows: list[FigureRow] = field(default_factory=list)
 
     def add(self, what: str, measured: float, bound: float | None = None, unit: str = "s") -> None:
-        """One more figure; a figure that is there already keeps the worse of both."""
-        row = FigureRow(what, measured, bound, unit)
-        for number, other in enumerate(self.rows):
-            if other.what == what:
-                self.rows[number] = max(row, other, key=lambda one: one.measured)
-                return
-        self.rows.append(row)
+        """One more figure; a figure that is there already keeps the worse of both.
+
+        Raises:
+            ValueError: it is a count with a bound: no busy machine excuses one that is over, so
+                that it is for `hold`.
+        """
+        if bound is not None and not unit:
+            raise ValueError(f"{what}: a count with a bound is held")
+        self._put(FigureRow(what, measured, bound, unit))
 
     def hold(
         self, what: str, measured: float, bound: float, unit: str = "s", *, far: float = FAR
     ) -> None:
-        """One more figure, which was promised.
+        """One more figure, which was promised. One without a unit is a count.
 
         Raises:
-            AssertionError: it is `far` times over its bound.
+            AssertionError: it is `far` times over its bound; a count is over it.
         """
-        self.add(what, measured, bound, unit)
-        most = far * bound
+        self._put(FigureRow(what, measured, bound, unit))
+        most = far * bound if unit else bound
         assert measured <= most, f"{what}: {_number(measured, unit)}, not {_number(most, unit)}"
 
     def told(self) -> list[dict[str, Any]]:
@@ -67,7 +69,14 @@ class Table:
     def take(self, told: Iterable[Mapping[str, Any]]) -> None:
         """Add the figures of another process."""
         for row in told:
-            self.add(**row)
+            self._put(FigureRow(**row))
+
+    def _put(self, row: FigureRow) -> None:
+        for number, other in enumerate(self.rows):
+            if other.what == row.what:
+                self.rows[number] = max(row, other, key=lambda one: one.measured)
+                return
+        self.rows.append(row)
 
     def text(self) -> str:
         """A Markdown table whose columns are in line."""

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.peers.lab.table import Table
 
 
@@ -29,3 +31,21 @@ def test_of_what_several_workers_measured_the_worse_is_told():
     table.take(other.told())
 
     assert [("start → ready", 1.7), ("pods", 3)] == [(row.what, row.measured) for row in table.rows]
+
+
+def test_a_count_is_over_its_bound_by_one_and_a_time_only_by_far():
+    table = Table()
+
+    table.hold("pods refused", 0, 0, unit="")
+    table.hold("lock free", 24.0, 5.0)
+    with pytest.raises(AssertionError, match="pods refused: 1, not 0"):
+        table.hold("pods refused", 1, 0, unit="")
+    with pytest.raises(AssertionError, match="lock free: 26 s, not 25 s"):
+        table.hold("lock free", 26.0, 5.0)
+
+    assert ["over", "over"] == [row.cells()[-1] for row in table.rows]
+
+
+def test_a_count_with_a_bound_cannot_be_told_without_being_held():
+    with pytest.raises(ValueError, match="pods refused: a count with a bound is held"):
+        Table().add("pods refused", 1, 0, unit="")

@@ -1,0 +1,114 @@
+"""Prints how large the repository is, by room: `make size`."""
+
+import ast
+import dataclasses
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.shape import tree
+
+SPLIT = {"core", "services", "host"}
+"""Folders of agent/ whose own folders are rooms."""
+
+
+@dataclasses.dataclass
+class Size:
+    """Python files, their lines and statements. `blank`: empty lines, and lines of bare strings."""
+
+    files: int = 0
+    lines: int = 0
+    statements: int = 0
+    blank: int = 0
+
+    @property
+    def share(self) -> float:
+        """The blank lines in per cent of all lines."""
+        return 100 * self.blank / max(self.lines, 1)
+
+
+BEFORE = {
+    "agent without sandbox and wire": Size(382, 44_198, 23_012, 13_787),
+    "agent": Size(494, 59_826, 31_534, 18_500),
+    "tests": Size(811, 111_581, 62_772, 29_938),
+}
+WORDS_BEFORE = 69_862
+"""What the totals were before the rooms were arranged by subject."""
+
+
+def size_of(paths: Iterable[Path]) -> Size:
+    """The size of these files. A statement is every `ast.stmt` that is not a bare string."""
+    size = Size()
+    for path in paths:
+        text = tree.text(path)
+        lines = text.splitlines()
+        blank = {number for number, line in enumerate(lines, 1) if not line.strip()}
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=int(last)):
+                    blank |= set(range(first, last + 1))
+                case ast.stmt():
+                    size.statements += 1
+        size.files += 1
+        size.lines += len(lines)
+        size.blank += len(blank)
+    return size
+
+
+def room_of(path: Path) -> str:
+    """The folder that a file of agent/ belongs to: its first, or its second where that splits."""
+    folders = path.parts[1:-1]
+    return "/".join(("agent", *folders[: 2 if folders and folders[0] in SPLIT else 1]))
+
+
+def rooms() -> dict[str, list[Path]]:
+    """The Python files of agent/ by room."""
+    found: dict[str, list[Path]] = {}
+    for path in tree.files():
+        if path.suffix == ".py" and path.is_relative_to("agent"):
+            found.setdefault(room_of(path), []).append(path)
+    return found
+
+
+def totals() -> dict[str, Size]:
+    """The sizes to compare with BEFORE."""
+    by_room = rooms()
+    own = [
+        path for room in by_room.keys() - {"agent/sandbox", "agent/wire"} for path in by_room[room]
+    ]
+    return {
+        "agent without sandbox and wire": size_of(own),
+        "agent": size_of(path for paths in by_room.values() for path in paths),
+        "tests": size_of(tree.modules("tests")),
+    }
+
+
+def words() -> int:
+    """The words of all documents."""
+    return sum(len(tree.text(path).split()) for path in tree.files() if path.suffix == ".md")
+
+
+def report() -> list[str]:
+    """A line for each room, then the totals, each with what it was before."""
+    form = "{:<34}{:>6}{:>9}{:>12}{:>9}"
+    lines = [form.format("room", "files", "lines", "statements", "blank")]
+    for room, paths in sorted(rooms().items()):
+        lines.append(_line(form, room, size_of(paths)))
+    lines.append("")
+    for name, size in totals().items():
+        lines += [_line(form, name, size), _line(form, "  before", BEFORE[name])]
+    lines.append(f"{'words of documents':<34}{words():>27,}\n{'  before':<34}{WORDS_BEFORE:>27,}")
+    return [
+        *lines,
+        "",
+        "blank: lines that are empty or belong to a bare string, such as a docstring",
+    ]
+
+
+def _line(form: str, name: str, size: Size) -> str:
+    figures = (f"{number:,}" for number in (size.files, size.lines, size.statements))
+    return form.format(name, *figures, f"{size.share:.1f} %")
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(report()) + "\n")

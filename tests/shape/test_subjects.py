@@ -1,0 +1,45 @@
+"""Every file has a subject, and what is named as a subject or as pure is there."""
+
+import itertools
+
+from tests.shape import tree
+from tests.shape.subjects import SUBJECTS, pure_files, report, subject_of
+
+FILES = [path.relative_to("agent").as_posix() for path in tree.modules("agent")]
+
+
+def test_every_file_of_the_agent_has_a_subject():
+    named = [path for path in FILES if not path.endswith("__init__.py")]
+
+    assert [] == [path for path in named if subject_of(path) is None]
+
+
+def test_every_place_of_a_subject_is_there():
+    for place in itertools.chain.from_iterable(SUBJECTS.values()):
+        assert any(path == place or path.startswith(place) for path in FILES), place
+
+
+def test_a_file_is_of_the_subject_that_names_it_most_exactly():
+    assert "settle" == subject_of("core/reconcile/settlement.py")
+    assert "reconcile" == subject_of("core/reconcile/pace.py")
+
+
+def test_what_is_pure_is_there():
+    patterns = pure_files()
+
+    assert "agent/core/errors.py" in patterns
+    assert "agent/core/allocation/*" in patterns
+    for pattern in patterns:
+        assert list(tree.ROOT.glob(pattern)), pattern
+
+
+def test_the_report_adds_up_the_branches_of_a_subject():
+    measured = {
+        "agent/core/state/ledger.py": {"num_branches": 30, "covered_branches": 30},
+        "agent/services/state.py": {"num_branches": 10, "covered_branches": 5},
+    }
+
+    lines = report({"files": {path: {"summary": summary} for path, summary in measured.items()}})
+
+    (ledger,) = (line.split() for line in lines if line.startswith("ledger"))
+    assert ["ledger", "40", "5", "87.5", "%"] == ledger[:5]
