@@ -1,6 +1,7 @@
-"""The random histories compare every answer with the truth, but for what their judge excuses.
+"""The random histories compare every answer with the truth.
 
-Right: no answer that it excuses gave a container another one's share. The argument is another seed.
+Right: an answer with another container's share is a breach or is counted by its kind, and none is
+passed over. The argument is another seed.
 """
 
 import contextlib
@@ -17,27 +18,27 @@ SEEDS = range(FIRST, FIRST + 8)
 HISTORIES = 25
 """Of each seed."""
 
-answered, is_mistaken = Audit.answered, Audit._is_mistaken
-answers, excused = Counter[str](), Counter[str]()
+answered = Audit.answered
+seen = Counter[str]()
 
 
-def count(self, response):
-    answers["compared or excused"] += 1
+def judge(self, response):
+    known = len(self.breaches) + self.excuses.total()
     answered(self, response)
+    seen["answers"] += 1
+    if self._asking != owner_in(response):
+        seen["another container's"] += 1
+        seen["passed over"] += known == len(self.breaches) + self.excuses.total()
 
 
-def look(self, response):
-    is_excused, asked, given = is_mistaken(self, response), self._asking, owner_in(response)
-    if is_excused and asked != given:
-        excused["another container's" if asked[0] == given[0] else "another pod's"] += 1
-    return is_excused
-
-
-Audit.answered, Audit._is_mistaken = count, look  # type: ignore[method-assign]
+Audit.answered = judge  # type: ignore[method-assign]
 quiet()
 with silence():
     for seed in SEEDS:
-        with contextlib.suppress(AssertionError):  # a breach that the judge does find
+        with contextlib.suppress(AssertionError):  # a breach
             play_chunk(Histories, seed, HISTORIES)
-print(dict(answers), "excused with another one's share:", dict(excused))
-verdict(right=not excused, wrong="the histories count answers with another one's share as right")
+print(dict(seen))
+verdict(
+    right=seen["answers"] > 50 and not seen["passed over"],
+    wrong="the histories count answers with another one's share as right",
+)

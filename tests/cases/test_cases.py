@@ -17,15 +17,11 @@ pytestmark = [
 WRONG = {
     "cdi_absent",
     "completed_pod",
-    "excused_answers",
-    "lost_checkpoint_blackhole",
-    "lost_checkpoint_silent",
     "mixed_gpus",
     "preload_path",
     "promised_after_delete",
     "sidecar_oversold",
     "starved_start",
-    "wrong_share_second_path",
 }
 """Faults that are known and not mended yet. Who mends one removes its name."""
 
