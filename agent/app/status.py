@@ -34,6 +34,7 @@ def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None
         refusals=front.journal.refusals,
         journal_since=front.journal.since,
         settings=lambda: _settings(front),
+        pods=facts.pods.value,
     )
 
 

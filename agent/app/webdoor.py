@@ -73,6 +73,7 @@ class _AgentMetrics(Collector):
             names_pods=self._names_pods,
             use=back.usage.containers.newest,
             hami=self._hami,
+            pods=front.facts.pods,
         )
         return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 

@@ -233,7 +233,7 @@ def _note(gpu: GpuStatus, node: str, now: dt.datetime, style: StatusStyle) -> It
 def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
     """The cells of one container and GPU."""
     said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
-    said += ", live limits" if one.live_limits else ""
+    said = "other GPUs" if one.mismatched else said + (", live limits" if one.live_limits else "")
     memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
     return [
         cap(one.namespace, 64) or "-",
@@ -246,7 +246,7 @@ def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list
         "-" if share.gpu_percent is None else f"{share.gpu_percent}%",
         age(one.last_kernel, now) if one.last_kernel else "-",
         age(one.since, now) if one.since else "-",
-        "other GPUs" if one.mismatched else said,
+        "ended" if one.ended else said,
     ]
 
 
@@ -290,7 +290,7 @@ def _sum(found: StatusDocument) -> str:
     unserved = sum(not gpu.serving for gpu in found.gpus)
     if unserved:
         parts.append(f"{unserved} of {len(found.gpus)} GPUs not offered")
-    late = sum(one.confirmed is False for one in found.allocations or ())
+    late = sum(one.confirmed is False and not one.ended for one in found.allocations or ())
     if late:
         parts.append(f"{late} not recorded by the kubelet yet")
     return ", ".join(parts)

@@ -38,14 +38,16 @@ def observed_status(
         MalformedText: the register annotation cannot be read.
     """
     held = [pod for pod in pods if pod.groups and not pod.terminal]
-    claims = [claim for pod in held for claim in _claims(pod)]
     text = node.annotations.get(REGISTER)
     registered = () if not text else decode_either(text)
     labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
+    parts = [part for pod in held for part in _parts(pod, labels)]
+    claims = [claim for claim, row in parts if not row.ended]
     closed = read_cordon(node.annotations.get(CORDON))
     gpus = tuple(_gpu(gpu, claims, closed, now) for gpu in registered)
-    rows = [row for pod in held for row in _allocations(pod, labels)]
-    rows.sort(key=lambda row: (row.namespace, row.pod, row.container))
+    rows = sorted(
+        (row for _, row in parts), key=lambda row: (row.namespace, row.pod, row.container)
+    )
     about = NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations))
     return StatusDocument(node=about, gpus=gpus, allocations=tuple(rows))
 
@@ -95,22 +97,16 @@ def _gpu(
     )
 
 
-def _claims(pod: PodView) -> Iterator[RoomClaim]:
-    """What the scheduler counts for the pod."""
+def _parts(pod: PodView, labels: Mapping[str, str]) -> Iterator[tuple[RoomClaim, AllocationStatus]]:
+    """What each container takes, and how it is shown."""
     roles = {container.name: container.role for container in pod.containers}
-    past = is_past_init(pod)
-    for name, shares in _groups(pod):
+    for place, (name, shares) in enumerate(_groups(pod)):
         role = roles.get(name, Role.APP)
-        if role is Role.APP or not past:
-            yield RoomClaim(pod.uid, role, shares)
-
-
-def _allocations(pod: PodView, labels: Mapping[str, str]) -> Iterator[AllocationStatus]:
-    for name, shares in _groups(pod):
-        yield AllocationStatus(
+        shown = AllocationStatus(
             namespace=pod.namespace,
             pod=pod.name,
             container=name,
+            ended=role is Role.INIT and is_past_init(pod),
             shares=tuple(
                 ShareStatus(
                     gpu=labels.get(share.uuid, share.uuid),
@@ -121,6 +117,7 @@ def _allocations(pod: PodView, labels: Mapping[str, str]) -> Iterator[Allocation
                 for share in shares
             ),
         )
+        yield RoomClaim(pod.uid, role, shares, place), shown
 
 
 def _groups(pod: PodView) -> Iterator[tuple[str, tuple[Share, ...]]]:

@@ -132,6 +132,7 @@ class AllocationStatus(Document, frozen=True):
     - `pod` and `namespace` are empty while the holder is not known.
     - `confirmed`: the kubelet has recorded the answer; None: not known.
     - `mismatched`: the kubelet recorded slices of other GPUs.
+    - `ended`: it runs no more, and its share counts no more in what is promised.
     - `last_kernel`: when a process or a kernel of the container last started on a GPU.
     - `processes`: how many of its processes use a GPU. `last_kernel` and `processes` are None if
       they are not known; `unread`: why, if a person should know.
@@ -146,6 +147,7 @@ class AllocationStatus(Document, frozen=True):
     since: Moment | None = None
     confirmed: bool | None = None
     mismatched: bool = False
+    ended: bool = False
     live_limits: bool = False
     decided_by: str = "scheduler"
     last_kernel: Moment | None = None

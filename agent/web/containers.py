@@ -37,7 +37,7 @@ def promised_rows(rows: Iterable[Row]) -> Iterator[tuple[Holder, Row]]:
 def used_containers(rows: Iterable[Row], newest: NewestUse) -> Iterator[Used]:
     """What the containers use, as far as that is known.
 
-    Of two rows of one name the later counts, because the pod of the other one is gone.
+    Of two rows of one name the later counts: the agent has not seen yet that the other pod is gone.
     """
     held = sorted(promised_rows(rows), key=lambda one: one[1].answered_at)
     for holder, row in dict(held).items():
@@ -51,8 +51,7 @@ def container_families(
 ) -> Iterator[Metric]:
     """Render the memory, compute and slices that each container was promised.
 
-    `labels`: the value of the label `gpu`. Until the row of a pod that is gone is closed, another
-    pod may have its name; then both hold room, and their promises are added up.
+    `labels`: the value of the label `gpu`. Two rows of one name are added up.
     """
     whole = {gpu.uuid: gpu.registered_mib for gpu in inventory.gpus}
     memory, compute, slices = Counter[_Part](), Counter[_Part](), Counter[_Part]()

@@ -6,7 +6,8 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from agent.core.allocation.room import claim_of, gpu_use
+from agent.core.allocation.room import promised
+from agent.core.cluster.pods import PodTable
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
@@ -15,15 +16,14 @@ from agent.core.state.ledger import Ledger
 
 
 def gpu_families(
-    prefix: str, inventory: Inventory, slices: SliceList, ledger: Ledger
+    prefix: str, inventory: Inventory, slices: SliceList, ledger: Ledger, pods: PodTable
 ) -> Iterator[Metric]:
     """Render the GPUs of the inventory, their health, slices and memory."""
     names = labelled(inventory)
     yield from _health(prefix, names)
     yield _served(prefix, names)
     yield _listed(prefix, names, slices)
-    held = ledger.held_ids()
-    claims = list(map(claim_of, ledger.rows))
+    held = ledger.living(pods).held_ids()
     yield _per_gpu(
         prefix + "slices_allocated",
         "Slices of each GPU that containers hold.",
@@ -31,8 +31,8 @@ def gpu_families(
     )
     yield _per_gpu(
         prefix + "memory_promised_bytes",
-        "Bytes of each GPU promised to pods: the larger of the init and app containers of each.",
-        ((name, gpu_use(claims, gpu).memory_mib * MIB) for name, gpu in names),
+        "Bytes of each GPU promised to pods that have not ended: what the next pod finds taken.",
+        ((name, promised(ledger, pods, gpu).memory_mib * MIB) for name, gpu in names),
     )
     yield _per_gpu(
         prefix + "memory_sellable_bytes",

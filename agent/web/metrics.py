@@ -16,6 +16,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from agent.core.allocation.room import takes_room
+from agent.core.cluster.pods import PodTable
 from agent.core.inventory.gpu import GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import SliceList
@@ -55,7 +57,7 @@ class MetricCells(msgspec.Struct, frozen=True):
 
     `newest` returns a GPU's last sample; `gone` the GPUs that left the inventory, the last first.
     `names_pods`: what each container was promised and uses has series. `use` returns the last
-    sample of a container.
+    sample of a container. `pods` tells which containers have ended: they have no series.
     """
 
     inventory: Cell[Inventory]
@@ -66,6 +68,7 @@ class MetricCells(msgspec.Struct, frozen=True):
     names_pods: bool = True
     use: NewestUse = lambda _: None
     hami: HamiSettings = msgspec.field(default_factory=HamiSettings)
+    pods: Cell[PodTable] = msgspec.field(default_factory=lambda: Cell(PodTable()))
 
 
 class MetricSources(msgspec.Struct, frozen=True):
@@ -98,16 +101,18 @@ class AgentCollector(Collector):
         yield _driver_info(self._facts.inventory.value)
         yield from _readiness(self._checks())
         facts, inventory, gone = self._facts, self._facts.inventory.value, self._facts.gone()
-        ledger, labels = facts.ledger.value, gpu_labels(inventory, gone)
-        rows = ledger.rows if facts.names_pods else ()
+        ledger, pods = facts.ledger.value, facts.pods.value
+        labels = gpu_labels(inventory, gone)
+        running = tuple(row for row in ledger.rows if takes_room(row, pods))
+        rows = running if facts.names_pods else ()
         yield info_family(PREFIX, inventory, gone, self._named(rows))
-        yield from gpu_families(PREFIX, inventory, facts.slices.value, ledger)
+        yield from gpu_families(PREFIX, inventory, facts.slices.value, ledger, pods)
         yield from use_families(PREFIX, inventory, facts.newest)
         used = tuple(used_containers(rows, facts.use))
         if facts.names_pods:
             yield from container_families(PREFIX, inventory, rows, labels)
             yield from used_families(PREFIX, used, labels)
-        yield region_family(PREFIX, ledger.rows, facts.use)
+        yield region_family(PREFIX, running, facts.use)
         yield from hami_families(facts.hami, self._build, (inventory, facts.newest), used)
         for reading in self._series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())

@@ -20,9 +20,9 @@ from agent.codec.status_document import (
     StatusDocument,
     UseHistory,
 )
-from agent.core.allocation.room import claim_of, gpu_use
+from agent.core.allocation.room import promised, takes_room
 from agent.core.cluster.annotations import CORDON
-from agent.core.cluster.pods import NodeView
+from agent.core.cluster.pods import NodeView, PodTable
 from agent.core.inventory.gpu import NO_INDEX, GpuSample, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import MIB, SliceList
@@ -45,7 +45,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
 
     `about`: what does not come from the other values. `node`: the Node as the watch last showed
     it; None: not seen. `newest` and `history`: samples of a GPU. `used` and `past`: what a
-    container uses. `settings`: those in force.
+    container uses. `settings`: those in force. `pods` tells which containers have ended.
     """
 
     now: dt.datetime
@@ -63,6 +63,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     refusals: Sequence[JournalEntry]
     journal_since: dt.datetime
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
+    pods: PodTable = msgspec.field(default_factory=PodTable)
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:
@@ -102,12 +103,12 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     annotations = facts.node.annotations if facts.node else {}
     closed = read_cordon(annotations.get(CORDON))
-    held = facts.ledger.held_ids()
-    claims = list(map(claim_of, facts.ledger.rows))
+    held = facts.ledger.living(facts.pods).held_ids()
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
     def one(shared: SharedGpu) -> GpuStatus:
-        gpu, health, use = shared.gpu, shared.health, gpu_use(claims, shared)
+        gpu, health = shared.gpu, shared.health
+        use = promised(facts.ledger, facts.pods, shared)
         newest = facts.newest(gpu.uuid)
         return GpuStatus(
             uuid=gpu.uuid,
@@ -144,7 +145,7 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
-    found = [_allocation(row, labels, facts.used(row.key)) for row in rows]
+    found = [_allocation(row, labels, facts) for row in rows]
     return tuple(sorted(found, key=lambda one: (one.namespace, one.pod, one.container)))
 
 
@@ -208,9 +209,9 @@ def _mean(values: Sequence[int]) -> int | None:
     return round(statistics.fmean(values)) if values else None
 
 
-def _allocation(
-    row: Row, labels: Mapping[GpuUuid, str], use: ContainerUse | None
-) -> AllocationStatus:
+def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
+    ended = not takes_room(row, facts.pods)
+    use = None if ended else facts.used(row.key)
     used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
 
     def share(uuid: GpuUuid, memory_mib: int | None, cores: int | None) -> ShareStatus:
@@ -238,6 +239,7 @@ def _allocation(
         since=row.answered_at,
         confirmed=row.confirmed,
         mismatched=row.mismatched,
+        ended=ended,
         live_limits=row.limits != row.shares,
         decided_by=row.decided_by.value,
         last_kernel=use.last_kernel if use else None,

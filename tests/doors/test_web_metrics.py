@@ -161,19 +161,22 @@ async def test_slices_are_counted_by_state_and_by_gpu():
     assert {("0",): 0, ("1",): 2} == await samples("slices_allocated", cells=cells)
 
 
-async def test_memory_is_promised_by_the_schedulers_arithmetic_in_bytes():
+async def test_memory_is_promised_by_kubernetes_arithmetic_in_bytes():
     gpu = a_shared_gpu(gpu=a_gpu(memory_mib=16384), registered_mib=32768)
     rows = tuple(
-        a_row(container=name, role=role, shares=(Share(a_uuid(0), mib, 0),))
-        for name, role, mib in (
-            ("setup", Role.INIT, 1024 * 3),
-            ("one", Role.APP, 1024),
-            ("two", Role.APP, 1024),
+        a_row(container=name, role=role, group=place, shares=(Share(a_uuid(0), mib, 0),))
+        for place, (name, role, mib) in enumerate(
+            (
+                ("log", Role.SIDECAR, 1024),
+                ("setup", Role.INIT, 1024 * 3),
+                ("one", Role.APP, 1024),
+                ("two", Role.APP, 1024),
+            )
         )
     )
     cells = facts(an_inventory(gpus=[gpu]), rows=rows)
 
-    assert {("0",): 3 * GIB} == await samples("memory_promised_bytes", cells=cells)
+    assert {("0",): 4 * GIB} == await samples("memory_promised_bytes", cells=cells)
     assert {("0",): 32 * GIB} == await samples("memory_sellable_bytes", cells=cells)
 
 

@@ -272,11 +272,11 @@ class Audit:
             self._breach("an answer was given before its row was on disk", owner)
 
     def _check_sums(self, owner: Owner) -> None:
-        """All that live pods were given, by the arithmetic of HAMi's scheduler."""
+        """All that live pods were given."""
         for gpu in self.room.granted[owner[0]][owner[1]]:
-            total = self.room.used(gpu)
-            if total[0] > GPU_MIB or total[1] > 100:
-                self._breach("a GPU was promised beyond what it has", gpu, total)
+            excess = self.room.excess(owner[0], gpu)
+            if excess:
+                self._breach("a GPU was promised beyond what it has", gpu, excess)
 
     def _breach(self, what: str, *about: object) -> None:
         self.breaches.append(": ".join((what, *map(str, about))))

@@ -1,7 +1,7 @@
-"""What pods were given of each GPU, as HAMi counts it, and whether there is room for more."""
+"""What pods were given of each GPU: what is true, what HAMi counts, and whether one more fits."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
@@ -11,6 +11,7 @@ from tests.machine.scheduling import Scheduler
 
 Amount = tuple[int, int]
 """MiB and percent of compute."""
+NONE: Amount = (0, 0)
 
 
 class MachineRoom:
@@ -33,52 +34,103 @@ class MachineRoom:
         is_over = pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
         return not is_over and node is not None and not node.is_rejected
 
-    def used(self, gpu: str, without: str = "") -> Amount:
-        """MiB and compute of the GPU that live pods were given, all but one pod."""
-        known = self._kubelet.node.pods
-        used = [self._use(uid, gpu) for uid in known if uid in self.granted and uid != without]
-        return sum(mib for mib, _ in used), sum(cores for _, cores in used)
+    def excess(self, uid: str, gpu: str) -> str:
+        """Why what was given of the GPU is too much for that pod to be served; empty: it is not.
+
+        A pod alone must truly fit. With others, what is true or what HAMi counts must.
+        """
+        own, true, counted = self._sums(gpu)
+        if _is_over(own.get(uid, NONE)):
+            return f"{uid} alone takes {own[uid]}"
+        return f"{true}, by HAMi {counted}" if _is_over(true) and _is_over(counted) else ""
 
     def is_oversold(self, uid: str) -> bool:
         """Whether the pods that were answered leave it no room: then the scheduler erred.
 
-        HAMi does where it has written over what a bound pod has, or where a tenant has.
+        HAMi does where it has written over what a bound pod has, or where a tenant has, and where
+        it takes sidecars of one pod for init containers.
         """
         pod = self._pod(uid)
         groups = [group for group in self._scheduler.placed.get(uid, ()) if group]
         if pod is None:
             return False
-        inits = len(pod["spec"].get("initContainers") or ())
+        inits = pod["spec"].get("initContainers") or ()
+        roles = [
+            "sidecar" if one.get("restartPolicy") == "Always" else "init"
+            for one in inits
+            if (one.get("resources", {}).get("limits") or {}).get(RESOURCE)
+        ]
+        roles += ["app"] * (len(groups) - len(roles))
         for gpu in {str(share.uuid) for group in groups for share in group}:
-            wanted = _counted(inits, [_of_group(group, gpu) for group in groups])
-            used = self.used(gpu, without=uid)
-            if wanted[0] + used[0] > GPU_MIB or wanted[1] + used[1] > 100:
+            amounts = [_of_group(group, gpu) for group in groups]
+            own = _true(roles, amounts)
+            true = _sum((own, *(use for other, use in self._sums(gpu)[0].items() if other != uid)))
+            counted = _counted(len(inits), amounts)
+            counted = _sum((counted, self._sums(gpu, without=uid)[2]))
+            if _is_over(own) or (_is_over(true) and _is_over(counted)):
                 return True
         return False
 
-    def _use(self, uid: str, gpu: str) -> Amount:
-        """What HAMi 2.10 counts for a pod: once all init containers have succeeded, less."""
-        node = self._kubelet.node.pods.get(uid)
-        if node is None or not self.is_live(uid):
-            return 0, 0
-        asking = [one for one in node.spec.containers if one.limits.get(RESOURCE)]
-        given = [self.granted[uid].get(one.name, {}).get(gpu, (0, 0)) for one in asking]
-        inits = sum(one.kind != "app" for one in node.spec.containers)
-        if self._is_past_init(uid):
-            return _counted(0, given[inits:])
-        return _counted(inits, given)
+    def _sums(self, gpu: str, without: str = "") -> tuple[Mapping[str, Amount], Amount, Amount]:
+        """What each live pod truly takes of the GPU, the sum, and what HAMi 2.10 counts in all."""
+        there = self._kubelet.node.pods
+        live = [
+            uid for uid in there if uid in self.granted and uid != without and self.is_live(uid)
+        ]
+        true, counted = {}, []
+        for uid in live:
+            boxes = [one for one in there[uid].spec.containers if one.limits.get(RESOURCE)]
+            given = [self.granted[uid].get(one.name, {}).get(gpu, NONE) for one in boxes]
+            ended, all_ended = self._is_past_init(uid)
+            kept = [
+                NONE if box.kind == "init" and ended else amount
+                for box, amount in zip(boxes, given, strict=True)
+            ]
+            true[uid] = _true([box.kind for box in boxes], kept)
+            inits = sum(one.kind != "app" for one in there[uid].spec.containers)
+            counted.append(_counted(0, given[inits:]) if all_ended else _counted(inits, given))
+        return true, _sum(true.values()), _sum(counted)
 
-    def _is_past_init(self, uid: str) -> bool:
-        pod = self._pod(uid)
-        found = (pod or {"status": {}})["status"].get("initContainerStatuses") or ()
-        ends = [(one.get("state") or {}).get("terminated") or {} for one in found]
-        return bool(ends) and all(end.get("exitCode") == 0 for end in ends)
+    def _is_past_init(self, uid: str) -> tuple[bool, bool]:
+        """Whether the ordinary init containers have succeeded, and whether sidecars have, too."""
+        pod = self._pod(uid) or {"spec": {}, "status": {}}
+        found = pod["status"].get("initContainerStatuses") or ()
+        well = {
+            one["name"]
+            for one in found
+            if ((one.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
+        }
+        inits = pod["spec"].get("initContainers") or ()
+        ordinary = {one["name"] for one in inits if one.get("restartPolicy") != "Always"}
+        return ordinary <= well, bool(found) and {one["name"] for one in inits} <= well
 
 
 def _of_group(group: Sequence[Share], gpu: str) -> Amount:
     shares = [share for share in group if str(share.uuid) == gpu]
     mib = sum(share.memory_mib or GPU_MIB for share in shares)
     return mib, sum(share.core_percent for share in shares)
+
+
+def _is_over(amount: Amount) -> bool:
+    return amount[0] > GPU_MIB or amount[1] > 100
+
+
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    mib, cores = zip(NONE, *amounts, strict=True)
+    return sum(mib), sum(cores)
+
+
+def _true(kinds: Sequence[str], amounts: Sequence[Amount]) -> Amount:
+    """Kubernetes' sum: each init container beside the sidecars before it; sidecars and apps."""
+    steps = list(zip(kinds, amounts, strict=True))
+    lasting = [amount for kind, amount in steps if kind != "init"]
+    peaks = [
+        _sum((amount, *(before for kind, before in steps[:place] if kind == "sidecar")))
+        for place, (kind, amount) in enumerate(steps)
+        if kind == "init"
+    ]
+    mib, cores = zip(_sum(lasting), *peaks, strict=True)
+    return max(mib), max(cores)
 
 
 def _counted(inits: int, amounts: Sequence[Amount]) -> Amount:

@@ -62,46 +62,51 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     """Grant what the annotation says if its GPUs serve and have room, or ask. Raises Refusal."""
     group, shares = _assigned(candidate, settings)
     gpus = _usable(candidate, shares, evidence)
-    role = candidate.container.role
+    uid, pods = candidate.pod.uid, evidence.table.pods
     # A dead row does not count here. Reconcile closes it and removes its directory.
     beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}
     live = [row for row in beside.values() if _live(row, evidence)]
-    pods = evidence.table.pods
-    as_scheduled = [scheduled(row, pods.get(row.key.pod_uid)) for row in live]
-    short = shortage(
-        RoomClaim(candidate.pod.uid, scheduled_role(role, group, candidate.pod), shares),
-        (claim for claim in as_scheduled if claim is not None),
-        gpus,
-    )
-    if short is None:
-        true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
-        oversold = shortage(RoomClaim(candidate.pod.uid, role, shares), true, gpus)
+    wanted = RoomClaim(uid, candidate.container.role, shares, group)
+    true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
+    own = shortage(wanted, (claim for claim in true if claim.pod_uid == uid), gpus)
+    if own is not None:
+        raise _oversold(candidate, own, alone=True)
+    oversold = shortage(wanted, true, gpus)
+    hami = [claim for row in live if (claim := scheduled(row, pods.get(row.key.pod_uid)))]
+    role = scheduled_role(wanted.role, group, candidate.pod)
+    short = oversold and shortage(msgspec.structs.replace(wanted, role=role), hami, gpus)
+    if short is None or oversold is None:
         lock = lock_of(candidate.pod, evidence)
         return Grant(candidate, group, shares, lock=lock.value if lock else "", oversold=oversold)
-    in_the_way = [row for row in live if _blocks(row, candidate, short)]
+    # One of the two sums must fit. Another pod that has ended, unseen as yet, may be in the way.
+    full = {oversold.gpu.uuid, short.gpu.uuid}
+    in_the_way = [
+        row
+        for row in live
+        if row.key.pod_uid != uid and any(share.uuid in full for share in row.limits)
+    ]
     for row in in_the_way if evidence.books.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
             return AskKubelet(row.namespace, row.pod)
     if in_the_way and not evidence.listed:
         # The scheduler's watch may have shown a change that the agent's watch has not.
         return ListPods()
-    raise _oversold(candidate, short)
+    raise _oversold(candidate, oversold)
 
 
-def _blocks(row: Row, candidate: Candidate, short: Shortage) -> bool:
-    """Whether the row is another pod's and uses the GPU that has no room."""
-    uses = any(share.uuid == short.gpu.uuid for share in row.shares)
-    return uses and row.key.pod_uid != candidate.pod.uid
-
-
-def _oversold(candidate: Candidate, short: Shortage) -> Refusal:
+def _oversold(candidate: Candidate, short: Shortage, *, alone: bool = False) -> Refusal:
     gate = RefusalReason.MEMORY_EXCEEDED if short.memory else RefusalReason.CORES_EXCEEDED
     what, total, limit = short.amounts
+    to_do = (
+        "this pod alone was given that much: let its containers ask for less, and create the pod "
+        "again."
+        if alone
+        else "create the pod again, so that it is placed again."
+    )
     return Refusal(
         gate,
         f"With container {candidate.container.name} of pod {'/'.join(candidate.pod.key)}, GPU "
-        f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; create the "
-        "pod again, so that it is placed again.",
+        f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; {to_do}",
     )
 
 
@@ -111,12 +116,9 @@ def _live(row: Row, evidence: Evidence) -> bool:
     A pod that the kubelet does not know is dead only if this kubelet instance was answered: a new
     one may not have admitted the pod yet.
     """
-    pod = evidence.table.pods.get(row.key.pod_uid)
-    if pod is None or pod.terminal:
-        return False
     key = (row.namespace, row.pod)
     is_forgotten = key in evidence.known and evidence.known[key] is None
-    return not (is_forgotten and row.epoch == evidence.books.epoch)
+    return row.is_live(evidence.table) and not (is_forgotten and row.epoch == evidence.books.epoch)
 
 
 def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:

@@ -122,7 +122,7 @@ def slice_mib(gpu: SharedGpu) -> int:
 
 def _granted(gpu: SharedGpu, count: int) -> GrantedShare:
     share = Share(gpu.uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
-    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor)
+    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)
 
 
 def edits_of(

@@ -1,21 +1,26 @@
-"""Checks by HAMi's arithmetic whether a share fits on its GPU beside the live rows.
+"""What pods take of each GPU, and whether one more share fits.
 
-Per pod and GPU, HAMi counts the greater of two values: the largest init container, and the sum of
-the app containers. Init containers run one after another and end before the apps start. Once all
-init containers have succeeded, only the app containers count.
-Source: HAMi v2.10 pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod. Earlier
-releases count the peak for as long as the pod exists.
+What is true is Kubernetes' rule: a sidecar runs as long as its pod; ordinary init containers run
+one after another, each beside the sidecars before it, and end before the apps start. So a pod takes
+the greater of the peak of its init phase and the sum of app containers and sidecars; once the init
+containers have succeeded, the sum. People and the next pod are told that sum alone: `promised`.
+
+What HAMi's scheduler counts differs by release, and tells which pods it will place. 2.10 takes
+sidecars for ordinary init containers, so it can place more than fits. All others count at least
+what is true.
+Source: Kubernetes component-helpers resource/helpers.go AggregateContainerRequests; HAMi v2.10
+pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod.
 """
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.core.cluster.pods import PodUid, PodView, Role
+from agent.core.cluster.pods import PodTable, PodUid, PodView, Role
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import SharedGpu
 from agent.core.inventory.share import Share
-from agent.core.state.ledger import Row
+from agent.core.state.ledger import Ledger, Row
 
 
 class GpuUse(msgspec.Struct, frozen=True):
@@ -36,40 +41,50 @@ class GpuUse(msgspec.Struct, frozen=True):
 
 
 class RoomClaim(msgspec.Struct, frozen=True):
-    """One container's shares, by role: what a row holds, or what a request wants."""
+    """One container's shares, by role: what a row holds, or what a request wants.
+
+    `place`: its order among the containers of its pod.
+    """
 
     pod_uid: PodUid
     role: Role
     shares: tuple[Share, ...]
+    place: int = 0
 
 
 def claim_of(row: Row) -> RoomClaim:
     """What a row holds."""
-    return RoomClaim(row.key.pod_uid, row.role, row.limits)
+    return RoomClaim(row.key.pod_uid, row.role, row.limits, row.group)
 
 
 def is_past_init(pod: PodView) -> bool:
-    """Whether the scheduler counts only the app containers of the pod.
+    """Whether all ordinary init containers have succeeded, even if they run again in a new sandbox.
 
-    It does so once it has seen that all init containers, sidecars included, ended with exit code 0,
-    even if they run again later in a new sandbox. If an app container was created, all ordinary
-    init containers have succeeded; the kubelet can lose their states.
+    If an app container was created they have, although the kubelet can lose their states.
     """
-    has_begun = any(each.has_run for each in pod.containers if each.role is Role.APP)
-    return all(
-        each.succeeded or (has_begun and each.role is Role.INIT)
-        for each in pod.containers
-        if each.role is not Role.APP
+    return any(each.has_run for each in pod.containers if each.role is Role.APP) or all(
+        each.succeeded for each in pod.containers if each.role is Role.INIT
     )
 
 
 def counts(row: Row, pod: PodView | None) -> bool:
     """Whether a live row takes room. `pod` is None if it is not in the pod table."""
-    return row.role is Role.APP or pod is None or not is_past_init(pod)
+    return row.role is not Role.INIT or pod is None or not is_past_init(pod)
+
+
+def takes_room(row: Row, table: PodTable) -> bool:
+    """Whether the row's container has not ended for good, so that its share counts."""
+    return row.is_live(table) and counts(row, table.pods.get(row.key.pod_uid))
+
+
+def promised(ledger: Ledger, table: PodTable, gpu: SharedGpu) -> GpuUse:
+    """What is allocated of `gpu`: the sum by which the next pod is let in."""
+    rows = (row for row in ledger.rows_on(gpu.uuid) if takes_room(row, table))
+    return gpu_use(map(claim_of, rows), gpu)
 
 
 def scheduled_role(role: Role, group: int, pod: PodView | None) -> Role:
-    """The role that HAMi's scheduler assumes for the container of that group.
+    """The role that HAMi 2.10 assumes for the container of that group: init or app.
 
     It takes the index of the group for the index of the container, but writes no group for a
     container without GPUs. So behind an init container without GPUs, it takes an app container for
@@ -83,11 +98,16 @@ def scheduled_role(role: Role, group: int, pod: PodView | None) -> Role:
 
 
 def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
-    """The part of a live row that HAMi's scheduler counts; None: it no longer counts the row."""
+    """The part of a live row that HAMi 2.10 counts; None: it no longer counts the row.
+
+    It drops init containers once it has seen that all, sidecars included, ended with exit code 0.
+    """
     role = scheduled_role(row.role, row.group, pod)
     if role is not Role.APP and pod is not None and is_past_init(pod):
-        return None
-    return RoomClaim(row.key.pod_uid, role, row.limits)
+        sidecars = (each for each in pod.containers if each.role is Role.SIDECAR)
+        if all(each.succeeded for each in sidecars):
+            return None
+    return RoomClaim(row.key.pod_uid, role, row.limits, row.group)
 
 
 def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
@@ -100,15 +120,15 @@ def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
 
 
 def pod_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
-    """What the containers of one pod use of `gpu`: max(largest init, sum of the others)."""
-    peak, total = GpuUse(), GpuUse()
-    for claim in claims:
-        use = _use_of(claim, gpu)
-        if claim.role is Role.APP:
-            total = total.plus(use)
-        else:
+    """What the containers of one pod use of `gpu`: max(peak of init, apps and sidecars)."""
+    peak, lasting = GpuUse(), GpuUse()
+    for claim in sorted(claims, key=lambda one: (one.place, one.role is not Role.INIT)):
+        use = lasting.plus(_use_of(claim, gpu))
+        if claim.role is Role.INIT:
             peak = peak.peak(use)
-    return peak.peak(total)
+        else:
+            lasting = use
+    return peak.peak(lasting)
 
 
 def gpu_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:

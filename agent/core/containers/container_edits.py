@@ -6,8 +6,7 @@ and getAllocateResponse. HAMi-core reads the environment.
 
 The answer differs from HAMi's in three points:
 
-- The shares are ordered by PCI bus id, because HAMi-core takes the i of CUDA_DEVICE_MEMORY_LIMIT_i
-  for the container's own CUDA index.
+- The shares are in `cuda_order`, and the answer makes CUDA keep to it.
 - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and then
   reports a size of 0.
 - File names are derived from pod UID and container; HAMi's are random.
@@ -20,6 +19,7 @@ cmd/mps-control-daemon/mps/root.go.
 
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -169,17 +169,26 @@ def cache_file(pod_uid: str, container: str) -> str:
 
 
 def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
-    """Sort the shares by PCI bus id, as CUDA numbers the GPUs.
+    """Sort the shares by PCI bus id: this is how GPUs are numbered wherever a number counts.
 
-    A second share of one GPU has no CUDA index of its own, so it follows all first shares.
+    - NVML numbers so: on the node (the index that people see and that is registered) and in the
+      container (HAMi-core's region, `vdevice_index`). Where the bus ids say nothing, its index of
+      the node decides.
+    - HAMi-core takes the i of CUDA_DEVICE_MEMORY_LIMIT_i for CUDA's index. CUDA by itself puts the
+      fastest GPU first; with CUDA_DEVICE_ORDER=PCI_BUS_ID it numbers as NVML does.
+
+    Everywhere else a GPU goes by its UUID. A second share of one GPU has no index of its own, so it
+    follows all first shares.
     """
-    seen: dict[GpuUuid, int] = {}
-    keyed: list[tuple[int, tuple[int, ...], GrantedShare]] = []
-    for granted in shares:
-        turn = seen.get(granted.share.uuid, 0)
-        seen[granted.share.uuid] = turn + 1
-        keyed.append((turn, pci_key(granted.pci), granted))
-    return tuple(granted for _, _, granted in sorted(keyed, key=lambda item: item[:2]))
+    given = tuple(shares)
+    by_bus = all(pci_key(granted.pci) for granted in given)
+    seen: Counter[GpuUuid] = Counter()
+    keyed: list[tuple[int, tuple[int, ...], int, GrantedShare]] = []
+    for granted in given:
+        bus = pci_key(granted.pci) if by_bus else ()
+        keyed.append((seen[granted.share.uuid], bus, granted.index, granted))
+        seen[granted.share.uuid] += 1
+    return tuple(item[-1] for item in sorted(keyed, key=lambda item: item[:3]))
 
 
 def pci_key(pci: str) -> tuple[int, ...]:
@@ -226,6 +235,8 @@ def _limits(
     for index, granted in enumerate(shares):
         mib = granted.share.memory_mib or granted.registered_mib
         yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
+    if len({granted.share.uuid for granted in shares}) > 1:
+        yield "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
     for granted in shares[:1]:
         yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
     policy = "disable" if settings.disable_core_limit else settings.core_policy

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.share import Share
 
 
@@ -73,9 +74,10 @@ class HookFacts(msgspec.Struct, frozen=True):
 
 
 class GrantedShare(msgspec.Struct, frozen=True):
-    """A share and the facts of its GPU that an answer needs."""
+    """A share and the facts of its GPU that an answer needs. `index`: of the node, as NVML's."""
 
     share: Share
     pci: str
     registered_mib: int
     minor: int | None = None
+    index: int = NO_INDEX

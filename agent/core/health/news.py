@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.core.cluster.changes import NO_POD, NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.health.verdicts import past
 from agent.core.inventory.condition import Cause, Condition, Health
@@ -101,20 +101,12 @@ def named(gpus: Iterable[SharedGpu]) -> str:
 def holders(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple[str, ...]:
     """The pods that have slices of these GPUs, as namespace/name.
 
-    A row without a known pod is left out. So is a pod that has ended by the pod table, because its
-    row stays for up to one minute more.
+    A row without a known pod is left out, and so is a pod that has ended, while that can be seen.
     """
-    rows = (row for row in ledger.rows if row.holder and not set(gpus).isdisjoint(row.gpus))
-    known = {(row.namespace, row.pod) for row in rows if not _is_over(table, row.pod_uid)}
+    rows = ledger.rows if table.stale else ledger.living(table).rows
+    using = (row for row in rows if row.holder and not set(gpus).isdisjoint(row.gpus))
+    known = {(row.namespace, row.pod) for row in using}
     return tuple(sorted("/".join(pod) for pod in known))
-
-
-def _is_over(table: PodTable, uid: PodUid) -> bool:
-    """Whether the pod is gone or has ended; False if the pod table is not up to date."""
-    if uid == NO_POD or not table.synced or table.stale:
-        return False
-    pod = table.pods.get(uid)
-    return pod is None or pod.terminal
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:

@@ -22,7 +22,7 @@ class ReconcileFacts(msgspec.Struct, frozen=True):
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the names of the container directories; empty: not searched.
     - `since`: when this process began to see all pods.
-    - `failed`: since when pods with rows are seen as failed.
+    - `failed`: since when pods are seen as failed.
     - `idle`: since when rows are seen without a holder.
     """
 

@@ -30,7 +30,13 @@ LEAKED_AFTER = dt.timedelta(minutes=10)
 
 
 def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Compare all rows with the kubelet's answers, and all answers with the rows."""
+    """Compare all rows with the kubelet's answers, and all answers with the rows.
+
+    A pod that has ended holds nothing: kubelets before 1.34 list it until its object is deleted.
+    """
+    ended = {pod.key for pod in seen.table.pods.values() if _has_ended(pod, seen)}
+    holdings = [each for each in seen.holdings if (each.namespace, each.pod) not in ended]
+    seen = msgspec.structs.replace(seen, holdings=holdings)
     by_key: dict[PodKey, Holding] = {(each.namespace, each.pod): each for each in seen.holdings}
     rows = ledger.rows_by(Decider.SCHEDULER)
     updates = [(row, _confirm(row, by_key, seen)) for row in rows]
@@ -108,7 +114,7 @@ def leaked(
     if any((holding.namespace, holding.pod) not in names for holding in seen.holdings):
         return ()
     owners = {
-        *(pod.uid for pod in pods),
+        *(pod.uid for pod in pods if not _has_ended(pod, seen)),
         *(row.key.pod_uid for row in ledger.rows),
     }
     return tuple(
@@ -130,7 +136,7 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) 
         return False
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
-        return pod.terminal and (row.namespace, row.pod) not in by_key and _has_ended(pod, seen)
+        return _has_ended(pod, seen)
     if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
         return False
     successor = seen.table.named(row.namespace, row.pod)
@@ -140,13 +146,13 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) 
 
 
 def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
-    """Whether no container of a terminal pod runs any more.
+    """Whether the pod is terminal and no container of it runs any more.
 
     A pod that the kubelet rejects at its start is failed while its containers still run.
     """
-    if pod.phase is Phase.SUCCEEDED:
-        return True
-    return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
+    if pod.phase is Phase.FAILED:
+        return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
+    return pod.phase is Phase.SUCCEEDED
 
 
 def _ends(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[dt.datetime]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.core.cluster.pods import DEFAULT_PRIORITY, PodUid, Role
+from agent.core.cluster.pods import DEFAULT_PRIORITY, PodTable, PodUid, Role
 from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
@@ -118,6 +118,17 @@ class Row(msgspec.Struct, frozen=True):
         if self.decided_by is Decider.SCHEDULER:
             return tuple(share.uuid for share in self.shares)
         return tuple(pair[0] for text in self.slice_ids if (pair := split_slice_id(text)))
+
+    def is_live(self, table: PodTable) -> bool:
+        """Whether its pod is there and has not ended, as far as the table knows.
+
+        After that the row stays for up to two minutes, until no container can use it. A row of the
+        kubelet's has no pod in the table.
+        """
+        if self.decided_by is Decider.KUBELET or not table.synced:
+            return True
+        pod = table.pods.get(self.key.pod_uid)
+        return pod is not None and not pod.terminal
 
     def is_booked_by(self, epoch: KubeletEpoch) -> bool:
         """Whether this kubelet instance has booked the answer."""
@@ -233,6 +244,10 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
     def rows_by(self, decider: Decider) -> tuple[Row, ...]:
         """The rows of one decider. In hami mode, rows of the kubelet keep strangers' ids in use."""
         return tuple(row for row in self.rows if row.decided_by is decider)
+
+    def living(self, table: PodTable) -> "Ledger":
+        """Only with the rows whose pod has not ended: what people are told of."""
+        return Ledger(tuple(row for row in self.rows if row.is_live(table)), self.outbox)
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in place of the row of the same container, or at the end."""

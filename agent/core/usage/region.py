@@ -56,7 +56,7 @@ class RegionProcess(msgspec.Struct, frozen=True):
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
-    """One GPU of the container. `index`: by NVML's order in the container.
+    """One GPU of the container. `index`: by NVML's order in the container, see `cuda_order`.
 
     - `uuid`: empty where the library has not written it.
     - `memory_limit`: bytes; 0: none. `core_limit`: percent; 100 or more: none.

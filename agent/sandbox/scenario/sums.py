@@ -1,7 +1,7 @@
 """Checks after every answer that no GPU is oversold."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,16 +61,19 @@ class SumWatch:
 
 
 def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Use]:
-    """Per GPU: max(peak of the init containers, sum of the others)."""
-    inits = [_of(uid, c.name, kept) for c in spec.containers if c.kind == "init"]
-    others = [_of(uid, c.name, kept) for c in spec.containers if c.kind != "init"]
-    names = {uuid for use in (*inits, *others) for uuid in use}
-    return {
-        uuid: _greatest(
-            [*(use.get(uuid, NONE) for use in inits), _sum(use.get(uuid, NONE) for use in others)]
-        )
-        for uuid in names
-    }
+    """Per GPU: max(peak of init containers beside sidecars before them, sidecars and apps)."""
+    uses = [(one.kind, _of(uid, one.name, kept)) for one in spec.containers]
+    found: dict[GpuUuid, Use] = {}
+    for uuid in {uuid for _, use in uses for uuid in use}:
+        peak = lasting = NONE
+        for kind, use in uses:
+            both = _plus(lasting, use.get(uuid, NONE))
+            if kind == "init":
+                peak = _greatest([peak, both])
+            else:
+                lasting = both
+        found[uuid] = _greatest([peak, lasting])
+    return found
 
 
 def _of(uid: str, container: str, kept: Answers) -> Mapping[GpuUuid, Use]:
@@ -82,13 +85,6 @@ def _of(uid: str, container: str, kept: Answers) -> Mapping[GpuUuid, Use]:
 
 def _plus(one: Use, other: Use) -> Use:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def _sum(uses: Iterable[Use]) -> Use:
-    total = NONE
-    for use in uses:
-        total = _plus(total, use)
-    return total
 
 
 def _greatest(uses: list[Use]) -> Use:

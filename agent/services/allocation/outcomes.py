@@ -20,8 +20,8 @@ def oversold(short: Shortage) -> NodeEvent:
     what, total, limit = short.amounts
     text = (
         f"HAMi's scheduler has given out {total} of {what} of {short.gpu.gpu.title}, which has "
-        f"{limit}: it does not count an app container behind an init container without GPUs. "
-        "Request the same GPUs in the init container too, or remove the init container."
+        f"{limit}: for a pod with sidecars or init containers it counts less than runs at one "
+        "time. Delete one of the pods on this GPU, or let them ask for less."
     )
     return NodeEvent(OVERSOLD_EVENT, text, warning=True)
 

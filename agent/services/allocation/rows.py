@@ -119,4 +119,4 @@ class Rows:
                 f"GPU {share.uuid} was removed during this call; create the pod again.",
                 transient=True,
             )
-        return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor)
+        return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)

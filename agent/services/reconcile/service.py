@@ -263,7 +263,7 @@ class Reconcile:
         if heard.complete or any(row.role is Role.INIT for row in self._views.ledger.value.rows):
             recorded = await self._recorded()
         ledger = self._views.ledger.value
-        self._failed = self._seen_failed(ledger)
+        self._failed = self._seen_failed()
         seen = ReconcileFacts(
             table=self._views.pods.value,
             holdings=heard.holdings,
@@ -330,14 +330,10 @@ class Reconcile:
             return True
         return await self._directories.remove(name)
 
-    def _seen_failed(self, ledger: Ledger) -> Mapping[PodUid, dt.datetime]:
-        """The failed pods that have rows, with the time at which the agent saw them failed."""
-        now, pods = self._peers.clock.now(), self._views.pods.value.pods
-        failed = (
-            uid
-            for uid in {row.key.pod_uid for row in ledger.rows}
-            if uid in pods and pods[uid].phase is Phase.FAILED
-        )
+    def _seen_failed(self) -> Mapping[PodUid, dt.datetime]:
+        """The failed pods, with the time at which the agent saw them failed."""
+        now, pods = self._peers.clock.now(), self._views.pods.value.pods.values()
+        failed = (pod.uid for pod in pods if pod.phase is Phase.FAILED)
         return {uid: min(self._failed.get(uid, now), now) for uid in failed}
 
     async def _recorded(self) -> Mapping[ContainerKey, frozenset[SliceId]] | None:

@@ -201,7 +201,7 @@ class ContainerUsage:
         now = _loop_time()
         newest = dict[ContainerKey, ContainerUse]()
         for name, row in self._rows.items():
-            use = newest[row.key] = use_of(readings[name], at, row.gpus)
+            use = newest[row.key] = use_of(readings[name], at, [share.uuid for share in row.shares])
             self._report("usage.unread", use.reason, name)
             if use.gpus:
                 uuids = tuple(gpu.uuid for gpu in use.gpus)

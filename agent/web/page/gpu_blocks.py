@@ -33,14 +33,13 @@ PodShares = Mapping[str, int]
 def shares_by_gpu(
     gpus: Iterable[GpuStatus], allocations: Iterable[AllocationStatus]
 ) -> Mapping[str, PodShares]:
-    """What each pod holds of each GPU, by the GPU's UUID. The sum may exceed what is promised.
+    """What each pod holds of each GPU, by the GPU's UUID, without containers that have ended.
 
-    An init container's share counts like any other here, although a pod is promised only the
-    larger of its init and app containers.
+    While a pod's init containers run, the sum can exceed what is promised: see `_bar`.
     """
     whole = {gpu.uuid: gpu.sellable_mib for gpu in gpus}
     found: dict[str, dict[str, int]] = {uuid: {} for uuid in whole}
-    for one in allocations:
+    for one in (one for one in allocations if not one.ended):
         name = f"{one.namespace}/{one.pod}" if one.pod else "a pod that is not known yet"
         for share in one.shares:
             pods = found.setdefault(share.uuid, {})

@@ -67,6 +67,9 @@ def _allocation(one: AllocationStatus, now: dt.datetime) -> Html:
 
 
 def _doubts(one: AllocationStatus) -> Iterator[Html]:
+    if one.ended:
+        yield element("i", " It has ended.")
+        return
     if one.mismatched:
         yield element("strong", " The kubelet booked another GPU (HA-4006).")
     if one.confirmed is False:

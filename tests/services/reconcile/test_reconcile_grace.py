@@ -7,10 +7,12 @@ import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, Tombstone
+from agent.core.containers.container_edits import container_directory
 from agent.core.errors import KubeletError
+from agent.core.inventory.slices import slice_id
 from agent.core.reconcile.pace import PERIOD, QUIET, THROTTLED_PAUSE
 from agent.services.state import COMMIT_DEADLINE
-from tests.builders import a_pod_uid, a_row
+from tests.builders import G1, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import EPOCH, POD, ROW, SLICE, a_scene
 
 
@@ -146,3 +148,30 @@ async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
         await asyncio.sleep(10)
 
         assert any(row.confirmed for row in scene.rows)
+
+
+@pytest.mark.parametrize(
+    ("phase", "within"), [(Phase.SUCCEEDED, PERIOD), (Phase.FAILED, 2 * PERIOD)]
+)
+@pytest.mark.parametrize("held", [{}, {"main": SLICE}], ids=["without ids", "with ids"])
+async def test_a_kubelet_that_lists_pods_that_have_ended_keeps_nothing_of_them(phase, within, held):
+    """Kubelets before 1.34 list a pod until its object is deleted, and have no Get."""
+    stranger = a_pod(uid=a_pod_uid(5), name="other", phase=Phase.RUNNING)
+    directory, free = container_directory(*msgspec.structs.astuple(ROW.key)), slice_id(G1, 4)
+    async with a_scene(ROW) as scene:
+        scene.hooks.names.add(directory)
+        scene.witness.supported = False
+        scene.witness.admit(POD, main=SLICE)
+        scene.witness.admit(stranger, main=free)
+        scene.see(POD, stranger)
+        await asyncio.sleep(1)
+        assert (1, [(free,)]) == (len(scene.rows), [row.slice_ids for row in scene.kept])
+
+        scene.witness.admit(POD, **held)
+        scene.see(*(msgspec.structs.replace(pod, phase=phase) for pod in (POD, stranger)))
+        await asyncio.sleep(within + 2 * PERIOD)
+
+        assert ((), ()) == (scene.rows, scene.kept)
+        assert directory not in scene.hooks.names
+        await asyncio.sleep(3 * PERIOD)
+        assert ((), ()) == (scene.rows, scene.kept)

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 from structlog.testing import capture_logs
 
 from agent.core.containers.container_edits import container_directory
-from agent.core.state.ledger import ContainerKey, Ledger
+from agent.core.inventory.slices import slice_id
+from agent.core.state.ledger import PLAIN, ContainerKey, Ledger
 from agent.core.usage.region import RegionReading, RegionState
 from agent.kit.cell import Cell
 from agent.kit.ticks import until_tick
@@ -25,6 +27,7 @@ from tests.builders import G1, G2, POD_UID, a_row, a_share
 from tests.fakes.clock import LoopClock
 from tests.fakes.regions import MemoryRegions, a_process, a_region
 from tests.services.at_work import at_work
+from tests.unit.core.allocation.plain_scene import UID, a_plain_row
 
 MAIN, OTHER = ContainerKey(POD_UID, "main"), ContainerKey(POD_UID, "other")
 GIB = 2**30
@@ -183,3 +186,19 @@ async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown()
         bench.regions.hangs = False
         await asyncio.sleep(PERIOD + DEADLINE)
         assert bench.usage.newest(MAIN) is not None
+
+
+async def test_in_plain_mode_a_region_without_names_counts_by_the_order_of_the_answer():
+    """The kubelet's ids are in the order of their texts, GPUs are numbered by their bus."""
+    key = ContainerKey(UID, PLAIN)
+    shares = (a_share(uuid=G2), a_share(uuid=G1))
+    row = msgspec.structs.replace(
+        a_plain_row(slice_ids=(slice_id(G1, 0), slice_id(G2, 0))), shares=shares
+    )
+    bench = UsageBench()
+    bench.ledger.set(Ledger((row,)))
+    bench.uses(key, GIB, 2 * GIB, uuids=("", ""))
+    async with sampling(bench):
+        found = bench.usage.newest(key)
+
+    assert [(G2, GIB), (G1, 2 * GIB)] == [(gpu.uuid, gpu.memory.total) for gpu in found.gpus]

@@ -1,4 +1,4 @@
-"""Room on a GPU: HAMi's arithmetic, and never more than is registered."""
+"""Room on a GPU: Kubernetes' arithmetic, and never more than is registered."""
 
 import pytest
 from hypothesis import given
@@ -40,19 +40,77 @@ def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10
             GpuUse(500, 50),
         ),
         ([claim(role=Role.INIT, mib=500, percent=50), claim(mib=600, percent=60)], GpuUse(600, 60)),
-        ([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GpuUse(500, 10)),
+        ([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GpuUse(600, 20)),
         ([claim(mib=0)], GpuUse(1000, 10)),
     ],
     ids=[
         "the app containers add up",
         "init containers count by their peak",
         "the greater of init and apps counts",
-        "a sidecar counts as the scheduler counts it",
+        "a sidecar runs beside the apps",
         "no memory means all of it",
     ],
 )
-def test_the_containers_of_a_pod_take_what_hami_counts(claims, use):
+def test_the_containers_of_a_pod_take_what_kubernetes_counts(claims, use):
     assert use == pod_use(claims, GPU)
+
+
+LAYOUTS = {
+    "sidecar, init, app": ("s10 i20 a5", 30),
+    "init, sidecar, app": ("i20 s10 a5", 20),
+    "a sidecar on each side": ("s10 i20 s7 a5", 30),
+    "the sidecars and the app are more": ("s10 i2 s7 a5", 22),
+    "the second init container is the peak": ("i20 s10 i15 s1 a5", 25),
+    "sidecars alone": ("s10 s7 a0", 17),
+    "a sidecar without GPUs before it": ("s0 i20 s10 a15", 25),
+}
+"""The containers of a pod with their MiB, and what they take together at most."""
+
+
+def containers(text: str) -> list[RoomClaim]:
+    roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
+    return [
+        RoomClaim(
+            a_pod_uid(1), roles[word[0]], (Share(G1, int(word[1:]), 0),) * (word[1:] != "0"), place
+        )
+        for place, word in enumerate(text.split())
+    ]
+
+
+@pytest.mark.parametrize(("text", "mib"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_sidecar_runs_beside_what_starts_after_it(text, mib):
+    assert mib == pod_use(containers(text), GPU).memory_mib
+    assert mib == pod_use(reversed(containers(text)), GPU).memory_mib
+
+
+def of_kubernetes(claims: list[RoomClaim]) -> int:
+    """AggregateContainerRequests of k8s.io/component-helpers, step by step, for one resource."""
+    requests = sum(one.shares[0].memory_mib for one in claims if one.role is Role.APP)
+    restartable = init = 0
+    for one in (one for one in claims if one.role is not Role.APP):
+        asked = one.shares[0].memory_mib
+        if one.role is Role.SIDECAR:
+            requests += asked
+            restartable += asked
+            asked = restartable
+        else:
+            asked += restartable
+        init = max(init, asked)
+    return max(requests, init)
+
+
+KINDS = st.sampled_from((Role.INIT, Role.SIDECAR))
+
+
+@given(st.lists(st.tuples(KINDS, st.integers(1, 99))), st.lists(st.integers(1, 99)))
+def test_a_pod_takes_what_kubernetes_sums_up(inits, apps):
+    told = [*inits, *((Role.APP, mib) for mib in apps)]
+    claims = [
+        RoomClaim(a_pod_uid(1), role, (Share(G1, mib, 0),), place)
+        for place, (role, mib) in enumerate(told)
+    ]
+
+    assert of_kubernetes(claims) == pod_use(claims, GPU).memory_mib
 
 
 def test_two_shares_of_one_gpu_in_a_container_add_up():

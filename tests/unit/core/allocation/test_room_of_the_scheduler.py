@@ -140,31 +140,51 @@ BIG, SMALL = Share(G1, 12000, 50), Share(G1, 4000, 10)
 
 
 @pytest.mark.parametrize(
-    ("inits", "mib"),
+    ("inits", "true", "counted"),
     [
-        pytest.param([(False, BIG, RUNNING, {})], 12000, id="it runs"),
-        pytest.param([(False, BIG, ended(1), {})], 12000, id="it failed"),
-        pytest.param([(False, BIG, ended(0), {})], 4000, id="it succeeded"),
-        pytest.param([(False, BIG, RUNNING, ended(0))], 4000, id="it runs again"),
-        pytest.param([(False, BIG, WAITING, ended(1))], 12000, id="it is tried again"),
+        pytest.param([(False, BIG, RUNNING, {})], 12000, 12000, id="it runs"),
+        pytest.param([(False, BIG, ended(1), {})], 12000, 12000, id="it failed"),
+        pytest.param([(False, BIG, ended(0), {})], 4000, 4000, id="it succeeded"),
+        pytest.param([(False, BIG, RUNNING, ended(0))], 4000, 4000, id="it runs again"),
+        pytest.param([(False, BIG, WAITING, ended(1))], 12000, 12000, id="it is tried again"),
         pytest.param(
-            [(False, BIG, ended(0), {}), (False, SMALL, RUNNING, {})], 12000, id="another one runs"
+            [(False, BIG, ended(0), {}), (False, SMALL, RUNNING, {})],
+            12000,
+            12000,
+            id="another one runs",
         ),
         pytest.param(
-            [(False, BIG, ended(0), {}), (True, SMALL, RUNNING, {})], 12000, id="a sidecar runs"
+            [(False, BIG, ended(0), {}), (True, SMALL, RUNNING, {})],
+            8000,
+            12000,
+            id="a sidecar runs",
         ),
         pytest.param(
             [(False, BIG, ended(0), {}), (True, SMALL, RUNNING, ended(0))],
+            8000,
             4000,
             id="a sidecar had ended well",
         ),
+        pytest.param(
+            [(True, SMALL, RUNNING, {}), (False, BIG, RUNNING, {})],
+            16000,
+            12000,
+            id="it runs beside a sidecar that was started before it",
+        ),
+        pytest.param(
+            [(False, BIG, RUNNING, {}), (True, SMALL, WAITING, {})],
+            12000,
+            12000,
+            id="it runs, and a sidecar comes after it",
+        ),
     ],
 )
-def test_an_init_peak_counts_until_all_init_containers_have_succeeded(inits, mib):
+def test_an_init_peak_counts_until_all_init_containers_have_succeeded(inits, true, counted):
+    """For HAMi 2.10 a sidecar is an init container like any other."""
     pod = pod_of(1, inits, [(SMALL, WAITING)])
 
-    assert mib == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
-    assert mib == gpu_use(scheduled_of(pod), GPUS[G1]).memory_mib
+    assert true == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+    assert counted == gpu_use(scheduled_of(pod), GPUS[G1]).memory_mib
 
 
 def test_behind_an_init_container_without_gpus_an_app_container_counts_as_nothing():

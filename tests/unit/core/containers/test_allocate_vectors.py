@@ -79,11 +79,14 @@ def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
 
 
 def expected_edits(response: dict[str, Any], edits: ContainerEdits) -> dict[str, Any]:
-    """HAMi's response with the two names that differ on purpose put in their place.
+    """HAMi's response with what differs on purpose put in its place.
 
-    The cache file has no random name, and the lock directory is the container's own.
+    The cache file has no random name, the lock directory is the container's own, and CUDA is told
+    how to number several GPUs.
     """
     wanted = copy.deepcopy(response)
+    if "," in wanted["envs"]["NVIDIA_VISIBLE_DEVICES"]:
+        wanted["envs"]["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     own = next(m.host_path for m in edits.mounts if "/containers/" in m.host_path)
     own = own.rpartition("/")[2]
     uid, _, container = own.partition("_")

@@ -1,16 +1,17 @@
 """What differs between the ledger, the kubelet and the API."""
 
 import datetime as dt
+from functools import partial
 
 import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.findings import Findings, ReconcileFacts
+from agent.core.reconcile.findings import Findings, ReconcileFacts, Stranger
 from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Ledger, Row
+from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET, RESOURCE, annotated
 
@@ -116,12 +117,70 @@ def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
     assert (1, 0) == (len(findings.over), findings.unconfirmed)
 
 
-def test_the_row_of_a_terminal_pod_is_closed_once_the_kubelet_has_let_go():
-    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
-    row = a_row(confirmed=True)
+LISTS = {
+    "not listed": (),
+    "listed without ids": (held(POD),),
+    "listed with its ids": (held(POD, *IDS),),
+    "listed with others": (held(POD, *OTHER_IDS),),
+}
+"""What a kubelet says of a pod that has ended: before 1.34 it lists it."""
 
-    assert () == found(row, pods=(ended,), holdings=(held(ended, *IDS),)).over
-    assert (row,) == found(row, pods=(ended,)).over
+
+@pytest.mark.parametrize("holdings", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_the_row_of_a_pod_that_succeeded_is_over_whatever_the_kubelet_lists(
+    holdings, role, confirmed
+):
+    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
+    row = a_row(confirmed=confirmed, role=role, epoch=NOW_KUBELET, slice_ids=IDS)
+    recorded = {row.key: frozenset(IDS)}
+
+    assert (row,) == found(row, pods=(ended,), holdings=holdings).over
+    assert (row,) == found(row, pods=(ended,), holdings=holdings, recorded=recorded).over
+    assert () == found(row, holdings=holdings).over
+
+
+@pytest.mark.parametrize("holdings", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize(("seconds", "over"), [(0, 0), (59, 0), (60, 1), (7200, 1)])
+def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lists(
+    holdings, seconds, over
+):
+    """A pod that the kubelet rejects at its start is failed while its containers still run."""
+    ended = msgspec.structs.replace(POD, phase=Phase.FAILED)
+    now, failed = NOON + dt.timedelta(seconds=seconds), {ended.uid: NOON}
+
+    assert over == len(
+        found(a_row(), pods=(ended,), holdings=holdings, now=now, failed=failed).over
+    )
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED])
+def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(phase):
+    stranger = a_pod(phase=phase)
+    holder = Holder(stranger.namespace, stranger.name, "main")
+    kept = Stranger(holder, IDS, RESOURCE).row(NOON - 9 * MINUTE, NOW_KUBELET)
+    look = partial(
+        found,
+        pods=(stranger,),
+        holdings=(held(stranger, *IDS),),
+        failed={stranger.uid: NOON - MINUTE},
+        idle={kept.key: NOON - MINUTE},
+    )
+    ends = phase in {Phase.SUCCEEDED, Phase.FAILED}
+
+    assert len(look().strangers) == (not ends)
+    assert len(look(kept).over) == ends
+
+
+def test_a_pod_that_has_ended_takes_nothing_from_the_next_one_of_its_name():
+    old, new = a_row(confirmed=True), a_row(pod_uid=a_pod_uid(2), epoch=OLD_KUBELET)
+    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
+    there = msgspec.structs.replace(POD, uid=new.key.pod_uid)
+
+    findings = found(old, new, pods=(ended, there), holdings=(held(there, *IDS),))
+
+    assert (old,) == findings.over
 
 
 @pytest.mark.parametrize(("seconds", "vanished"), [(59, 0), (60, 1)])
