@@ -16,11 +16,7 @@ pytestmark = [
 ]
 WRONG = {
     "cdi_absent",
-    "completed_pod",
-    "mixed_gpus",
     "preload_path",
-    "promised_after_delete",
-    "sidecar_oversold",
     "starved_start",
 }
 """Faults that are known and not mended yet. Who mends one removes its name."""
