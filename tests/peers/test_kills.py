@@ -112,7 +112,8 @@ async def test_an_agent_that_is_killed_at_any_moment_loses_nothing(cluster, tabl
     assert LEAST_RAN <= len(stream.ran)
     blind = [one.message for one in stream.rejected if is_blind(one.message)]
     print(blind)  # noqa: T201 -- shown with a failure
-    table.hold("of these by an agent that knew no pods yet", len(blind), 0, unit="")
+    what = "pods rejected in these gaps by an agent that knew no pods yet"
+    table.hold(what, len(blind), 0, unit="")
     await until_unlocked(cluster)
     table.hold("20 kills are over → lock free", wall() - ended, 5.0)
     await until_answer(lambda: agrees(cluster, stream), 300.0, lambda: "ledger and kubelet differ")
