@@ -11,6 +11,8 @@ from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.annotations import BIND_TIME
 from agent.core.cluster.pods import NodeLock, PodView
 from agent.core.errors import Refusal, RefusalReason
+from agent.core.reconcile import reconcile
+from agent.core.reconcile.findings import ReconcileFacts
 from agent.core.reconcile.settlement import SettlementFacts
 from agent.core.reconcile.settlement import owed as owed_truly
 from agent.core.state.ledger import Effect, EffectKind
@@ -65,6 +67,17 @@ def locks_that_went_forgotten() -> Mutant:
     return Mutant(replaced(inquiry, "former_locks", lambda *_: ()), "a good pod was refused")
 
 
+def listed_for_good() -> Mutant:
+    """A pod that has ended keeps its rows as long as the kubelet lists it."""
+    has_ended = reconcile._has_ended
+
+    def listed(pod: PodView, seen: ReconcileFacts) -> bool:
+        names = {(each.namespace, each.pod) for each in seen.holdings}
+        return pod.key not in names and has_ended(pod, seen)
+
+    return Mutant(replaced(reconcile, "_has_ended", listed), "the row of a pod that is over")
+
+
 def _is_doubted(effect: Effect, scene: SettlementFacts) -> bool:
     if effect.kind is not EffectKind.RELEASE_LOCK or scene.lock is None:
         return False
@@ -82,4 +95,5 @@ CALM_MUTANTS = (
     bind_time_compared_in_settlement,
     returning_names_not_looked_at,
     locks_that_went_forgotten,
+    listed_for_good,
 )

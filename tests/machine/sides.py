@@ -6,7 +6,7 @@ Each belongs to one life of the agent: its calls wait a moment, and a dead one r
 import asyncio
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -23,11 +23,14 @@ from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
 from agent.sandbox.kubelet.podstatus import _identity
 from agent.wire.v1 import (
+    ContainerResources,
     GetPodResourcesRequest,
     GetPodResourcesResponse,
     ListPodResourcesRequest,
     ListPodResourcesResponse,
+    PodResources,
 )
+from tests.builders import NODE
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import ApiFaults, Store
@@ -47,7 +50,10 @@ class MachineTrouble:
 
 @dataclasses.dataclass(frozen=True)
 class MachineHost:
-    """What outlives the agent. `is_old`: its kubelet is one before 1.34, which has no Get."""
+    """What outlives the agent.
+
+    `is_old`: its kubelet is one before 1.34. It has no Get, and lists pods that have ended.
+    """
 
     store: Store
     faults: ApiFaults
@@ -141,7 +147,17 @@ class MachineBooks:
         return await life.lister.get(message)
 
     async def list(self, *, timeout: float) -> ListPodResourcesResponse:  # noqa: ASYNC109 -- the stub's
-        return await (await self._life()).lister.list(ListPodResourcesRequest())
+        answer = await (await self._life()).lister.list(ListPodResourcesRequest())
+        answer.pod_resources += self._ended() if self._host.is_old else ()
+        return answer
+
+    def _ended(self) -> Iterator[PodResources]:
+        """The pods of this node that have ended and are not deleted."""
+        for pod in self._host.store.select("pods"):
+            is_here = pod["spec"].get("nodeName") == NODE
+            if is_here and pod["status"].get("phase") in ("Succeeded", "Failed"):
+                boxes = [ContainerResources(one["name"]) for one in pod["spec"]["containers"]]
+                yield PodResources(pod["metadata"]["name"], pod["metadata"]["namespace"], boxes)
 
     async def _life(self) -> MemoryLife:
         """The kubelet that answers this call."""
