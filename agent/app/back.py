@@ -207,6 +207,7 @@ def _source(
             epoch=knowing.kubelet.now,
             clock=adapters.clock,
             look=node.look,
+            lag=front.allocator.lag,
         ),
         adapters.hooks,
         AllocationSettings(match=settings.match, edits=facts.edits),

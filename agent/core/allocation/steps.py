@@ -4,12 +4,9 @@ import enum
 
 from agent.core.errors import Refusal, RefusalReason, StateError
 
-ALLOCATE_BUDGET = 0.8
-"""Seconds for one Allocate. While it runs, the kubelet starts and stops nothing on the node."""
-
-TAKING_UP_BUDGET = 1.6
-"""The same for a kubelet that has just started and admits its pods again. It starts nothing else
-yet. Without its checkpoint, the agent asks it about up to 110 pods, at 100 calls a second."""
+DISK_BUDGET = 10.0
+"""Seconds that one Allocate waits for the node's disk: the kubelet sets no deadline, and a refusal
+fails the pod. When the disk is silent for longer, the node offers no slice."""
 
 VAIN = 16
 VAIN_REFILL = 5.0
@@ -29,6 +26,16 @@ class AllocateStep(enum.StrEnum):
     DIRECTORY = "make-directory"
     WRITE = "write-ledger"
     ALONE = "await-others"
+
+
+def starved_refusal() -> Refusal:
+    """The refusal when the agent itself had too little CPU to find the answer in time."""
+    return Refusal(
+        RefusalReason.STARVED,
+        "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
+        "raise its CPU request, and the pod's controller starts it again.",
+        transient=True,
+    )
 
 
 def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:

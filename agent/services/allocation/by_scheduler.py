@@ -8,17 +8,10 @@ import msgspec
 import structlog
 
 from agent.core.allocation.answered import answered
-from agent.core.allocation.at_admission import is_taking_up
 from agent.core.allocation.evidence import Grant
 from agent.core.allocation.preference import nearest, steer
 from agent.core.allocation.settings import MatchSettings
-from agent.core.allocation.steps import (
-    ALLOCATE_BUDGET,
-    TAKING_UP_BUDGET,
-    VAIN,
-    VAIN_REFILL,
-    AllocateStep,
-)
+from agent.core.allocation.steps import DISK_BUDGET, VAIN, VAIN_REFILL, AllocateStep
 from agent.core.containers.container_edits import check_library
 from agent.core.containers.edits import EditSettings, HookFacts
 from agent.core.errors import AgentError, Refusal, RefusalReason, StateError
@@ -28,6 +21,7 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Ledger
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
+from agent.kit.running_time import Budget
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import AllocateCall, AllocateCalls
 from agent.services.allocation.inquiry import Inquiry
@@ -38,7 +32,7 @@ from agent.services.allocation.waits import Waits
 log = structlog.get_logger(__name__)
 
 PREFER_BUDGET = 0.2
-"""Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate: 1 s for both."""
+"""Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate."""
 
 
 class AllocationSettings(msgspec.Struct, frozen=True):
@@ -75,13 +69,7 @@ class SchedulerShares:
             clock=peers.clock,
         )
         self.adopt = self._rows.adopted
-        self.calls = AllocateCalls(Turns(peers.epoch))
-
-    @property
-    def budget(self) -> float:
-        """Seconds for one Allocate."""
-        is_young = is_taking_up(self._epoch(), self._peers.clock.now())
-        return TAKING_UP_BUDGET if is_young else ALLOCATE_BUDGET
+        self.calls = AllocateCalls(Turns(peers.epoch), peers.lag)
 
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
@@ -128,13 +116,14 @@ class SchedulerShares:
 
     async def _granted(self, count: int, call: AllocateCall) -> tuple[Grant, HookFacts]:
         """Which container the call is for, what it gets, and what it mounts. Raises Refusal."""
-        inquiry = self._inquiry(patient=True)
+        inquiry = self._inquiry(call)
         try:
-            with self.calls.waits.waiting("hook-path"):
-                facts = await self._hooks.facts()
+            async with call.disk.within():
+                with self.calls.waits.waiting("hook-path"):
+                    facts = await self._hooks.facts()
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(count, self._underway)
-        except (Refusal, StateError, asyncio.CancelledError):
+        except (Refusal, StateError, TimeoutError, asyncio.CancelledError):
             refused = inquiry.in_vain(count, self._underway())
             if refused is not None:
                 self.calls.use_up(refused, self._views.pods.value, self._epoch())
@@ -147,17 +136,23 @@ class SchedulerShares:
         """What the container that is being admitted would get; None: not known."""
         try:
             async with asyncio.timeout(PREFER_BUDGET):
-                return await self._inquiry(patient=False).grant(size, self._underway)
+                return await self._inquiry(None).grant(size, self._underway)
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
             return None
 
-    def _inquiry(self, *, patient: bool) -> Inquiry:
+    def _inquiry(self, call: AllocateCall | None) -> Inquiry:
+        """The inquiry of an Allocate; None: of a preference."""
         resource = self._settings.edits.value.resource
         match = msgspec.structs.replace(self._settings.match, resource=resource)
-        waits = self.calls.waits if patient else Waits()
         return Inquiry(
-            self._views, self._peers, match, patient=patient, vain=self._vain, waits=waits
+            self._views,
+            self._peers,
+            match,
+            patient=call is not None,
+            vain=self._vain,
+            waits=self.calls.waits if call else Waits(),
+            disk=call.disk if call else Budget(self.calls.lag, DISK_BUDGET),
         )
 
     def _underway(self) -> Underway:
