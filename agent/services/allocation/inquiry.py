@@ -68,7 +68,7 @@ LIST_PAUSE = 0.4
 """Seconds for a LIST after the first one."""
 
 GET_PAUSE = 0.15
-"""Seconds for a GET."""
+"""Seconds for the GET of a pod. That of the Node has what is left: without it a pod is refused."""
 
 API_BUDGET = 0.6
 """Seconds for all requests to the API server together."""
@@ -349,7 +349,7 @@ class Inquiry:
 
     async def _look_at_node(self) -> None:
         try:
-            async with self._asking(GET_PAUSE, owner=False):
+            async with self._asking(API_BUDGET, owner=False):
                 await self._peers.look_at_node()
         except ApiError as error:
             log.warning("node.get_failed", err=str(error))
