@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-
 STANDBY = "instance"
 """The check that fails while another agent serves the host."""
 
