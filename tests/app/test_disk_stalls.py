@@ -9,13 +9,16 @@ from agent.core.allocation.settings import UnlockedPods
 from agent.core.allocation.steps import DISK_BUDGET
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.state import State
+from agent.services import state
+from agent.services.allocation import calls
+from agent.services.inventory import withholding
 from tests.app.front_node import FrontPlaces, joined, running
 from tests.app.test_black_hole import offered, two_gpus
 from tests.fakes.gated_disk import GatedDisk
 from tests.services.allocation.allocating import Desk, ids, placed
 
 
-class Node:
+class StallingNode:
     """A node that can answer, beside what decides whether it offers slices."""
 
     def __init__(self):
@@ -38,32 +41,29 @@ class Node:
         return {"state": self.disk.gate, "directory": self.places.hooks.gate}
 
 
-@pytest.mark.parametrize("place", ["state", "directory"])
-@pytest.mark.parametrize("seconds", [0.5, 1, 5, 9])
-async def test_a_stall_is_waited_for_and_takes_no_slice(place, seconds):
-    node = Node()
+async def stalled(place, seconds):
+    """A disk that stalls: the pod waits for it, and nothing else happens."""
+    node = StallingNode()
     async with running(node.front) as front, asyncio.TaskGroup() as group:
         watching = group.create_task(node.watch())
-        pods = [node.desk.bind(placed(1))]
-        gate = node.gates[place]
+        pod = node.desk.bind(placed(1))
+        gate, loop = node.gates[place], asyncio.get_running_loop()
         gate.clear()
-        asyncio.get_running_loop().call_later(seconds, gate.set)
-        began = asyncio.get_running_loop().time()
+        loop.call_later(seconds, gate.set)
+        began = loop.time()
         await node.desk.service.allocate(ids(0))
 
-        assert seconds == pytest.approx(asyncio.get_running_loop().time() - began, abs=0.1)
-        assert [pod.uid for pod in pods] == [row.key.pod_uid for row in node.desk.ledger.rows]
+        assert seconds == pytest.approx(loop.time() - began, abs=0.1)
+        assert [pod.uid] == [row.key.pod_uid for row in node.desk.ledger.rows]
         await asyncio.sleep(60)
         watching.cancel()
         assert {2} == {count for _, count in node.changes}
         assert [] == front.told
 
 
-@pytest.mark.parametrize("place", ["state", "directory"])
-async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back_with_its_answer(
-    place,
-):
-    node = Node()
+async def silent(place):
+    """A disk that does not answer, until it does: refusal and slices go together."""
+    node = StallingNode()
     async with running(node.front) as front, asyncio.TaskGroup() as group:
         watching = group.create_task(node.watch())
         node.desk.bind(placed(1))
@@ -84,12 +84,55 @@ async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back
         assert DISK_BUDGET == pytest.approx(refused, abs=0.1)
         assert (2, 2) == tuple(map(len, offered(front)))
         assert ["NothingOffered"] == front.reasons
-        assert [2, 0, 2] == [count for _, count in node.changes if count in {0, 2}][-3:]
+        assert [2, 0, 2] == [count for _, count in node.changes][-3:]
+
+
+@pytest.mark.parametrize("place", ["state", "directory"])
+@pytest.mark.parametrize("seconds", [0.5, 1, 5, 9])
+async def test_a_stall_is_waited_for_and_takes_no_slice(place, seconds):
+    await stalled(place, seconds)
+
+
+@pytest.mark.parametrize("place", ["state", "directory"])
+async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back_with_its_answer(
+    place,
+):
+    await silent(place)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "seconds"),
+    [(state, "COMMIT_DEADLINE", 1.0), (calls, "DISK_BUDGET", 0.8)],
+    ids=["silent after a second", "an Allocate has no time for the disk"],
+)
+async def test_a_planted_bug_that_gives_up_a_stalling_disk_is_found(
+    module, name, seconds, monkeypatch
+):
+    monkeypatch.setattr(module, name, seconds)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        await stalled("state", 5)
+
+
+@pytest.mark.parametrize(
+    ("place", "module", "name", "value"),
+    [
+        ("state", withholding, "LEAST", 5.0),
+        ("directory", withholding.Withholder, "refused", lambda self, _: self.look()),
+        ("directory", withholding.Withholder, "refused", lambda *_: None),
+    ],
+    ids=["back late", "the slices go later than the refusal", "the slices stay"],
+)
+async def test_a_planted_bug_that_parts_the_slices_from_the_refusal_is_found(
+    place, module, name, value, monkeypatch
+):
+    monkeypatch.setattr(module, name, value)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        await silent(place)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS])
 async def test_an_error_of_the_disk_takes_the_slices_until_it_is_over(code):
-    node = Node()
+    node = StallingNode()
     async with running(node.front) as front:
         node.desk.bind(placed(1))
         node.places.disk.faults.fail_at(0, code, times=1000)
@@ -107,7 +150,7 @@ async def test_an_error_of_the_disk_takes_the_slices_until_it_is_over(code):
 
 
 async def test_a_slow_disk_that_always_answers_never_takes_a_slice():
-    node = Node()
+    node = StallingNode()
     async with running(node.front), asyncio.TaskGroup() as group:
         watching = group.create_task(node.watch())
         loop, gate = asyncio.get_running_loop(), node.gates["state"]

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from agent.kit import running_time
 from tests.app.story import a_story, told
 from tests.machine.api import SlowGate
 from tests.machine.kubelet import RESOURCE
@@ -20,7 +21,7 @@ AWAITS = 9
 SMALL = Shape((Box(mib=1000, cores=0),))
 
 
-class Pods:
+class PodsInTurn:
     """Pods of a story, one after the other."""
 
     def __init__(self, story):
@@ -67,21 +68,32 @@ async def start_anew(story, ready=lambda: None):
     await story.world.kubelet.until_allocatable(RESOURCE, 8)
 
 
+async def stalled(seconds, awaits=AWAITS):
+    """The loop gets no processor for so long, at each await of an Allocate in turn."""
+    async with a_story() as story:
+        pods, step = PodsInTurn(story), story.world.agent.step
+        for number in range(awaits):
+            await pods.run(lambda at=number: step.stall_at(at, seconds))
+            await asyncio.sleep(WINDOW)
+
+
 @pytest.mark.parametrize("seconds", [0.1, 0.6, 1.0, 2.5, 5.0])
 @told
 async def test_a_stall_at_any_await_of_an_allocate_costs_no_pod(seconds):
-    async with a_story() as story:
-        pods, step = Pods(story), story.world.agent.step
-        for number in range(AWAITS):
-            await pods.run(lambda at=number: step.stall_at(at, seconds))
-            await asyncio.sleep(WINDOW)
+    await stalled(seconds)
+
+
+def test_a_planted_bug_that_takes_a_stall_for_silence_is_found(monkeypatch):
+    monkeypatch.setattr(running_time, "MOST", 0.0)
+    with pytest.raises(ExceptionGroup, match="unhandled"):
+        told(stalled)(seconds=5.0)
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.4])
 @told
 async def test_stalls_at_all_awaits_of_an_allocate_cost_no_pod(seconds):
     async with a_story() as story:
-        pods, step = Pods(story), story.world.agent.step
+        pods, step = PodsInTurn(story), story.world.agent.step
 
         def stall():
             for at in range(AWAITS):
@@ -95,7 +107,7 @@ async def test_stalls_at_all_awaits_of_an_allocate_cost_no_pod(seconds):
 @told
 async def test_a_quota_costs_no_pod_not_even_after_a_minute_of_it(share):
     async with a_story() as story, starved(share):
-        pods = Pods(story)
+        pods = PodsInTurn(story)
         for _ in range(20):
             await pods.run()
 
@@ -105,7 +117,7 @@ async def test_a_quota_costs_no_pod_not_even_after_a_minute_of_it(share):
 @told
 async def test_watches_that_are_late_cost_no_pod(late, share):
     async with a_story() as story, contextlib.AsyncExitStack() as stack:
-        faults, pods = story.world.faults, Pods(story)
+        faults, pods = story.world.faults, PodsInTurn(story)
         faults.pods, faults.node = (SlowGate(story.world.store, late) for _ in range(2))
         for _ in range(2):
             await start_anew(story)
@@ -121,7 +133,7 @@ async def test_watches_that_are_late_cost_no_pod(late, share):
 @told
 async def test_where_answers_are_as_late_as_the_watches_a_watch_that_comes_in_time_is_enough(late):
     async with a_story() as story:
-        faults, pods = story.world.faults, Pods(story)
+        faults, pods = story.world.faults, PodsInTurn(story)
         faults.pods, faults.node = (SlowGate(story.world.store, late) for _ in range(2))
         await start_anew(story)
         faults.trip = 2 * late
@@ -135,7 +147,7 @@ async def test_where_answers_are_as_late_as_the_watches_a_watch_that_comes_in_ti
 @told
 async def test_a_call_at_the_moment_of_register_waits_for_the_first_list(trip, lag):
     async with a_story() as story:
-        pods = Pods(story)
+        pods = PodsInTurn(story)
 
         def slow():
             story.world.faults.trip = trip
@@ -147,7 +159,7 @@ async def test_a_call_at_the_moment_of_register_waits_for_the_first_list(trip, l
 @told
 async def test_an_api_server_that_says_nothing_after_a_start_is_named_after_a_moment():
     async with a_story() as story:
-        pods = Pods(story)
+        pods = PodsInTurn(story)
         await start_anew(story, lambda: setattr(story.world.faults, "trip", 60.0))
         message = await pods.refused()
 
@@ -158,7 +170,7 @@ async def test_an_api_server_that_says_nothing_after_a_start_is_named_after_a_mo
 @told
 async def test_where_the_processor_is_missing_nobody_else_is_blamed():
     async with a_story() as story:
-        pods = Pods(story)
+        pods = PodsInTurn(story)
         await start_anew(story, lambda: setattr(story.world.faults, "trip", 60.0))
         story.world.host.trouble.starved = True
         async with starved(0.02):
