@@ -212,6 +212,7 @@ def _source(
             epochs=knowing.kubelet.epoch,
             clock=adapters.clock,
             look=node.look,
+            lag=front.allocator.lag,
         ),
         adapters.hooks,
         AllocationSettings(match=settings.match, edits=facts.edits),

@@ -103,7 +103,7 @@ class Front(msgspec.Struct, frozen=True):
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal, and check whether the node would refuse every new pod."""
         self.journal.refused(refusal, row)
-        self.knowing.withholder.look()
+        self.knowing.withholder.refused(str(refusal))
 
     @property
     def server(self) -> PluginServer:

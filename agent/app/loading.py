@@ -15,6 +15,7 @@ from agent.core.errors import AgentError, PermissionFault, SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
+from agent.kit.running_time import Lag
 from agent.services.report.announce import NodeEventQueue
 from agent.settings.sections import Settings
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 LOAD_DELAY = 0.25
 """Seconds after which the back half is loaded even if the kubelet was not reached yet."""
 
-OPEN_DEADLINE = 0.3
-"""Seconds that answers wait for the API client's import. GetPreferredAllocation has 0.5 s in all,
-and also has to read the pods."""
+OPEN_DEADLINE = 2.0
+"""Seconds that answers wait for the API client's import and its credentials. Answers for which the
+API server is not needed wait too."""
 
 LAST_DEADLINE = 10.0
 """Seconds to post the last Events when the settings end the process."""
@@ -92,7 +93,7 @@ async def connected(session: Preloaded) -> None:
     The watches report a bad connection and try again, so errors are ignored here.
     """
     with contextlib.suppress(SettingsError, TimeoutError):
-        async with asyncio.timeout(OPEN_DEADLINE):
+        async with Lag().within(OPEN_DEADLINE):
             await session.open()
 
 

@@ -66,7 +66,7 @@ async def open_plain(
     facts = front.facts
     source = KubeletShares(
         KubeletViews(facts.inventory, front.state.ledger, facts.edits, front.knowing.kubelet.now),
-        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random),
+        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random, front.allocator.lag),
         plain,
     )
     storage = Storage(front.state.commit, adapters.hooks)

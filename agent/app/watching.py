@@ -9,7 +9,7 @@ from agent.app.front import Front
 from agent.app.running import AgentParts
 from agent.core.inventory.gpu import GpuFault, Trouble
 from agent.core.inventory.inventory import Inventory
-from agent.core.node.readiness import Check
+from agent.core.node.readiness import STANDBY, Check
 from agent.kit.heartbeat import Heartbeat
 
 
@@ -34,7 +34,7 @@ class WebSubjects(msgspec.Struct, eq=False):
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""
         if self.parts is None:
-            return (Check("instance", ok=False, text=f"standby: {self.standby}"),)
+            return (Check(STANDBY, ok=False, text=f"standby: {self.standby}"),)
         return (*_checks(self.parts), *map(self._open, WebDoor))
 
     def _open(self, door: WebDoor) -> Check:

@@ -185,6 +185,7 @@ class RefusalReason(enum.Enum):
     HOST_DIRECTORY = "HA-5003"
     STOPPING = "HA-5004"
     NO_LIBRARY = "HA-5005"
+    STARVED = "HA-5006"
 
 
 class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault

@@ -1,7 +1,6 @@
 """The handlers of the kubelet's five calls; they translate between messages and services."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
@@ -39,13 +38,6 @@ from agent.wire.v1beta1 import (
 
 log = structlog.get_logger(__name__)
 
-ALLOCATE_DEADLINE = 2.0
-"""Seconds for one Allocate: until its answer the kubelet admits no other pod of the node."""
-
-LOADING_DEADLINE = 10.0
-"""Seconds that an Allocate waits for an agent that has just started: a busy node loads it slowly,
-and a pod of that moment is as good as any. The deadline of the answer begins after that."""
-
 PREFER_DEADLINE = 0.5
 """Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
 
@@ -68,14 +60,6 @@ class SliceAllocator(Protocol):
         ...
 
 
-class LoadingAllocator(SliceAllocator, Protocol):
-    """An allocator that serves while the agent is still loading what decides."""
-
-    async def loaded(self) -> object:
-        """Return once calls are decided without a wait for that."""
-        ...
-
-
 class DevicePlugin(DevicePluginBase):
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
@@ -86,7 +70,7 @@ class DevicePlugin(DevicePluginBase):
     def __init__(
         self,
         lists: Cell[SliceList],
-        allocator: LoadingAllocator,
+        allocator: SliceAllocator,
         traffic: Traffic,
         fence: Fence | None = None,
         is_current: Callable[[], bool] = lambda: True,
@@ -160,9 +144,8 @@ class DevicePlugin(DevicePluginBase):
 
         Raises:
             AgentError: the allocator's.
-            Refusal: the request is empty, the server is stopping, the agent is not loaded in 10 s,
-                or there is no answer 2 s later. A server of a former name is stopping: a row would
-                get the present name.
+            Refusal: the request is empty, or the server is stopping. A server of a former name is
+                stopping: a row would get the present name.
         """
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
@@ -170,10 +153,7 @@ class DevicePlugin(DevicePluginBase):
         if self._draining or not self._is_current():
             sentence = "The GPU agent of this node is stopping; create the pod again."
             raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
-        async with _within(LOADING_DEADLINE, "The GPU agent of this node was still starting after"):
-            await self._allocator.loaded()
-        async with _within(ALLOCATE_DEADLINE, "No answer was found within"):
-            answers = [await self._allocated(request) for request in requests]
+        answers = [await self._allocated(request) for request in requests]
         return AllocateResponse(container_responses=answers)
 
     async def _allocated(self, request: ContainerAllocateRequest) -> ContainerAllocateResponse:
@@ -213,17 +193,6 @@ class DevicePlugin(DevicePluginBase):
             path: generated._replace(func=serve[path.rpartition("/")[2]])
             for path, generated in super().__mapping__().items()
         }
-
-
-@contextlib.asynccontextmanager
-async def _within(deadline: float, what: str) -> AsyncGenerator[None, None]:
-    """Give the block so many seconds. Raises Refusal when they are over; `what` begins its text."""
-    try:
-        async with asyncio.timeout(deadline):
-            yield
-    except TimeoutError as error:
-        sentence = f"{what} {deadline:g} s; create the pod again."
-        raise Refusal(RefusalReason.OUT_OF_TIME, sentence, transient=True) from error
 
 
 def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:

@@ -17,7 +17,7 @@ from agent.core.errors import KubeletError
 from agent.core.inventory.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.dial import UnixChannel
-from agent.plugin.handlers import DevicePlugin, Fence, LoadingAllocator
+from agent.plugin.handlers import DevicePlugin, Fence, SliceAllocator
 from agent.plugin.listener import Listener
 from agent.plugin.sockets import BoundSocket, bind, sweep
 from agent.plugin.traffic import Traffic
@@ -110,7 +110,7 @@ class PluginServer:
         directory: Path,
         resource: Cell[str],
         lists: Cell[SliceList],
-        allocator: LoadingAllocator,
+        allocator: SliceAllocator,
         chance: random.Random,
         fence: Fence | None = None,
     ) -> None:

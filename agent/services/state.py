@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import datetime as dt
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import msgspec
@@ -24,6 +24,7 @@ from agent.core.ports import Disk
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
@@ -36,14 +37,11 @@ PREVIOUS_UNREADABLE = "state.previous.unreadable.json"
 
 _ASIDE = {CURRENT: UNREADABLE, PREVIOUS: PREVIOUS_UNREADABLE}
 
-RETRY = 5.0
-"""Seconds after a failed write until the next one, so that the error ends soon after its cause."""
-
-SLOW = 1.0
-"""Seconds after which a running write sets `error`, until it ends."""
+RETRY = 0.5
+"""Seconds after a failed write until the next one: no slice is on offer until one succeeds."""
 
 COMMIT_DEADLINE = 10.0
-"""The most seconds that `commit` waits. The change may still reach the disk, once."""
+"""Seconds after which a running write sets `error`, until it ends. No `commit` waits for longer."""
 
 LAST_WRITE = 2.0
 """Seconds for the last write when the service ends."""
@@ -182,6 +180,7 @@ class StateService:
         rows = recovered.ledger.rows if is_rebooted else ()
         self.former_boot = frozenset(row.epoch for row in rows)
         """The kubelet instances of rows that were answered before this boot."""
+        self._lag = Lag()
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")
         self.errors = Tally("checkpoint_errors_total", "Failed writes of the state file.")
@@ -199,20 +198,19 @@ class StateService:
     async def commit(self, change: Change) -> None:
         """Apply `change` to the ledger. Returns when the result is on disk and published.
 
-        Raises StateError if it could not be written; then nothing has changed. After
-        COMMIT_DEADLINE, or if the caller is cancelled, a running write continues, so `change` may
-        still be written.
+        Raises StateError if it could not be written; then nothing has changed. Once a write has
+        taken COMMIT_DEADLINE, and until it ends, every caller gets StateError. Then, or if the
+        caller is cancelled, a running write continues, so `change` may still be written.
         """
+        if self._is_late:
+            raise StateError(self.error.value)
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
         waiting = _WaitingCommit(change, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._news.set()
         try:
-            async with asyncio.timeout(COMMIT_DEADLINE):
-                await waiting.done
-        except TimeoutError as error:
-            raise StateError(_silent(COMMIT_DEADLINE, self._disk.place)) from error
+            await waiting.done
         finally:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(waiting)
@@ -272,10 +270,10 @@ class StateService:
             state = msgspec.structs.replace(
                 self._state, generation=generation, ledger=ledger, health=health
             )
-            with self._timed():
+            with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
                 content = self._encoder.encode(state)
                 await self._disk.replace(CURRENT, content, keep=PREVIOUS)
-            self._state = state
+            self._state, self._is_late = state, False
             if self.error.set(""):
                 log.info("state.writable", generation=generation)
         if self._health == health:
@@ -284,36 +282,22 @@ class StateService:
         _resolve(batch, None)
         self.ledger.set(ledger)
 
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Set `error` while a write takes longer than SLOW."""
-        loop = asyncio.get_running_loop()
-        self._is_late = False
-        self._timer = loop.call_later(SLOW, self._tell_late, loop.time())
-        try:
-            yield
-        finally:
-            self._timer.cancel()
-
-    def _tell_late(self, began: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(SLOW, self._tell_late, began)
-        text = _silent(loop.time() - began, self._disk.place)
-        if not self._is_late:
-            self._is_late = True
-            self.errors.add()
-            log.error("state.unanswered", err=text)
+    def _tell_late(self, batch: list[_WaitingCommit]) -> None:
+        """Set `error` while the write hangs; end the calls that wait for it."""
+        silence = f"the disk has not answered for {COMMIT_DEADLINE:g} s"
+        text = f"{silence}: look at {self._disk.place}'s disk"
+        self._is_late = True
+        self.errors.add()
+        log.error("state.unanswered", err=text)
         self.error.set(text)
+        _resolve([*batch, *self._waiting], StateError(text))
 
     def _failed(self, error: StateError) -> None:
         if not self._is_late:  # a write that hung is already counted
             self.errors.add()
+        self._is_late = False
         if self.error.set(str(error)):
             log.error("state.unwritable", err=str(error))
-
-
-def _silent(seconds: float, place: str) -> str:
-    return f"the disk has not answered for {seconds:.0f} s: look at {place}'s disk"
 
 
 def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from agent.core.errors import cap
-from agent.core.node.readiness import Check, degraded, is_ready
+from agent.core.node.readiness import STANDBY, Check, degraded, is_ready
 from agent.web import aiohttp_server as web
 
 TEXT_LIMIT = 4096
@@ -35,8 +35,18 @@ class Probes(msgspec.Struct, frozen=True):
         return _answer("livez", self.alive(), request)
 
     def readyz(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed."""
-        return _answer("readyz", self.checks(), request)
+        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
+
+        With `?standby` a standby is ready. The probe of the chart asks so, because an update ends
+        the old agent of a node once the new one is ready.
+        """
+        checks = self.checks()
+        if "standby" in request.query:
+            checks = tuple(
+                msgspec.structs.replace(check, required=check.required and check.name != STANDBY)
+                for check in checks
+            )
+        return _answer("readyz", checks, request)
 
 
 def _answer(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:

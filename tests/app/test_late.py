@@ -3,9 +3,13 @@
 import asyncio
 import datetime as dt
 
+import pytest
+
 from agent.app.late import LateAllocator
 from agent.app.running import alive
+from agent.core.allocation.steps import DISK_BUDGET
 from agent.core.containers.edits import ContainerEdits
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
 from agent.host.systemd import NoSystemd
 
@@ -52,6 +56,15 @@ async def test_a_call_that_comes_early_is_answered_once_the_rest_is_loaded() -> 
     assert call.result() == EDITS
 
 
+async def test_an_agent_that_is_never_loaded_holds_up_the_kubelet_for_ten_seconds() -> None:
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Refusal, match="still starting after 10 s; create the pod again") as refused:
+        await LateAllocator().allocate(IDS)
+
+    assert DISK_BUDGET == pytest.approx(asyncio.get_running_loop().time() - began)
+    assert RefusalReason.OUT_OF_TIME is refused.value.gate
+
+
 async def test_a_preference_is_passed_on() -> None:
     late = LateAllocator()
     late.ready.set(Answers())
@@ -81,8 +94,8 @@ async def test_it_tells_when_the_kubelet_is_in_the_middle_of_a_call() -> None:
         group.create_task(late.allocate(IDS))
         group.create_task(late.prefer(IDS, (), 1))
         quiet = group.create_task(late.calls.come(0.5))
-        await asyncio.sleep(10)
+        await asyncio.sleep(8)
         assert not quiet.done()
         late.ready.set(Answers())
 
-    assert 10.5 == asyncio.get_running_loop().time() - began
+    assert 8.5 == asyncio.get_running_loop().time() - began

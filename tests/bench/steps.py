@@ -36,7 +36,6 @@ class _Timed:
     def __init__(self, shares: SchedulerShares) -> None:
         self._shares = shares
         self.calls = shares.calls
-        self.budget = shares.budget
         self.refused = shares.refused
         self.prefer = shares.prefer
         self.took = 0.0

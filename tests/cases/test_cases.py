@@ -17,7 +17,6 @@ pytestmark = [
 WRONG = {
     "cdi_absent",
     "preload_path",
-    "starved_start",
 }
 """Faults that are known and not mended yet. Who mends one removes its name."""
 

@@ -155,10 +155,16 @@ def test_the_hosts_tmp_and_root_are_never_mounted(objects: tuple[Object, ...]):
     }
 
 
-def test_two_agents_never_meet_on_one_node(objects: tuple[Object, ...]):
-    strategy = the(objects, "DaemonSet")["spec"]["updateStrategy"]
+def test_an_update_leaves_no_node_without_an_agent_that_waits(objects: tuple[Object, ...]):
+    daemon_set = the(objects, "DaemonSet")["spec"]
+    pod = daemon_set["template"]["spec"]
+    (agent,) = (one for one in pod["containers"] if one["name"] == "agent")
+    rolling = daemon_set["updateStrategy"].get("rollingUpdate")
 
-    assert 0 == (strategy.get("rollingUpdate") or {"maxSurge": 0})["maxSurge"]
+    assert rolling in (None, {"maxSurge": "10%", "maxUnavailable": 0})
+    assert "/readyz?standby" == agent["readinessProbe"]["httpGet"]["path"]
+    assert not pod.get("hostNetwork")
+    assert [] == [port for port in agent["ports"] if "hostPort" in port]
 
 
 def test_nothing_listens_on_the_node_unless_asked_for(helm: Helm):

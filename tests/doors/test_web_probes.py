@@ -62,6 +62,17 @@ async def test_what_is_degraded_is_listed_and_ready():
     )
 
 
+@pytest.mark.parametrize("query", ["?standby", "?standby&verbose"])
+async def test_a_standby_is_ready_for_who_asks_for_one_and_says_what_it_is(query):
+    standby = Check("instance", ok=False, text="standby: another agent runs")
+
+    status, text = await get(f"/readyz{query}", checks=(standby,))
+    assert 200 == status
+    assert "[!]instance degraded: standby: another agent runs\n" in text
+    assert 503 == (await get("/readyz", checks=(standby,)))[0]
+    assert 503 == (await get(f"/readyz{query}", checks=(standby, STREAM)))[0]
+
+
 async def test_a_check_without_words_says_so():
     _, text = await get("/readyz", checks=(Check("server", ok=False),))
 

@@ -16,11 +16,6 @@ class FakeAllocator:
         self.open.set()
         self.preferred: tuple[str, ...] | None = None
         self.preferring = 0
-        self.is_loaded = asyncio.Event()
-        self.is_loaded.set()
-
-    async def loaded(self) -> None:
-        await self.is_loaded.wait()
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         self.asked.append(ids)

@@ -139,6 +139,7 @@ class FakeHookDirs:
         return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
 
     async def check(self) -> HookFacts:
+        await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         return await self.facts()

@@ -132,6 +132,20 @@ class LateGate(ApiGate):
         return max(0.0, written + late - now)
 
 
+class SlowGate(ApiGate):
+    """A watch that shows every write so many seconds late."""
+
+    def __init__(self, store: Store, late: float) -> None:
+        super().__init__(store)
+        self._late = late
+
+    def seconds_left(self, change: Change, chance: random.Random) -> float:
+        """Until its moment has come."""
+        now = asyncio.get_running_loop().time()
+        written = self._store.written.get(change.resource_version, now)
+        return max(0.0, written + self._late - now) + super().seconds_left(change, chance)
+
+
 class ApiFaults:
     """What is wrong between the agent and the API server; it outlives the agent.
 
@@ -145,6 +159,8 @@ class ApiFaults:
         """Whether the agent alone cannot reach the API server: for all others it is there."""
         self.list_fails = False
         self.hides = False
+        self.trip = 0.0
+        """Seconds that each request takes longer."""
         self.pods = pods
         self.node = node
         self.shown_locks: set[str] = set()
@@ -277,7 +293,7 @@ class AgentApi:
 
     async def _request(self) -> None:
         await self._step()
-        await asyncio.sleep(self._chance.uniform(*_TRIP))
+        await asyncio.sleep(self._chance.uniform(*_TRIP) + self._faults.trip)
         self._require_server()
 
     def _stored(self, resource: str, namespace: str, name: str) -> Json | None:

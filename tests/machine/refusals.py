@@ -33,6 +33,7 @@ class Fact(enum.Enum):
     NO_API = "the API server does not answer"
     NO_LIST = "the pods of the node cannot be listed"
     NO_WITNESS = "the kubelet did not answer PodResources, or others had used up its rate limit"
+    STARVED = "the agent got less of the processor than its chart promises"
     SLOW_DISK = "the disk takes too long for the time there is"
     BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked"
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
@@ -62,6 +63,7 @@ RIGHT = (
     ExpectedRight(Fact.NO_API, _UNSEEN | {"HA-2004", "HA-2005"}),
     ExpectedRight(Fact.NO_LIST, _UNSEEN),
     ExpectedRight(Fact.NO_WITNESS, frozenset(("HA-2007", "HA-5002"))),
+    ExpectedRight(Fact.STARVED, frozenset(("HA-5006",))),
     ExpectedRight(Fact.SLOW_DISK, frozenset(("HA-5001", "HA-5002"))),
     ExpectedRight(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
     ExpectedRight(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
@@ -107,7 +109,7 @@ class Refusals:
     def _facts(self, uid: str) -> Iterator[Fact]:
         yield from self._of_pod(uid)
         site = self._site
-        if site.faults.is_down:
+        if site.faults.is_down or site.faults.trip:
             yield Fact.NO_API
         if site.faults.is_down or site.faults.list_fails:
             yield Fact.NO_LIST
@@ -116,6 +118,8 @@ class Refusals:
             yield Fact.NO_WITNESS
         if site.host.trouble.write:
             yield Fact.SLOW_DISK
+        if site.host.trouble.starved:
+            yield Fact.STARVED
         if self.lies:
             yield Fact.LIE
         for lost, _ in self._lost():

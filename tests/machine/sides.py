@@ -35,6 +35,7 @@ from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import ApiFaults, Store
 from tests.machine.kubelet import NOWHERE, MemoryKubelet, MemoryLife
+from tests.machine.virtual import stall
 
 _CALL = (0.0003, 0.001)
 _WRITE = (0.0005, 0.003)
@@ -42,10 +43,14 @@ _WRITE = (0.0005, 0.003)
 
 @dataclasses.dataclass
 class MachineTrouble:
-    """So many calls of PodResources fail; each write takes so many seconds longer."""
+    """So many calls of PodResources fail; each write takes so many seconds longer.
+
+    `starved`: the process gets next to no processor.
+    """
 
     silent: int = 0
     write: float = 0.0
+    starved: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +75,32 @@ class MachineHost:
 
 
 class Steps:
-    """The awaits of one life. It is killed at the one that `kill_at` names."""
+    """The awaits of one life. It is killed at the one that `kill_at` names.
+
+    `stall_at` names one, at which the loop does not run for some seconds.
+    """
 
     def __init__(self, kill: Callable[[], None]) -> None:
         self.is_over = False
         self._kill = kill
         self._left: int | None = None
+        self._stalls: list[tuple[int, float]] = []
+
+    def stall_at(self, steps: int, seconds: float) -> None:
+        """Get no processor for so long at the await that many awaits from now."""
+        self._stalls.append((steps, seconds))
 
     def kill_at(self, steps: int | None) -> None:
         """Die at the await that many awaits from now; None: live on."""
         self._left = steps
 
     async def __call__(self) -> None:
+        stalls, self._stalls = self._stalls, []
+        for left, seconds in stalls:
+            if left:
+                self._stalls.append((left - 1, seconds))
+            else:
+                stall(seconds)
         if self._left is not None:
             self._left -= 1
             if self._left < 0:

@@ -228,7 +228,8 @@ class MachineSite:
         """Whatever was wrong is right again."""
         self._dies_after_answer = False
         self.faults.clear()
-        vars(self.host.trouble).update(silent=0, write=0.0)
+        vars(self.host.trouble).update(silent=0, write=0.0, starved=False)
+        self.faults.trip = 0.0
         self.conditions = [Condition.OK] * self.gpus
         self.split = type(self).split
         self._show_gpus()

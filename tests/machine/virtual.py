@@ -1,8 +1,9 @@
 """An event loop without sockets, pipes or waits: when nothing is ready, its clock jumps."""
 
 import asyncio
+import contextlib
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from tests.builders import NOON
 
@@ -39,11 +40,39 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Seconds since the loop was made."""
         return self._selector.now
 
+    def stall(self, seconds: float) -> None:
+        """The process gets no processor for so long: nothing runs, and the clock goes on."""
+        self._selector.now += seconds
+
     def _process_events(self, events: object) -> None:
         """There are none."""
 
     def _write_to_self(self) -> None:
         """No other thread has to wake it."""
+
+
+def stall(seconds: float) -> None:
+    """Let the running loop, a VirtualLoop, get no processor for so long."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.stall(seconds)
+
+
+@contextlib.asynccontextmanager
+async def starved(share: float, period: float = 0.1) -> AsyncIterator[None]:
+    """During the block the loop runs for that share of each period only, as under a CPU quota."""
+
+    async def starve() -> None:
+        while True:
+            await asyncio.sleep(share * period)
+            stall((1 - share) * period)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(starve())
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 class VirtualClock:

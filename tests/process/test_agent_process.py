@@ -58,6 +58,7 @@ async def test_a_second_instance_stands_by_and_takes_over():
         page = await fetch(cluster.web_address or "", "/readyz")
         assert 503 == page.status
         assert f"standby: another agent runs on this host (pid {first.pid}" in page.text
+        assert 200 == (await fetch(cluster.web_address or "", "/readyz?standby")).status
         assert 1 == len(cluster.kubelet.history.of("registered"))
 
         assert 0 == await first.stop()

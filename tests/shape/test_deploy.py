@@ -175,9 +175,11 @@ def test_the_probes_ask_the_port_that_is_open(container: dict[str, Any]):
 
     assert {"name": "http", "containerPort": 9394} == port
     assert {"http"} == {probe["port"] for probe in asked.values()}
-    assert {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"} == {
-        kind: probe["path"] for kind, probe in asked.items()
-    }
+    assert {
+        "startupProbe": "/livez",
+        "livenessProbe": "/livez",
+        "readinessProbe": "/readyz?standby",
+    } == {kind: probe["path"] for kind, probe in asked.items()}
 
 
 def test_the_unit_starts_again_after_anything_but_refused_settings():

@@ -1,21 +1,12 @@
 """The steps of an Allocate, and the refusals when the node's disk fails in one of them."""
 
-import datetime as dt
 import enum
 
-from agent.core.ages import has_passed
 from agent.core.errors import Refusal, RefusalReason, StateError
-from agent.core.state.holdings import KubeletEpoch
 
-TAKING_UP = dt.timedelta(seconds=30)
-"""How long after its start a kubelet may still be admitting the pods that were there before."""
-
-ALLOCATE_BUDGET = 0.8
-"""Seconds for one Allocate. While it runs, the kubelet starts and stops nothing on the node."""
-
-TAKING_UP_BUDGET = 1.6
-"""The same for a kubelet that has just started and admits its pods again. It starts nothing else
-yet. Without its checkpoint, the agent asks it about up to 110 pods, at 100 calls a second."""
+DISK_BUDGET = 10.0
+"""Seconds that one Allocate waits for the node's disk: the kubelet sets no deadline, and a refusal
+fails the pod. When the disk is silent for longer, the node offers no slice."""
 
 VAIN = 16
 VAIN_REFILL = 5.0
@@ -24,11 +15,6 @@ seconds. While a call waits the kubelet admits nobody, and a tenant can make pod
 are waited for in vain."""
 
 _SILENT = "the disk has not answered in time"
-
-
-def is_taking_up(epoch: KubeletEpoch, now: dt.datetime) -> bool:
-    """Whether the kubelet may still be admitting the pods that were there before it started."""
-    return not has_passed(TAKING_UP, epoch.since, now)
 
 
 class AllocateStep(enum.StrEnum):
@@ -40,6 +26,16 @@ class AllocateStep(enum.StrEnum):
     DIRECTORY = "make-directory"
     WRITE = "write-ledger"
     ALONE = "await-others"
+
+
+def starved_refusal() -> Refusal:
+    """The refusal when the agent itself had too little CPU to find the answer in time."""
+    return Refusal(
+        RefusalReason.STARVED,
+        "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
+        "raise its CPU request, and the pod's controller starts it again.",
+        transient=True,
+    )
 
 
 def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+STANDBY = "instance"
+"""The check that fails while another agent serves the host."""
+
 
 class Check(msgspec.Struct, frozen=True):
     """One check of the agent. `text` says what is wrong and what to do.

@@ -4,7 +4,6 @@ The agent does not know which pod asks. It does not ask PodResources, which cann
 from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Iterable
 
@@ -12,7 +11,7 @@ import msgspec
 
 from agent.core.allocation.plain import PlainSettings, asked_again, edits_of, grant
 from agent.core.allocation.preference import nearest
-from agent.core.allocation.steps import ALLOCATE_BUDGET, AllocateStep
+from agent.core.allocation.steps import AllocateStep
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import check_library
 from agent.core.containers.edits import EditSettings, GrantedShare, HookFacts
@@ -23,6 +22,7 @@ from agent.core.ports import Clock, HookDirs, KubeletRecords
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Ledger, Row
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import AllocateCall, AllocateCalls
 
@@ -43,12 +43,13 @@ class KubeletViews(msgspec.Struct, frozen=True):
 
 
 class KubeletPeers(msgspec.Struct, frozen=True):
-    """The ports that a decision uses."""
+    """The ports that a decision uses. `lag`: extends the deadlines of all calls."""
 
     records: KubeletRecords
     hooks: HookDirs
     clock: Clock
     chance: random.Random
+    lag: Lag = msgspec.field(default_factory=Lag)
 
 
 class KubeletShares:
@@ -58,12 +59,7 @@ class KubeletShares:
         self._views = views
         self._peers = peers
         self._settings = settings
-        self.calls = AllocateCalls(Turns(views.epoch))
-
-    @property
-    def budget(self) -> float:
-        """Seconds for one Allocate."""
-        return ALLOCATE_BUDGET
+        self.calls = AllocateCalls(Turns(views.epoch), peers.lag)
 
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
@@ -72,8 +68,9 @@ class KubeletShares:
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
         call.overlapped |= call.turn.doubted
-        with self.calls.waits.waiting("hook-path"):
-            facts = await self._peers.hooks.facts()
+        async with call.disk.within():
+            with self.calls.waits.waiting("hook-path"):
+                facts = await self._peers.hooks.facts()
         call.step = AllocateStep.CHECK
         held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)
         granted = grant(ids, self._views.inventory.value, held)
@@ -121,7 +118,7 @@ class KubeletShares:
             return None
         taken.add(row.key)
         try:
-            async with asyncio.timeout(RECORDS_BUDGET):
+            async with self.calls.lag.within(RECORDS_BUDGET):
                 recorded = await self._peers.records.read(self._views.edits.value.resource)
         except TimeoutError:
             return None

@@ -13,14 +13,7 @@ from agent.core.allocation.answered import answered
 from agent.core.allocation.evidence import Grant, KubeletStart
 from agent.core.allocation.preference import nearest, steer
 from agent.core.allocation.settings import MatchSettings
-from agent.core.allocation.steps import (
-    ALLOCATE_BUDGET,
-    TAKING_UP_BUDGET,
-    VAIN,
-    VAIN_REFILL,
-    AllocateStep,
-    is_taking_up,
-)
+from agent.core.allocation.steps import DISK_BUDGET, VAIN, VAIN_REFILL, AllocateStep
 from agent.core.containers.container_edits import check_library
 from agent.core.containers.edits import EditSettings, HookFacts
 from agent.core.errors import AgentError, Refusal, RefusalReason, StateError
@@ -30,6 +23,7 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
+from agent.kit.running_time import Budget
 from agent.kit.turns import Turn, Turns
 from agent.services.allocation.calls import AllocateCall, AllocateCalls
 from agent.services.allocation.inquiry import Inquiry
@@ -47,7 +41,7 @@ LOOK_DEADLINE = 5.0
 """Seconds for a look at the cgroups when a kubelet has started."""
 
 PREFER_BUDGET = 0.2
-"""Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate: 1 s for both."""
+"""Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate."""
 
 
 class AllocationSettings(msgspec.Struct, frozen=True):
@@ -87,7 +81,7 @@ class SchedulerShares:
             clock=peers.clock,
         )
         self.adopt = self._rows.adopted
-        self.calls = AllocateCalls(Turns(peers.epoch))
+        self.calls = AllocateCalls(Turns(peers.epoch), peers.lag)
 
     async def run(self) -> NoReturn:
         """See each kubelet start, for ever: which containers run, and of which pods none does.
@@ -122,12 +116,6 @@ class SchedulerShares:
             )
             self._started = epoch
         raise AssertionError("the kubelet's instances are never closed")
-
-    @property
-    def budget(self) -> float:
-        """Seconds for one Allocate."""
-        is_young = is_taking_up(self._epoch(), self._peers.clock.now())
-        return TAKING_UP_BUDGET if is_young else ALLOCATE_BUDGET
 
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
@@ -174,13 +162,14 @@ class SchedulerShares:
 
     async def _granted(self, count: int, call: AllocateCall) -> tuple[Grant, HookFacts]:
         """Which container the call is for, what it gets, and what it mounts. Raises Refusal."""
-        inquiry = self._inquiry(patient=True, absent=call.turn.absent)
+        inquiry = self._inquiry(call)
         try:
-            with self.calls.waits.waiting("hook-path"):
-                facts = await self._hooks.facts()
+            async with call.disk.within():
+                with self.calls.waits.waiting("hook-path"):
+                    facts = await self._hooks.facts()
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(count, self._underway)
-        except (Refusal, StateError, asyncio.CancelledError):
+        except (Refusal, StateError, TimeoutError, asyncio.CancelledError):
             refused = inquiry.in_vain(count, self._underway())
             if refused is not None:
                 self.calls.use_up(refused, self._views.pods.value, self._epoch())
@@ -194,7 +183,7 @@ class SchedulerShares:
 
         The Allocate that follows is for the same container: of no pod that is not known now.
         """
-        inquiry = self._inquiry(patient=False)
+        inquiry = self._inquiry(None)
         try:
             async with asyncio.timeout(PREFER_BUDGET):
                 return await inquiry.grant(size, self._underway)
@@ -204,21 +193,20 @@ class SchedulerShares:
         finally:
             turn.absent = inquiry.absent
 
-    def _inquiry(
-        self, *, patient: bool, absent: frozenset[tuple[str, str]] = frozenset()
-    ) -> Inquiry:
+    def _inquiry(self, call: AllocateCall | None) -> Inquiry:
+        """The inquiry of an Allocate; None: of a preference."""
         resource = self._settings.edits.value.resource
         match = msgspec.structs.replace(self._settings.match, resource=resource)
-        waits = self.calls.waits if patient else Waits()
         return Inquiry(
             self._views,
             self._peers,
             match,
-            patient=patient,
+            patient=call is not None,
             vain=self._vain,
-            waits=waits,
+            waits=self.calls.waits if call else Waits(),
+            disk=call.disk if call else Budget(self.calls.lag, DISK_BUDGET),
             start=self._start if self._started == self._epoch() else KubeletStart(),
-            absent=absent,
+            absent=call.turn.absent if call else frozenset(),
         )
 
     def _underway(self) -> Underway:

@@ -7,12 +7,18 @@ from contextlib import contextmanager
 import msgspec
 
 from agent.core.allocation.room import Shortage
-from agent.core.allocation.steps import AllocateStep, disk_refusal
+from agent.core.allocation.steps import (
+    DISK_BUDGET,
+    AllocateStep,
+    disk_refusal,
+    starved_refusal,
+)
 from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
+from agent.kit.running_time import Budget, Lag, Starved
 from agent.kit.turns import Turn, Turns
 from agent.services.allocation.waits import Waits
 
@@ -28,10 +34,12 @@ class AllocateCall(msgspec.Struct, eq=False):
     """One Allocate under way. `overlapped`: another one was under way at the same time.
 
     - `turn`: says whether the kubelet has begun another container since.
+    - `disk`: the time that it waits for the disk.
     - `row`: the row to answer; None: not known yet. `is_replay`: it was answered before.
     """
 
     turn: Turn
+    disk: Budget
     overlapped: bool = False
     step: AllocateStep = AllocateStep.HOOK
     row: Row | None = None
@@ -58,10 +66,12 @@ class AllocateCalls(msgspec.Struct, eq=False):
     - `spent`: for each of the last node locks, the pod that was answered under it.
     - `offers`: the containers for which the kubelet was offered free ids of the right GPUs.
     - `turns`: the order in which the kubelet began containers. `waits`: what calls waited for.
+    - `lag`: extends the deadlines of all calls.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
     turns: Turns
+    lag: Lag
     active: list[AllocateCall] = msgspec.field(default_factory=list)
     pending: dict[ContainerKey, Row] = msgspec.field(default_factory=dict)
     taken: set[ContainerKey] = msgspec.field(default_factory=set)
@@ -75,7 +85,7 @@ class AllocateCalls(msgspec.Struct, eq=False):
     def entered(self, ids: Collection[SliceId]) -> Iterator[AllocateCall]:
         """A call for these ids, under way while the block runs."""
         with self.turns.asked(ids) as turn:
-            call = AllocateCall(turn)
+            call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
             self.active.append(call)
             if len(self.active) > 1:
                 for other in self.active:
@@ -160,6 +170,8 @@ def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
     """The refusal when the call's step failed or took too long."""
     if call.step is AllocateStep.ALONE:
         return overlap(call)
+    if isinstance(error, Starved):
+        return starved_refusal()
     if call.step is not AllocateStep.MATCH or isinstance(error, StateError):
         return disk_refusal(error, call.step)
     return Refusal(

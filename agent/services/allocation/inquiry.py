@@ -1,11 +1,13 @@
 """Gathers the evidence for one Allocate: asks the kubelet and the API server until it can decide.
 
-Answers are kept for this call only. The caller's deadline ends the inquiry.
+Answers are kept for this call only. Each peer has a time of its own, in which only the running time
+of our own loop counts.
 """
 
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -32,7 +34,8 @@ from agent.core.allocation.evidence import (
 from agent.core.allocation.exactly_one import in_vain
 from agent.core.allocation.matching import decide
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
-from agent.core.cluster.pods import NodeView, PodUid
+from agent.core.allocation.steps import starved_refusal
+from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.errors import (
     ApiError,
     KubeletError,
@@ -46,6 +49,7 @@ from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Decider
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
+from agent.kit.running_time import Budget, Starved
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
 from agent.services.allocation.waits import Waits
 
@@ -63,13 +67,32 @@ WATCH_PAUSE = 0.1
 Without this wait a preference would name any GPUs."""
 
 LIST_PAUSE = 0.4
-"""Seconds for the one LIST."""
+"""Seconds for a LIST after the first one."""
 
 GET_PAUSE = 0.15
-"""Seconds for a GET."""
+"""Seconds for the GET of a pod. That of the Node has what is left: without it a pod is refused."""
 
 API_BUDGET = 0.6
 """Seconds for all requests to the API server together."""
+
+OWNER_BUDGET = 2.0
+"""The same for the pod that the node lock names, and while the watch may still show who asks. A
+refusal fails a good pod, and the kubelet's own watch can be that much ahead of ours."""
+
+KUBELET_BUDGET = 2.0
+"""Seconds for all questions to the kubelet together. It may have to be asked about 110 pods, and
+answers 100 questions a second."""
+
+_UNPROVEN = frozenset(
+    {
+        RefusalReason.NO_POD_ADMITTED,
+        RefusalReason.NO_RIGHT,
+        RefusalReason.NO_LOCK,
+        RefusalReason.WITNESS_SILENT,
+        RefusalReason.PODS_UNKNOWN,
+    }
+)
+"""Refusals for want of an answer. If the agent had no time for that answer, they blame a peer."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
@@ -92,8 +115,9 @@ class _Done(msgspec.Struct, frozen=True):
 class Inquiry:
     """The inquiry of one call; without `patient` it asks no API server.
 
-    All calls share `vain`, and all Allocates `waits`. `start`: of the present kubelet. `absent`:
-    the names that the kubelet did not know when it began this call's container.
+    All calls share `vain`, and all Allocates `waits`. `disk`: the call's time for the disk.
+    `start`: of the present kubelet. `absent`: the names that the kubelet did not know when it began
+    this call's container.
     """
 
     def __init__(
@@ -105,6 +129,7 @@ class Inquiry:
         patient: bool,
         vain: Allowance,
         waits: Waits,
+        disk: Budget,
         start: KubeletStart,
         absent: frozenset[PodKey] = frozenset(),
     ) -> None:
@@ -118,7 +143,10 @@ class Inquiry:
         self._absent = absent
         self._known: dict[PodKey, Holding | None] = {}
         self._looked: dict[PodKey, PodUid | None] = {}
-        self._api_left = API_BUDGET
+        self._api = Budget(peers.lag, OWNER_BUDGET)
+        self._kubelet = Budget(peers.lag, KUBELET_BUDGET)
+        self._disk = disk
+        self._is_starved = False
         is_free = not patient and settings.unlocked_pods is UnlockedPods.UNIQUE
         self._state = _Done(waited=is_free, node_read=is_free)
         self._lagging_until: float | None = None
@@ -131,7 +159,12 @@ class Inquiry:
         """
         for _ in range(MAX_QUESTIONS):
             evidence = self._evidence(underway())
-            step = decide(count, evidence, self._settings)
+            try:
+                step = decide(count, evidence, self._settings)
+            except Refusal as refusal:
+                if self._is_starved and refusal.gate in _UNPROVEN:
+                    raise starved_refusal() from refusal
+                raise
             if isinstance(step, Grant):
                 return step
             if self._patient or isinstance(step, AskKubelet | ReadRecords | CheckRunning):
@@ -206,15 +239,18 @@ class Inquiry:
     async def _answer(self, question: Question) -> None:
         match question:
             case AskKubelet():
-                await self._ask_in_turn(question)
+                async with self._kubelet.within():
+                    await self._ask_in_turn(question)
             case ReadRecords():
-                read = await self._peers.records.read(self._settings.resource)
+                async with self._disk.within():
+                    read = await self._peers.records.read(self._settings.resource)
                 recorded = None if read is None else frozenset(read)
                 self._state = msgspec.structs.replace(
                     self._state, recorded=recorded, records_read=True
                 )
             case CheckRunning():
-                alive = await self._peers.containers.running(question.ids)
+                async with self._disk.within():
+                    alive = await self._peers.containers.running(question.ids)
                 self._state = msgspec.structs.replace(
                     self._state,
                     alive=self._state.alive | (question.ids if alive is None else alive),
@@ -272,34 +308,57 @@ class Inquiry:
         return True
 
     @contextlib.asynccontextmanager
-    async def _asking(self, most: float) -> AsyncIterator[None]:
+    async def _asking(self, most: float, *, owner: bool) -> AsyncIterator[None]:
         """Bound a request to `most` seconds and the rest of API_BUDGET. Raises ApiError.
 
-        The kubelet's earlier answers still hold: while it waits for us, it admits no other pod.
+        For the owner of the node lock only the rest of OWNER_BUDGET bounds it. The kubelet's
+        earlier answers still hold: while it waits for us, it admits no other pod.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        bounds = (math.inf, 0.0) if owner else (most, OWNER_BUDGET - API_BUDGET)
         try:
-            async with asyncio.timeout(min(most, self._api_left)):
+            async with self._api.within(bounds[0], spare=bounds[1]):
                 yield
         except TimeoutError as error:
+            self._is_starved |= isinstance(error, Starved)
             raise ApiError("out of time") from error
-        finally:
-            self._api_left = max(0.0, self._api_left - (loop.time() - began))
 
     async def _list(self) -> None:
-        failed = False
+        """LIST the pods. If the API server is silent, a watch that is late may show who asks."""
+        seen, failed, silent = self._views.pods.value, False, False
+        lock = held_lock(self._views.node.value)
+        # The lock's owner may be asking unless the kubelet has said that it does not know it.
+        is_owners = lock is not None and self._known.get(lock.owner or ("", ""), True) is not None
+        most = LIST_PAUSE if seen.synced else API_BUDGET
         try:
-            async with self._asking(LIST_PAUSE):
+            async with self._asking(most, owner=is_owners):
                 await self._peers.refresh()
+                if not seen.synced:
+                    return  # this may be the first LIST, which began before the call
         except ApiError as error:
             log.warning("pods.list_failed", err=str(error))
-            failed = True
+            failed, silent = True, isinstance(error.__cause__, TimeoutError)
+        if silent and seen.synced and not seen.stale and await self._is_shown(seen):
+            return
         self._state = msgspec.structs.replace(self._state, listed=True, list_failed=failed)
+
+    async def _is_shown(self, seen: PodTable) -> bool:
+        """Whether the watch shows a pod that is not in `seen` within the rest of OWNER_BUDGET."""
+        loop = asyncio.get_running_loop()
+        if not self._vain.allows(loop.time()):
+            return False
+        try:
+            async with self._api.within():
+                await self._views.pods.until(lambda table: bool(table.pods.keys() - seen.pods))
+        except TimeoutError:
+            self._vain.spend(loop.time())
+            return False
+        return True
 
     async def _look_at_pod(self, key: PodKey) -> None:
         try:
-            async with self._asking(GET_PAUSE):
+            lock = held_lock(self._views.node.value)
+            is_owner = lock is not None and lock.owner == key
+            async with self._asking(GET_PAUSE, owner=is_owner):
                 self._looked[key] = await self._peers.look_at_pod(*key)
         except ApiError as error:
             log.warning("pods.get_failed", pod="/".join(key), err=str(error))
@@ -307,7 +366,7 @@ class Inquiry:
 
     async def _look_at_node(self) -> None:
         try:
-            async with self._asking(GET_PAUSE):
+            async with self._asking(API_BUDGET, owner=False):
                 await self._peers.look_at_node()
         except ApiError as error:
             log.warning("node.get_failed", err=str(error))
@@ -329,7 +388,7 @@ class Inquiry:
             return
         self._peers.look()
         try:
-            async with asyncio.timeout(LOCK_PAUSE):
+            async with self._peers.lag.within(LOCK_PAUSE):
                 await self._views.node.until(is_there)
         except TimeoutError:
             self._vain.spend(loop.time())

@@ -3,7 +3,6 @@
 The host directory is made and the row is durable before the kubelet gets the answer.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +18,9 @@ from agent.services.allocation.calls import AllocateCall, AllocateCalls, overlap
 from agent.services.allocation.outcomes import Outcomes, oversold
 from agent.services.allocation.storage import Storage
 
+ALONE = 0.8
+"""Seconds that a call which the kubelet repeats waits until no other call is under way."""
+
 _OF_NO_POD = frozenset(
     {
         RefusalReason.NO_POD_ADMITTED,
@@ -33,11 +35,6 @@ class ShareSource(Protocol):
     """Decides what a container gets. `calls`: the Allocates under way."""
 
     calls: AllocateCalls
-
-    @property
-    def budget(self) -> float:
-        """Seconds for one Allocate."""
-        ...
 
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall, /
@@ -88,8 +85,7 @@ class Allocation:
         """
         with self._calls.entered(ids) as call:
             try:
-                async with asyncio.timeout(self._source.budget):
-                    row = await self._serve(ids, call)
+                row = await self._serve(ids, call)
             except Refusal as refusal:
                 self._refused(refusal, call, len(ids))
                 raise
@@ -137,8 +133,9 @@ class Allocation:
         if not is_row_first:
             await self._make_directory(row, call, wipe=not call.is_replay)
         call.step = AllocateStep.WRITE
-        with self.waits.waiting("disk"):
-            await self._storage.commit(change)
+        async with call.disk.within():
+            with self.waits.waiting("disk"):
+                await self._storage.commit(change)
         if row.lock:
             self._calls.spend(row)
         if is_row_first and row.has_directory:
@@ -147,8 +144,9 @@ class Allocation:
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
         call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        with self.waits.waiting("directory"):
-            await self._storage.hooks.prepare(name, wipe=wipe)
+        async with call.disk.within():
+            with self.waits.waiting("directory"):
+                await self._storage.hooks.prepare(name, wipe=wipe)
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted.
@@ -158,7 +156,8 @@ class Allocation:
         """
         if call.may_come_again:
             call.step = AllocateStep.ALONE
-            await self._calls.turns.until_alone(call.turn)
+            async with self._calls.lag.within(ALONE):
+                await self._calls.turns.until_alone(call.turn)
         return overlap(call)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:

@@ -12,6 +12,7 @@ from agent.core.ports import Clock, Containers, KubeletRecords, Witness
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 
 
 class AllocationViews(msgspec.Struct, frozen=True):
@@ -39,6 +40,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
     - `epoch`: the present kubelet instance. `epochs`: the same, as soon as it is noticed.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
       kubelet may be back before it.
+    - `lag`: extends the deadlines of all calls.
     """
 
     witness: Witness
@@ -51,6 +53,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
     epochs: Cell[KubeletEpoch | None]
     clock: Clock
     look: Callable[[], None]
+    lag: Lag = msgspec.field(default_factory=Lag)
 
 
 class Underway(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import NoReturn
 
 import msgspec
@@ -19,6 +19,7 @@ from agent.core.ports import Clock, PodApi
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.reopening import Reopening
+from agent.kit.running_time import Lag
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
 
@@ -26,9 +27,8 @@ log = structlog.get_logger(__name__)
 
 PATIENCE = 5
 """Consecutive failed watches before the agent lists all pods again."""
-LIST_PATIENCE = 1.0
-"""Seconds for a LIST that calls wait for. No call waits longer, so a LIST that hangs does not delay
-later calls."""
+LIST_PATIENCE = 2.0
+"""Seconds for a LIST that calls wait for. No call waits longer."""
 LISTS = 120
 LISTS_REFILL = 2.0
 """Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
@@ -70,6 +70,7 @@ class PodWatch:
         self._lists = Allowance(LISTS, LISTS_REFILL)
         self._pauses = Allowance(VAIN, VAIN_REFILL)
         self._warnings = Throttle(WARN_PERIOD)
+        self._lag = Lag()
 
     async def run(self) -> None:
         """Keep the table up to date for ever."""
@@ -81,9 +82,10 @@ class PodWatch:
                 group.create_task(self._recount(self._resource))
 
     async def refresh(self) -> PodTable:
-        """The table after one LIST that began after this call. The caller sets the deadline.
+        """The table after one LIST that began after this call, or after the first LIST of all.
 
-        Concurrent callers share the LIST. Raises ApiError, also when the allowance is used up.
+        Concurrent callers share the LIST. The caller sets the deadline. Raises ApiError, also when
+        the allowance is used up.
         """
         answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
@@ -179,15 +181,20 @@ class PodWatch:
             return
         self._version = found.resource_version
         pods = {pod.uid: self._counted(pod) for pod in found.pods}
-        before = self._table.value.pods
-        dead = tuple(pod for uid, pod in before.items() if uid not in pods)
+        before = self._table.value
+        dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
+        if not before.synced:
+            answers, self._answers = self._answers, []
+            for answer in answers:
+                _succeed(answer, self._table.value)
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
     async def _answer(self) -> NoReturn:
         """LIST for the waiting callers. Calls during a LIST wait for the next one."""
         while True:
             await self._asked.wait()
+            await self._table.until(lambda table: table.synced or table.stale)
             self._asked.clear()
             answers, self._answers = self._answers, []
             waiting = [answer for answer in answers if not answer.done()]
@@ -195,8 +202,8 @@ class PodWatch:
                 continue
             try:
                 await self._spend_list()
-                async with asyncio.timeout(LIST_PATIENCE):
-                    found = await self._api.list_pods()
+                async with self._lag.within(LIST_PATIENCE):
+                    found = await _while_awaited(self._api.list_pods(), waiting)
             except (ApiError, TimeoutError) as error:
                 for answer in waiting:
                     _fail(answer, error)
@@ -282,6 +289,25 @@ def _slim(pod: PodView) -> PodView:
 
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
+
+
+async def _while_awaited(
+    work: Coroutine[None, None, PodList], answers: list[asyncio.Future[PodTable]]
+) -> PodList:
+    """Do the work until nobody waits for it any more: a LIST that hangs delays no later call."""
+    async with asyncio.timeout(None) as patience:
+
+        def left(_: object) -> None:
+            if all(answer.done() for answer in answers):
+                patience.reschedule(asyncio.get_running_loop().time())
+
+        try:
+            for answer in answers:
+                answer.add_done_callback(left)
+            return await work
+        finally:
+            for answer in answers:
+                answer.remove_done_callback(left)
 
 
 def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:

@@ -1,7 +1,7 @@
 """Checks the node for faults for which every new pod would be refused, and withholds all slices.
 
-A check raises what an Allocate would raise at that step. agent.core.node.withholding decides when
-slices are withheld and offered again.
+A check raises what an Allocate would raise at that step. A short stall of a disk is no fault: an
+Allocate waits for it.
 """
 
 import asyncio
@@ -12,11 +12,12 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from agent.core.allocation.steps import AllocateStep, disk_refusal
+from agent.core.allocation.steps import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import AgentError, StateError
-from agent.core.node.withholding import Withholding, withheld
+from agent.core.node.withholding import Withholding
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 from agent.kit.ticks import until_tick
 
 PERIOD: Final = 10.0
@@ -24,10 +25,6 @@ PERIOD: Final = 10.0
 
 LEAST: Final = 0.5
 """Seconds between two runs at least, and while slices are withheld."""
-
-PATIENCE: Final = 15.0
-"""Seconds after which a check that has not ended is a fault. A short stall of the disk fails only
-the pods admitted meanwhile; while slices are withheld, the kubelet rejects all bound pods."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +64,7 @@ class Withholder:
         self._withhold = withhold
         self._cues = cues
         self._say = say
+        self._lag = Lag()
 
     async def run(self) -> None:
         """Run all checks for ever. A check that hangs does not delay the others."""
@@ -76,8 +74,18 @@ class Withholder:
             for check in self._checks:
                 group.create_task(self._repeat(check))
 
+    def refused(self, sentence: str) -> None:
+        """Run all checks soon: a pod was refused with this sentence.
+
+        Where it says that a disk is silent, the slices go with the refusal.
+        """
+        for check in self._checks:
+            if sentence == _sentence(TimeoutError(), check.step):
+                self._note(check, TimeoutError())
+        self.look()
+
     def look(self) -> None:
-        """Run all checks soon, as when a pod was refused."""
+        """Run all checks soon."""
         for wanted in self._wanted.values():
             wanted.set()
 
@@ -86,15 +94,13 @@ class Withholder:
         while True:
             wanted.clear()
             begun = loop.time()
-            late = loop.call_later(PATIENCE, self._note, check, TimeoutError())
+            fault: AgentError | None = None
             try:
-                await check.check()
+                with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, TimeoutError())):
+                    await check.check()
             except AgentError as error:
-                self._note(check, error)
-            else:
-                self._note(check, None)
-            finally:
-                late.cancel()
+                fault = error
+            self._note(check, fault)
             with contextlib.suppress(TimeoutError):
                 holds = self.state.value.holds
                 async with asyncio.timeout(LEAST if holds else until_tick(PERIOD, check.turn)):
@@ -102,12 +108,11 @@ class Withholder:
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
 
     def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
-        """Record the result of a check and decide again; the decision also depends on time."""
+        """Record the result of a check and decide again."""
         self._reasons[check] = _sentence(error, check.step)
         texts = (self._reasons.get(each, "") for each in self._checks)
         reasons = tuple(dict.fromkeys(filter(None, texts)))
-        before, now = self.state.value, asyncio.get_running_loop().time()
-        state = withheld(before, reasons, now)
+        before, state = self.state.value, Withholding(reasons)
         self.state.set(state)
         if state.holds != before.holds:
             self._withhold(state)

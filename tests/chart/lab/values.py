@@ -131,6 +131,7 @@ MATRIX: Final[Mapping[str, Values]] = {
     },
     "extras": {
         "takeover": True,
+        "flowSchema": {"create": True},
         "podLabels": {"team": "gpu"},
         "extraArgs": ["--log-level=debug"],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
@@ -170,9 +171,9 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
         "hookPath",
     ),
     "a port that the pod decides": ({"config": {"web": {"port": 1}}}, "web"),
-    "two agents on one node": (
-        {"devicePlugin": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}},
-        "maxSurge",
+    "an update that Kubernetes refuses": (
+        {"devicePlugin": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}}},
+        "rollingUpdate",
     ),
     "a name that fits no label": ({"nameOverride": "a" * 64}, "/nameOverride"),
     "a name with a blank": ({"nameOverride": "a b"}, "/nameOverride"),

@@ -66,7 +66,8 @@ def is_blind(message: str) -> bool:
 
 def is_out_of_time(message: str) -> bool:
     """Whether an agent speaks that found no answer in time, as one may that was just started."""
-    return f"[{RefusalReason.OUT_OF_TIME.value}]" in message
+    reasons = RefusalReason.OUT_OF_TIME, RefusalReason.STARVED
+    return any(f"[{reason.value}]" in message for reason in reasons)
 
 
 def is_kubelets_own(message: str) -> bool:

@@ -26,10 +26,12 @@ OUT_OF_TIME: Final = frozenset(
         RefusalReason.STATE_UNWRITABLE,
         RefusalReason.OUT_OF_TIME,
         RefusalReason.HOST_DIRECTORY,
+        RefusalReason.STARVED,
     )
 )
-"""Why a pod is refused when the disk, the kubelet or the API server is slower than the kubelet may
-be kept waiting. For a Node's watch that lags behind the pods', the reasons are those above."""
+"""Why a pod is refused when the disk, the kubelet, the API server or the agent is slower than
+the kubelet may be kept waiting. For a Node's watch that lags behind the pods', the reasons are
+those above."""
 
 BUSY: Final = 20
 """One pod in so many may be refused for want of time: disks, watches and cores are shared."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
+from agent.app.front import Front
 from agent.core.allocation.evidence import NOT_HERE
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.cluster.changes import NodeEvent
@@ -58,12 +59,23 @@ def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
 
 
 class Desk:
-    """What a test of the allocation holds in its hands."""
+    """What a test of the allocation holds in its hands. `front`: the agent's first half beside it.
 
-    def __init__(self, state: State, disk: GatedDisk, unlocked: UnlockedPods) -> None:
+    Without one it has a state and host directories of its own.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        disk: GatedDisk,
+        unlocked: UnlockedPods,
+        front: Front | None = None,
+        hooks: FakeHookDirs | None = None,
+    ) -> None:
         self.clock = LoopClock(NOON)
         self.disk = disk
-        self.state = StateService(disk=disk, recovered=state, boot_id="boot")
+        own = StateService(disk=disk, recovered=state, boot_id="boot")
+        self.state = front.state if front else own
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
         self.node: Cell[NodeView | None] = Cell(NodeView(NODE, "uid", "1"))
         self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
@@ -71,7 +83,7 @@ class Desk:
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.containers = FakeContainers()
-        self.hooks = FakeHookDirs()
+        self.hooks = hooks or FakeHookDirs()
         self.epochs: Cell[KubeletEpoch | None] = Cell(EPOCH)
         self.edits = Cell(EditSettings())
         self.unseen: list[PodView] = []
@@ -112,9 +124,9 @@ class Desk:
             self.hooks,
             AllocationSettings(MatchSettings(NODE, unlocked_pods=unlocked), self.edits),
         )
-        self.service = Allocation(
-            self.shares, Storage(self.state.commit, self.hooks), self.said.append
-        )
+        storage = Storage(self.state.commit, self.hooks)
+        noted = front.refused if front else lambda _refusal, _row: None
+        self.service = Allocation(self.shares, storage, self.said.append, noted)
 
     @property
     def epoch(self) -> KubeletEpoch | None:

@@ -13,6 +13,7 @@ from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, St
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.mismatch import mismatch
 from tests.builders import a_container, a_row, an_inventory
+from tests.machine.virtual import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
 from tests.unit.core.allocation.refusals import PASSING, check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED
@@ -48,6 +49,19 @@ async def the_kubelet_hangs() -> Refusal:
     async with a_bound_pod() as desk:
         desk.witness.hung = True
         return await refused(desk.service.allocate(ids(1)))
+
+
+async def the_agent_is_starved() -> Refusal:
+    async def ask() -> Refusal:
+        async with a_desk() as desk, starved(0.01):
+            desk.silent = asyncio.Event()
+            return await refused(desk.service.allocate(ids(1)))
+
+    def run() -> Refusal:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(ask())
+
+    return await asyncio.to_thread(run)
 
 
 async def the_api_server_is_away() -> Refusal:
@@ -127,6 +141,13 @@ SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
         the_kubelet_hangs,
         "did not find out in time which pod",
         "controller starts it again",
+        "",
+    ),
+    "starved": (
+        RefusalReason.STARVED,
+        the_agent_is_starved,
+        "too little CPU",
+        "raise its CPU request",
         "",
     ),
     "cut off": (

@@ -10,7 +10,7 @@ from agent.core.errors import ApiError, Refusal, RefusalReason
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import EffectKind, Ledger
 from agent.core.state.state import State
-from agent.services.allocation.inquiry import GET_PAUSE, LOCK_PAUSE
+from agent.services.allocation.inquiry import API_BUDGET, LOCK_PAUSE
 from tests.builders import NODE, a_container, a_lock, a_row, a_share
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 
@@ -195,7 +195,7 @@ async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_a
 
         assert not silence.is_set()
         assert RefusalReason.NO_RIGHT is refused.value.gate
-        assert GET_PAUSE + LOCK_PAUSE == pytest.approx(
+        assert API_BUDGET + LOCK_PAUSE == pytest.approx(
             asyncio.get_running_loop().time() - began, abs=0.01
         )
 

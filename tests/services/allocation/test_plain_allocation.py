@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import structlog
 
-from agent.core.allocation.steps import ALLOCATE_BUDGET
+from agent.core.allocation.steps import DISK_BUDGET
 from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.inventory import Inventory
@@ -64,7 +64,7 @@ async def test_no_answer_is_given_before_its_row_is_on_disk():
         node.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
             call = group.create_task(node.service.allocate(ids(0)))
-            await asyncio.sleep(ALLOCATE_BUDGET / 2)
+            await asyncio.sleep(DISK_BUDGET - 0.1)
             assert not call.done()
             assert set() == node.hooks.names
             node.disk.gate.set()
@@ -333,8 +333,8 @@ async def test_a_disk_that_hangs_refuses_in_time():
         with structlog.testing.capture_logs() as lines:
             assert RefusalReason.STATE_UNWRITABLE is (await refused(node, ids(0))).gate
         node.disk.gate.set()
-        told = [one["event"] for one in lines]
-        assert (["alloc.refused"], {("refused", "state_unwritable"): 1}) == (told, node.results)
+        assert ["state.unanswered", "alloc.refused"] == [one["event"] for one in lines]
+        assert {("refused", "state_unwritable"): 1} == node.results
 
 
 async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():
