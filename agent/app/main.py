@@ -155,6 +155,8 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         )
         await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
+        if front.state.is_idle:
+            lock.release()  # nothing here writes any more: a standby need not wait for the driver
         if front.settings.refusal is not None and front.facts.inventory.value.generation == 0:
             await post_last(settings, connection, adapters, front.notices)
             raise front.settings.refusal

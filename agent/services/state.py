@@ -191,6 +191,11 @@ class StateService:
         return self._state.generation
 
     @property
+    def is_idle(self) -> bool:
+        """True while no write runs."""
+        return not self._writing.locked()
+
+    @property
     def health(self) -> Mapping[GpuUuid, Health]:
         """The health of GPUs on disk."""
         return self._state.health

@@ -1,5 +1,6 @@
 """Events through NVML: whose they are, who cannot report, and threads that do not come back."""
 
+import asyncio
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
 from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
 from agent.host.nvml import listening as listening_of
-from tests.fakes.nvml import FakeGpu, FakeNvml, until
+from tests.fakes.nvml import TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = pytest.mark.looptime(False)
@@ -314,6 +315,23 @@ async def test_the_end_of_the_session_ends_the_stream(driver, library):
 
         assert isinstance((await hear(heard, 1))[0], DriverError)
     assert (1, 0) == (library.sets_freed, library.open)
+
+
+async def test_who_is_told_to_end_waits_for_no_thread_in_the_library(driver, library, monkeypatch):
+    returns = threading.Event()
+
+    def wait(*_):
+        returns.wait()
+        raise NVMLError(TIMEOUT)
+
+    monkeypatch.setattr(library, "nvmlEventSetWait_v2", wait)
+    async with listening(driver):
+        await asyncio.sleep(0.1)
+        began = asyncio.get_running_loop().time()
+    took = asyncio.get_running_loop().time() - began
+    returns.set()
+
+    assert took < nvml_events.FAREWELL / 2
 
 
 async def test_a_broken_session_ends_the_stream(driver, library):

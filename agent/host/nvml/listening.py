@@ -57,6 +57,7 @@ class Listening:
             session = await self._session.open()
             stream = self._added()
             begun = asyncio.get_running_loop().time()
+            is_ending = False
             try:
                 await self._open(session, stream)
                 if opened is not None:
@@ -64,6 +65,9 @@ class Listening:
                     opened = None
                 while True:
                     yield await stream.next()
+            except asyncio.CancelledError:
+                is_ending = True  # close() waits for the thread, up to a second
+                raise
             except SetFailed as error:
                 is_soon = asyncio.get_running_loop().time() - begun < SOON
                 failed = failed + 1 if is_soon else 1
@@ -72,7 +76,10 @@ class Listening:
             finally:
                 self._streams.remove(stream)
                 self._away.append(stream)
-                await stream.stop()
+                if is_ending:
+                    stream.fail(DriverError("the driver session was closed"))
+                else:
+                    await stream.stop()
             if failed > 1:
                 await asyncio.sleep(PAUSE)
 

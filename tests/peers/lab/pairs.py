@@ -29,8 +29,8 @@ OUT_OF_TIME: Final = frozenset(
         RefusalReason.STARVED,
     )
 )
-"""Why a pod is refused when the disk, the kubelet, the API server or the agent is slower than
-the kubelet may be kept waiting. For a Node's watch that lags behind the pods', the reasons are
+"""Why a pod is refused when the disk, the kubelet, the API server or the agent itself is slower
+than the kubelet may be kept waiting. For a Node's watch that lags behind the pods', the reasons are
 those above."""
 
 BUSY: Final = 20

@@ -12,6 +12,7 @@ from agent.core.cluster.pods import NodeView, Phase, PodTable
 from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.condition import Condition
 from agent.core.reconcile.pace import THROTTLED_PAUSE
+from agent.kit.running_time import MOST, WINDOW
 from agent.services.allocation import inquiry
 from agent.services.allocation.inquiry import (
     API_BUDGET,
@@ -22,6 +23,7 @@ from agent.services.allocation.inquiry import (
 )
 from agent.services.state import CURRENT
 from tests.builders import NODE, a_gpu, a_health, a_lock, a_row, a_shared_gpu, an_inventory
+from tests.machine.virtual import VirtualLoop, starved
 from tests.services.allocation.allocating import G2, a_desk, ids, placed
 
 
@@ -221,6 +223,21 @@ async def test_however_many_stray_pods_come_they_hold_the_kubelet_for_a_moment_o
         assert 0 == pytest.approx(sum(held[VAIN:]))
         await asyncio.sleep(VAIN_REFILL)
         assert 0 < await waste(desk, 200)
+
+
+def test_stray_pods_are_waited_for_no_longer_where_the_agent_gets_little_cpu():
+    async def play():
+        async with a_desk() as desk, starved(0.1):
+            began = elapsed()
+            for number in range(100, 200):
+                await waste(desk, number)
+            return elapsed() - began
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        took = runner.run(play())
+
+    waits = VAIN + took / VAIN_REFILL
+    assert waits * LOCK_PAUSE + MOST * (1 + took / WINDOW) >= took
 
 
 async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once():
