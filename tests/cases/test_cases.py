@@ -15,8 +15,6 @@ pytestmark = [
     pytest.mark.timeout(360),
 ]
 WRONG = {
-    "cdi_absent",
-    "preload_path",
 }
 """Faults that are known and not mended yet. Who mends one removes its name."""
 
