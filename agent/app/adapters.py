@@ -2,18 +2,20 @@
 
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from agent.core.ports import Driver
+from agent.host.cdi import CdiDirectories
 from agent.host.clock import SystemClock
 from agent.host.disk import HostDisk
 from agent.host.hook.directories import HostHookDirs
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.watch import HostFileWatch
 from agent.host.worker import Worker
+from agent.kit.offload import Offload
 from agent.settings.sections import Settings
 
 DISK_QUEUE = 64
@@ -45,6 +47,7 @@ class Adapters(msgspec.Struct, frozen=True):
     files: HostFileWatch
     disk: HostDisk
     hooks: HostHookDirs
+    cdi: CdiDirectories
     regions: Worker
     registrar: KubeletRegistrar
     clock: SystemClock
@@ -61,7 +64,9 @@ async def open_disk(settings: Settings) -> AsyncIterator[HostDisk]:
 
 
 @contextlib.asynccontextmanager
-async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Adapters]:
+async def open_adapters(
+    settings: Settings, disk: HostDisk, environ: Mapping[str, str]
+) -> AsyncIterator[Adapters]:
     """Open the other adapters; close them in reverse order.
 
     Raises SettingsError, PermissionFault: something that the agent needs is missing.
@@ -83,11 +88,20 @@ async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Ada
             files=HostFileWatch(reader),
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), version, worker, clearing),
+            cdi=cdi_directories(settings, environ, reader),
             regions=regions,
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),
             clock=SystemClock(),
             random=random.SystemRandom(),
         )
+
+
+def cdi_directories(
+    settings: Settings, environ: Mapping[str, str], offload: Offload
+) -> CdiDirectories:
+    """The CDI specifications of this host, which a pod sees only where they are mounted."""
+    in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
+    return CdiDirectories(offload, in_pod=in_pod)
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,8 @@
 """`doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing."""
 
-import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TypeVar
 
 import msgspec
 
@@ -11,7 +10,7 @@ from agent.app.cluster_sight import ClusterSight, see_cluster
 from agent.app.preflight import (
     bytecode_finding,
     driver_findings,
-    library_finding,
+    library_findings,
     path_findings,
     report_differences,
     witness_finding,
@@ -21,7 +20,6 @@ from agent.codec.node_report import read_register
 from agent.codec.nodelock import decode_node_lock, decode_stamp
 from agent.codec.register_colon import is_json_form
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.core.cluster.pods import NodeLock
 from agent.core.errors import MalformedText
 from agent.core.inventory.gpu import Scan
 from agent.core.node import preflight, scheduling
@@ -29,18 +27,17 @@ from agent.core.node.api_excess import judge_clock, judge_excess
 from agent.core.node.check_groups import ALL_GROUPS, FROM_API, MEMBERS, CheckGroup, in_groups
 from agent.core.node.config_entries import NamedNode, judge_entries
 from agent.core.node.device_access import judge_access
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict, traced
+from agent.core.node.findings import Finding, PreflightCheck, traced
 from agent.core.node.leftovers import NodeTraces
-from agent.core.node.library_files import judge_library_files
 from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
 from agent.core.ports import Clock
-from agent.host.inspection import device_nodes, library_file, waiting_agents
+from agent.host.inspection import device_nodes, waiting_agents
 from agent.host.kube.sight import NodeSight
 from agent.host.lockfile import LockFile
 from agent.host.surroundings import look_at, plugin_sockets
 from agent.settings.sections import Settings
 
-_PRELOAD: Final = "ld.so.preload"
+R = TypeVar("R")
 
 
 class CheckupRequest(msgspec.Struct, frozen=True):
@@ -73,12 +70,12 @@ async def examine_running(
         others = [name for name in request.names if name != settings.node]
         reader = request.reader
         checkup.cluster = await see_cluster(settings, environ, clock, others, reader=reader)
-    findings = [*request.settings, *checkup.agent(), *checkup.paths(), *checkup.config()]
+    findings = [*request.settings, *checkup.agent(), *path_findings(settings), *checkup.config()]
     if groups & {CheckGroup.DRIVER, CheckGroup.SCHEDULER}:
-        checkup.scan, driver = await driver_findings(settings)
+        checkup.scan, driver = await driver_findings(settings, environ)
         findings += [*driver, *checkup.access()]
     if CheckGroup.LIBRARY in groups:
-        findings += await checkup.library()
+        findings += await library_findings(settings)
     if CheckGroup.KUBELET in groups:
         findings.append(await witness_finding(settings, serving=not request.agent.failure))
     findings += [*checkup.kubelet(), *checkup.api(), *checkup.scheduler()]
@@ -109,18 +106,6 @@ class _Checkup(msgspec.Struct, eq=False):
         yield judge_instances(look_at(lock), holder, waiting, sockets)
         yield bytecode_finding()
 
-    def paths(self) -> Iterator[Finding]:
-        paths = self.settings.paths
-        home = paths.hook / "vgpu"
-        judged = path_findings(self.settings)
-        wrong = {one.subject for one in judged if one.verdict is PreflightVerdict.WRONG}
-        for path in (paths.state, paths.run, paths.hook, home, home / "containers"):
-            finding = preflight.judge_owner(look_at(path))
-            if finding is not None and finding.subject not in wrong:
-                judged = [one for one in judged if one.subject != finding.subject]
-                judged.append(finding)
-        yield from judged
-
     def config(self) -> Iterator[Finding]:
         names = dict.fromkeys(self.request.names, NamedNode.UNSEEN)
         if self.cluster is not None:
@@ -133,13 +118,6 @@ class _Checkup(msgspec.Struct, eq=False):
         if self.settings.driver.simulate is None:
             gpus = None if self.scan is None else len(self.scan.gpus) + len(self.scan.faults)
             yield from judge_access(device_nodes(self.request.device_files), gpus)
-
-    async def library(self) -> Sequence[Finding]:
-        finding, facts = await library_finding(self.settings)
-        if facts is None or facts.missing:
-            return (finding,)
-        preload = library_file(self.settings.paths.hook / "vgpu" / _PRELOAD, text=True)
-        return (finding, *judge_library_files(library_file(Path(facts.library)), preload))
 
     def kubelet(self) -> Iterator[Finding]:
         paths = self.settings.paths
@@ -178,11 +156,15 @@ class _Checkup(msgspec.Struct, eq=False):
         traces, name, now = self.node.traces, self.settings.node, self.clock.now()
         profile, report = self.settings.report.profile, self._report(self.node.traces)
         yield scheduling.judge_present_report(name, report, profile)
-        seen = _handshake(traces.annotations.get(HANDSHAKE, ""))
+        text = traces.annotations.get(HANDSHAKE, "")
+        seen = scheduling.HandshakeSeen(text, text.partition(" ")[0][:32])
+        if (said := _decoded(decode_handshake, text)) is not None:
+            stamp = said.stamp if said.stamp is not None and said.stamp.tzinfo else None
+            seen = scheduling.HandshakeSeen(text, said.word.value, stamp)
         yield scheduling.judge_handshake(name, seen, report, profile, now)
         yield scheduling.judge_writer(traces)
-        text = traces.annotations.get(MUTEX_LOCK)
-        yield scheduling.judge_lock(name, text, _lock(text), now)
+        lock = traces.annotations.get(MUTEX_LOCK)
+        yield scheduling.judge_lock(name, lock, _decoded(decode_node_lock, lock), now)
         paths = self.settings.paths
         sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
         stale = [one.path for one in sockets if one.theirs and not one.alive]
@@ -218,28 +200,15 @@ class _Checkup(msgspec.Struct, eq=False):
             healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
             is_json=is_json_form(text),
             differences=differences,
-            written=_stamp(traces.last_written) if REGISTER in traces.written else None,
+            written=_decoded(decode_stamp, traces.last_written)
+            if REGISTER in traces.written
+            else None,
         )
 
 
-def _handshake(text: str) -> scheduling.HandshakeSeen:
+def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
+    """What the text says; None if there is none, or it cannot be read."""
     try:
-        seen = decode_handshake(text)
-    except MalformedText:
-        return scheduling.HandshakeSeen(text, text.partition(" ")[0][:32])
-    stamp = seen.stamp if seen.stamp is not None and seen.stamp.tzinfo else None
-    return scheduling.HandshakeSeen(text, seen.word.value, stamp)
-
-
-def _lock(text: str | None) -> NodeLock | None:
-    try:
-        return None if text is None else decode_node_lock(text)
-    except MalformedText:
-        return None
-
-
-def _stamp(text: str) -> dt.datetime | None:
-    try:
-        return decode_stamp(text)
+        return None if text is None else decode(text)
     except MalformedText:
         return None

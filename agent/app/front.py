@@ -123,7 +123,9 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     allocator = LateAllocator()
     journal = NodeJournal(adapters.clock, adapters.disk)
     notices = NodeEventQueue(journal.changed)
-    keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
+    keeper = InventoryKeeper(
+        facts.inventory, facts.sharing, adapters.clock, state.health, facts.edits, adapters.cdi
+    )
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
         look=host.look,

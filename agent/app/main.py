@@ -137,7 +137,8 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         memory = await _recover(process, disk)
         settings = memory.settings
         connection = _connection(settings, process, memory.waiting)
-        adapters = await stack.enter_async_context(open_adapters(settings, disk))
+        opening = open_adapters(settings, disk, process.environ)
+        adapters = await stack.enter_async_context(opening)
         if settings.driver.exit_without:
             await adapters.driver.scan()
         front = await _join(process, memory, adapters, notifier, signals)

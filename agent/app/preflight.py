@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 import agent
-from agent.app.adapters import open_driver
+from agent.app.adapters import cdi_directories, open_driver
 from agent.codec.node_report import register_differences, report_of
 from agent.core.cluster.annotations import REGISTER
 from agent.core.cluster.pods import NodeView
-from agent.core.containers.edits import HookFacts
+from agent.core.containers.device_list import looks_up_cdi
 from agent.core.errors import (
     AgentError,
     ApiError,
@@ -27,12 +27,12 @@ from agent.core.errors import (
 from agent.core.inventory.gpu import Scan, Trouble
 from agent.core.inventory.inventory import Inventory
 from agent.core.node import api_rights, preflight
-from agent.core.node.findings import Finding
+from agent.core.node.findings import Finding, PreflightVerdict
+from agent.core.node.library_files import judge_library_files
 from agent.core.node.preflight import ClusterAnswer
-from agent.core.state.holdings import Holding
 from agent.host.clock import SystemClock
 from agent.host.hook.directories import HostHookDirs
-from agent.host.inspection import uncompiled
+from agent.host.inspection import library_file, uncompiled
 from agent.host.kube.api import KubeNode
 from agent.host.kube.connection import Connection
 from agent.host.kube.review import KubeReview
@@ -58,11 +58,18 @@ async def examine(
 
     `reader`: the account may only read, and is not the agent's.
     """
-    plain = settings.plain is not None
-    cluster = None if plain else await _cluster(settings, environ, reader=reader)
-    scan, driver = await driver_findings(settings)
-    library, _ = await library_finding(settings)
-    findings = [*path_findings(settings), bytecode_finding(), library, *driver]
+    cluster: ClusterAnswer | None = None
+    if settings.plain is None:
+        connection, server = connection_of(settings, environ)
+        try:
+            async with open_session(connection) as session:
+                cluster = await ask_cluster(session, settings, server, reader=reader)
+        except (ApiError, SettingsError) as error:
+            failure, remedy = failure_of(error)
+            cluster = ClusterAnswer(server, failure=failure, remedy=remedy)
+    scan, driver = await driver_findings(settings, environ)
+    library = await library_findings(settings)
+    findings = [*path_findings(settings), bytecode_finding(), *library, *driver]
     plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
     place = look_at(plugins)
     findings.append(preflight.judge_kubelet(place, look_at(socket)))
@@ -95,12 +102,14 @@ def report_differences(
 
 def path_findings(settings: Settings) -> list[Finding]:
     """Judge the directories that the agent writes to."""
-    paths = settings.paths
+    paths, home = settings.paths, settings.paths.hook / "vgpu"
+    hook, inner = look_at(paths.hook), [look_at(path) for path in (home, home / "containers")]
+    if inner[0].kind:  # a pod mounts only this directory, and its root is read-only
+        hook = msgspec.structs.replace(hook, writable=inner[0].writable)
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    hook, home = look_at(paths.hook), look_at(paths.hook / "vgpu")
-    if home.kind:  # a pod mounts only this directory, and its root is read-only
-        hook = msgspec.structs.replace(hook, writable=home.writable)
-    return [*made, preflight.judge_path(hook, made=False)]
+    below = [preflight.judge_path(place, made=True) for place in inner if place.kind]
+    wrong = [finding for finding in below if finding.verdict is not PreflightVerdict.OK]
+    return [*made, preflight.judge_path(hook, made=False), *wrong]
 
 
 def bytecode_finding() -> Finding:
@@ -109,29 +118,43 @@ def bytecode_finding() -> Finding:
     return preflight.judge_bytecode(str(Path(agent.__file__).parent), uncompiled(modules))
 
 
-async def library_finding(settings: Settings) -> tuple[Finding, HookFacts | None]:
-    """Judge whether HAMi-core's files exist; also return what was seen of them."""
-    plain = settings.plain
-    home = str(settings.paths.hook / "vgpu")
-    facts: HookFacts | None = None
+async def library_findings(settings: Settings) -> tuple[Finding, ...]:
+    """Judge whether HAMi-core's files exist, and whether containers load them."""
+    plain, home = settings.plain, settings.paths.hook / "vgpu"
+    needed = plain is None or plain.memory_limits
     async with Worker("disk", 1) as worker:
         version = settings.library_version
         hooks = HostHookDirs(settings.paths.hook, Path("/dev"), version, worker, worker)
         try:
             facts = await hooks.facts()
-            missing = facts.missing
         except (StateError, OSError) as error:
-            missing = (str(error),)
-    needed = plain is None or plain.memory_limits
-    return preflight.judge_library(home, missing, needed=needed), facts
+            return (preflight.judge_library(str(home), (str(error),), needed=needed),)
+    there = preflight.judge_library(str(home), facts.missing, needed=needed)
+    if facts.missing or not needed:
+        return (there,)
+    library, preload = library_file(Path(facts.library)), library_file(home / "ld.so.preload")
+    return (there, *judge_library_files(library, preload, facts))
 
 
-async def driver_findings(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]:
-    """Scan within 15 s; return the last scan, None if there is none, and judge it."""
+async def driver_findings(
+    settings: Settings, environ: Mapping[str, str]
+) -> tuple[Scan | None, tuple[Finding, ...]]:
+    """Scan within 15 s; return the last scan, None if there is none; judge it and CDI's names."""
     library = settings.driver.nvml_library or "NVIDIA's library (NVML)"
     scan, failure, remedy = await last_scan(_scans(settings))
     name = settings.driver.simulate or library
-    return scan, tuple(preflight.judge_driver(name, scan, failure, remedy))
+    findings = tuple(preflight.judge_driver(name, scan, failure, remedy))
+    if not looks_up_cdi(settings.edits):
+        return scan, findings
+    defined = None
+    async with Worker("cdi", 1) as worker:
+        cdi = cdi_directories(settings, environ, worker)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                defined = await cdi.names(settings.edits.cdi_spec_dirs)
+    sharing, gpus = settings.sharing, scan.gpus if scan else ()
+    shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
+    return scan, (*findings, preflight.judge_cdi(shared, settings.edits, defined))
 
 
 async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
@@ -189,7 +212,8 @@ async def witness_finding(settings: Settings, *, serving: bool = False) -> Findi
     failure = ""
     asks = True
     try:
-        held = _held(await witness.list(), settings.sharing.resource)
+        containers = (each for pod in await witness.list() for each in pod.containers)
+        held = sum(1 for each in containers if each.ids.get(settings.sharing.resource))
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:
         asks = False
@@ -198,22 +222,6 @@ async def witness_finding(settings: Settings, *, serving: bool = False) -> Findi
     finally:
         witness.close()
     return preflight.judge_witness(str(path), held, failure, asks=asks, serving=serving)
-
-
-def _held(pods: tuple[Holding, ...], resource: str) -> int:
-    return sum(1 for pod in pods for held in pod.containers if held.ids.get(resource))
-
-
-async def _cluster(
-    settings: Settings, environ: Mapping[str, str], *, reader: bool
-) -> ClusterAnswer:
-    connection, server = connection_of(settings, environ)
-    try:
-        async with open_session(connection) as session:
-            return await ask_cluster(session, settings, server, reader=reader)
-    except (ApiError, SettingsError) as error:
-        failure, remedy = failure_of(error)
-        return ClusterAnswer(server, failure=failure, remedy=remedy)
 
 
 def connection_of(settings: Settings, environ: Mapping[str, str]) -> tuple[Connection, str]:

@@ -136,7 +136,8 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             screen.say(f"everything is kept in {cluster.places.root}")
         async with screen.waiting(stage.record):
             record = await act(stage, OPENING if args.interactive else DEFAULT)
-        if args.interactive and stage.placed:
+        # A node that offers nothing is one to look at.
+        if args.interactive and (stage.placed or cluster.agent.code is None):
             await _stay(stage, screen)
         log = [] if record.ok else cluster.log.last(view.LOG_LINES)
     if args.output == TABLE:

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -17,7 +18,6 @@ from agent.core.node.library_files import LibraryFile
 
 FILE_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of a library; HAMi-core's has less than 1 MiB."""
-TEXT_LIMIT: Final = 4096
 _BYTECODE_HEAD: Final = struct.Struct("<4x3L")
 """Of a file with bytecode (PEP 552): flags; if they are 0, time and size of the source."""
 _GPU: Final = re.compile(r"nvidia[0-9]+")
@@ -36,11 +36,15 @@ def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
     them.
     """
     control = [_opened(directory / name) for name in CONTROL]
-    return (*control, *_gpu_nodes(directory))
+    try:
+        gpus = sorted(path for path in directory.iterdir() if _GPU.fullmatch(path.name))
+    except OSError:
+        gpus = []
+    return (*control, *(DeviceNode(str(path), NodeAccess.SEEN) for path in gpus))
 
 
-def library_file(path: Path, *, text: bool = False) -> LibraryFile:
-    """Read owner, mode and digest of a file; with `text`, also its content."""
+def library_file(path: Path) -> LibraryFile:
+    """Read owner, mode and digest of a file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -57,7 +61,6 @@ def library_file(path: Path, *, text: bool = False) -> LibraryFile:
         mode=stat.S_IMODE(status.st_mode),
         ours=status.st_uid in {0, os.geteuid()},
         digest=hashlib.sha256(content).hexdigest(),
-        text=content[:TEXT_LIMIT].decode(errors="replace") if text else "",
     )
 
 
@@ -107,16 +110,6 @@ def _opened(path: Path) -> DeviceNode:
     return DeviceNode(str(path), NodeAccess.OPEN)
 
 
-def _gpu_nodes(directory: Path) -> Iterator[DeviceNode]:
-    try:
-        paths = sorted(directory.iterdir())
-    except OSError:
-        return
-    for path in paths:
-        if _GPU.fullmatch(path.name):
-            yield DeviceNode(str(path), NodeAccess.SEEN)
-
-
 def _agents(run: Path, processes: Path) -> Iterator[tuple[int, Sequence[str]]]:
     """Each agent's process id, with its ids in all PID namespaces."""
     for entry in processes.iterdir():
@@ -126,7 +119,7 @@ def _agents(run: Path, processes: Path) -> Iterator[tuple[int, Sequence[str]]]:
                 status = (entry / "status").read_text(errors="replace")
             except OSError:  # it ended
                 continue
-            if _is_agent(words) and _run_directory(words) in {str(run), _of_default(run)}:
+            if _is_agent(words) and _run_directory(words) == str(run):
                 yield int(entry.name), _ids(status, entry.name)
 
 
@@ -141,18 +134,12 @@ def _is_agent(words: Sequence[str]) -> bool:
 
 
 def _run_directory(words: Sequence[str]) -> str:
-    """The value of --run-dir; empty without it."""
-    for place, word in enumerate(words):
-        if word.startswith("--run-dir="):
-            return word.partition("=")[2]
-        if word == "--run-dir" and place + 1 < len(words):
-            return words[place + 1]
-    return ""
-
-
-def _of_default(run: Path) -> str:
-    """What _run_directory() says of an agent without the flag, if `run` is the default."""
-    return "" if str(run) == "/run/hami-agent" else str(run)
+    """The value of --run-dir, or the default."""
+    flag = "--run-dir"
+    for word, value in itertools.pairwise((*words, "")):
+        if word == flag or word.startswith(f"{flag}="):
+            return value if word == flag else word.partition("=")[2]
+    return "/run/hami-agent"
 
 
 def _ids(status: str, outer: str) -> Sequence[str]:

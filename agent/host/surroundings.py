@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,23 +51,16 @@ def _can_be_made(path: Path) -> bool:
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
     """The sockets in the kubelet's directory except its own, which is named `kubelet`."""
-    return tuple(
-        PluginSocket(str(path), alive=_answers(path)) for path in _sockets(directory, kubelet)
-    )
-
-
-def _sockets(directory: Path, kubelet: str) -> Iterator[Path]:
     try:
-        entries = sorted(directory.iterdir())
+        paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
     except OSError:
-        return
-    for path in entries:
-        if path.name != kubelet and look_at(path).kind == "socket":
-            yield path
+        return ()
+    sockets = (str(path) for path in paths if look_at(path).kind == "socket")
+    return tuple(PluginSocket(path, alive=_answers(path)) for path in sockets)
 
 
-def _answers(path: Path) -> bool:
+def _answers(path: str) -> bool:
     """False when no process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(CONNECT_SECONDS)
-        return probe.connect_ex(os.fspath(path)) not in {errno.ECONNREFUSED, errno.ENOENT}
+        return probe.connect_ex(path) not in {errno.ECONNREFUSED, errno.ENOENT}

@@ -183,6 +183,16 @@ SHARING: tuple[Field, ...] = (
         section="edits.cdi_kind",
     ),
     Field(
+        "allocation.cdiSpecDirs",
+        ("/etc/cdi", "/var/run/cdi"),
+        texts,
+        "Directories in which the container runtime looks for CDI specifications; the last wins. "
+        "With a cdi strategy, a GPU that none of them defines is not offered. Empty: do not look.",
+        flag="--cdi-spec-dirs",
+        live=True,
+        section="edits.cdi_spec_dirs",
+    ),
+    Field(
         "allocation.cdiAnnotationPrefix",
         "cdi.k8s.io/",
         text_like(CDI_PREFIX, "cdi.k8s.io/"),

@@ -24,7 +24,7 @@ from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_o
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
-from tests.fakes.kubelet_side import FakeHookDirs
+from tests.fakes.kubelet_side import FakeHookDirs, FakeSpecifications
 from tests.fakes.offload import Inline
 
 SETTINGS = """
@@ -41,6 +41,7 @@ class FrontPlaces:
     disk: MemoryDisk = dataclasses.field(default_factory=MemoryDisk)
     hooks: FakeHookDirs = dataclasses.field(default_factory=FakeHookDirs)
     watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
+    cdi: FakeSpecifications = dataclasses.field(default_factory=FakeSpecifications)
 
     def lose(self, *files: str) -> None:
         """These files of HAMi-core vanish."""
@@ -72,6 +73,7 @@ def joined(
         registrar=None,
         worker=Inline(),
         hooks=places.hooks,
+        cdi=places.cdi,
         regions=Inline(),
     )
     host = HostFacts(
@@ -137,7 +139,7 @@ async def running(front: Front) -> AsyncIterator[FrontNode]:
         tasks = [
             group.create_task(run())
             for run in (
-                *(front.state.run, front.follow_held, knowing.withholder.run),
+                *(front.state.run, front.follow_held, knowing.withholder.run, knowing.keeper.run),
                 *(knowing.listing.run, knowing.discovery.run),
                 *(knowing.health.run, knowing.samples.run, knowing.gpu_events.run),
                 *(knowing.left_out.run, read_notices),

@@ -60,6 +60,34 @@ async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of
         assert ["NothingOffered"] == node.reasons
 
 
+@pytest.mark.parametrize(
+    ("preload", "loadable"),
+    [
+        ("", True),
+        ("/opt/vgpu/libvgpu.so\n", True),
+        ("/usr/local/vgpu/libvgpu.so\r\n", True),
+        ("/usr/local/vgpu/libvgpu.so\n", False),
+    ],
+)
+async def test_a_library_that_no_container_would_load_takes_every_slice(preload, loadable):
+    places = FrontPlaces()
+    places.hooks.preload = "# HAMi-core\n/usr/lib/other.so:/usr/local/vgpu/libvgpu.so\n"
+    async with running(joined(two_gpus(), places=places)) as node:
+        assert ([G0, G1], [G0, G1]) == offered(node)
+        before, places.hooks.preload = places.hooks.preload, preload
+        places.hooks.loadable = loadable
+        places.watch.change()
+        await asyncio.sleep(WITHIN)
+
+        assert ([], []) == offered(node)
+        assert ["NothingOffered"] == node.reasons
+        assert "no limit would be enforced" in node.told[0].text
+        assert "[HA-5005]" in node.told[0].text
+        places.hooks.preload, places.hooks.loadable = before, True
+        await asyncio.sleep(BACK)
+        assert ([G0, G1], [G0, G1]) == offered(node)
+
+
 async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_first_list_on():
     places = FrontPlaces()
     places.hooks.missing = LIBRARY

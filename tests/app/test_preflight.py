@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.app.preflight import examine, report_differences
+from agent.app.preflight import driver_findings, examine, report_differences
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
+from agent.core.state.last_good import SourceFile
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -290,3 +291,43 @@ def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent(
 
     assert () == report_differences(chosen, lost, {REGISTER: text})
     assert report_differences(chosen, silent, {REGISTER: text})
+
+
+@pytest.mark.parametrize(
+    ("more", "environ", "verdict"),
+    [
+        ({}, {}, "WRONG"),
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "unknown"),
+        ({"--kubeconfig": "/none"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "WRONG"),
+    ],
+)
+async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_pod(
+    tmp_path: Path, more: Mapping[str, str], environ: Mapping[str, str], verdict: str
+):
+    """In a pod they are not mounted, and on the host there is no specification."""
+    flags = {
+        "--simulate": "h100:1",
+        "--scheduler": "none",
+        "--device-list-strategy": "cdi-cri",
+        "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
+    }
+    given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
+    _, findings = await driver_findings(given, environ)
+
+    assert [("P-DRIVER", "ok"), ("P-CDI", verdict)] == [
+        (one.point.value, one.verdict.value) for one in findings
+    ]
+
+
+async def test_gpus_that_are_not_shared_need_no_cdi_name(tmp_path: Path):
+    (tmp_path / "cdi").mkdir()
+    flags = {
+        "--simulate": "h100:2",
+        "--device-list-strategy": "cdi-annotations",
+        "--cdi-spec-dirs": f"{tmp_path}/cdi",
+    }
+    own = SourceFile("c.yaml", b"sharing: {filterIndexes: [0, 1]}")
+    given = make_plan(Sources(own=own, flags=flags, host="n")).settings(NodeFacts())
+    _, findings = await driver_findings(given, {})
+
+    assert "ok" == findings[-1].verdict.value

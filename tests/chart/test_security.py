@@ -149,7 +149,7 @@ def test_the_hosts_tmp_and_root_are_never_mounted(objects: tuple[Object, ...]):
     assert set() == {str(path) for path in paths} & {"/", "/sys", "/var", "/run"}
     assert set() == {
         str(path)
-        for path in paths - {PurePosixPath("/dev/null")}
+        for path in paths - {PurePosixPath("/dev/null"), PurePosixPath("/etc/cdi")}
         for place in ("/tmp", "/var/tmp", "/etc", "/dev", "/proc", "/root", "/home")  # noqa: S108 -- HAMi's plugin mounts it
         if path.is_relative_to(place)
     }

@@ -76,6 +76,60 @@ def test_hamis_names_are_the_agents_settings(helm: Helm):
     } == found
 
 
+CDI_DEFAULT = ["/etc/cdi", "/var/run/cdi"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, []),
+        ({"devicePlugin": {"deviceListStrategy": "volume-mounts"}}, []),
+        ({"devicePlugin": {"deviceListStrategy": "envvar,cdi-annotations"}}, CDI_DEFAULT),
+        ({"config": {"allocation": {"deviceListStrategy": ["cdi-cri"]}}}, CDI_DEFAULT),
+        (
+            {
+                "config": {
+                    "allocation": {
+                        "deviceListStrategy": ["cdi-cri"],
+                        "cdiSpecDirs": ["/var/cdi/static"],
+                    }
+                }
+            },
+            ["/var/cdi/static"],
+        ),
+        (
+            {
+                "config": {
+                    "profiles": [
+                        {
+                            "name": "a",
+                            "match": {"nodes": ["a"]},
+                            "allocation": {"deviceListStrategy": ["cdi-cri"]},
+                        }
+                    ]
+                }
+            },
+            CDI_DEFAULT,
+        ),
+        ({"devicePlugin": {"extraEnvs": {"DEVICE_LIST_STRATEGY": "cdi-cri"}}}, CDI_DEFAULT),
+        ({"extraArgs": ["--device-list-strategy=cdi-cri"]}, CDI_DEFAULT),
+    ],
+)
+def test_the_directories_of_cdi_specifications_are_mounted_where_a_strategy_needs_them(
+    helm: Helm, given: dict[str, object], expected: list[str]
+):
+    pod = pod_of(tuple(helm.objects({**values("least"), **given})))
+    volumes = {one["name"]: one.get("hostPath") for one in pod["volumes"]}
+    mounts = [
+        (one["mountPath"], one.get("readOnly"), volumes[one["name"]])
+        for one in container(pod, "agent")["volumeMounts"]
+        if one["name"].startswith("cdi-")
+    ]
+
+    create = "DirectoryOrCreate"
+    assert [(one, True, {"path": one, "type": create}) for one in expected] == mounts
+
+
 @pytest.mark.parametrize(("text", "number"), [("1.5", 1.5), ("10", 10.0), ("0.05", 0.05)])
 def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(
     helm: Helm, text: str, number: float

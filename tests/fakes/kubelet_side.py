@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.core.cluster.pods import PodUid, PodView
@@ -103,6 +103,28 @@ class FakeContainers:
         return ids & self.alive
 
 
+class FakeSpecifications:
+    """The device names that CDI specifications define; None: not known.
+
+    `hanging`: no answer; `slow`: seconds until there is one.
+    """
+
+    def __init__(self) -> None:
+        self.defined: frozenset[str] | None = frozenset()
+        self.hanging = False
+        self.slow = 0.0
+        self.asked: list[tuple[str, ...]] = []
+        self.was_asked = asyncio.Event()
+
+    async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
+        self.asked.append(tuple(directories))
+        self.was_asked.set()
+        if self.hanging:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.slow)
+        return self.defined
+
+
 class FakeHookDirs:
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
@@ -119,6 +141,8 @@ class FakeHookDirs:
         self.wiped: Counter[str] = Counter()
         self.failure: StateError | None = None
         self.missing: tuple[str, ...] = ()
+        self.loadable = True
+        self.preload: str | None = None
         self.hanging = ""
         self.stuck: set[str] = set()
         self.set_aside = Cell(0)
@@ -136,7 +160,8 @@ class FakeHookDirs:
 
     async def facts(self) -> HookFacts:
         await self._hang("facts")
-        return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
+        library = "/usr/local/vgpu/libvgpu.so"
+        return HookFacts(library, self.missing, loadable=self.loadable, preload=self.preload)
 
     async def check(self) -> HookFacts:
         await self.gate.wait()

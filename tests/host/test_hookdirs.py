@@ -9,6 +9,7 @@ import pytest
 from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
 from agent.host.hook.directories import HostHookDirs
+from agent.sandbox.lab.places import stand_in
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared
 
@@ -173,12 +174,12 @@ async def test_a_missing_hook_directory_is_said(tmp_path):
 def installed(hook, *names):
     (hook / "vgpu").mkdir(exist_ok=True)
     for name in names:
-        (hook / "vgpu" / name).write_text("")
+        (hook / "vgpu" / name).write_bytes(stand_in() if name.startswith("lib") else b"text\n")
 
 
 async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
     installed(hook, "libvgpu.so", "ld.so.preload")
-    found = HookFacts(library=f"{hook}/vgpu/libvgpu.so", hook_path=str(hook))
+    found = HookFacts(f"{hook}/vgpu/libvgpu.so", preload="text\n", hook_path=str(hook))
     assert found == await dirs.facts()
 
     installed(hook, "libvgpu.so.2.10.0", "license")
@@ -189,6 +190,7 @@ async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_
     assert (
         HookFacts(
             library=f"{hook}/vgpu/libvgpu.so.2.10.0",
+            preload="text\n",
             has_license=True,
             device_nodes=(f"{tmp_path}/dev/nvidiactl", f"{tmp_path}/dev/nvidia-uvm"),
             hook_path=str(hook),
@@ -217,6 +219,64 @@ async def test_a_versioned_library_alone_is_enough(dirs, hook):
     installed(hook, "ld.so.preload", "libvgpu.so.2.10.0")
 
     assert () == (await dirs.facts()).missing
+
+
+def other_machine() -> bytes:
+    head = bytearray(stand_in())
+    head[18] ^= 0xFF
+    return bytes(head)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x7fELF", b"<html>Not found</html>", stand_in()[:19], other_machine()],
+    ids=["empty", "cut", "page", "shorter", "other-machine"],
+)
+async def test_facts_tell_a_library_that_no_loader_takes(dirs, hook, content):
+    installed(hook, "libvgpu.so", "ld.so.preload")
+    assert (await dirs.facts()).loadable
+    (hook / "vgpu" / "libvgpu.so").write_bytes(content)
+
+    assert not (await dirs.facts()).loadable
+    installed(hook, "libvgpu.so.2.10.0")
+    assert (await dirs.facts()).loadable, "the versioned one is mounted"
+
+
+async def test_facts_have_the_text_of_the_preload_file_whatever_it_is(dirs, hook):
+    installed(hook, "libvgpu.so", "ld.so.preload")
+    file = hook / "vgpu" / "ld.so.preload"
+    for content, text in ((b"", ""), (b"/a\r\n", "/a\r\n"), (b"\xff", "\udcff")):
+        file.write_bytes(content)
+        assert text == (await dirs.facts()).preload
+    file.write_bytes(b"/a\n" * 100_000)
+    assert 65536 == len((await dirs.facts()).preload or "")
+
+
+async def test_a_preload_file_that_is_a_link_is_read_as_it_is_mounted(dirs, hook, tmp_path):
+    installed(hook, "libvgpu.so")
+    (tmp_path / "text").write_text("/b\n")
+    (hook / "vgpu" / "ld.so.preload").symlink_to(tmp_path / "text")
+
+    assert "/b\n" == (await dirs.facts()).preload
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+async def test_files_that_cannot_be_read_say_nothing(dirs, hook):
+    installed(hook, "libvgpu.so", "ld.so.preload")
+    for name in ("libvgpu.so", "ld.so.preload"):
+        (hook / "vgpu" / name).chmod(0)
+    facts = await dirs.facts()
+
+    assert ((), True, None) == (facts.missing, facts.loadable, facts.preload)
+
+
+async def test_what_is_no_file_is_not_opened(dirs, hook):
+    installed(hook, "libvgpu.so")
+    os.mkfifo(hook / "vgpu" / "ld.so.preload")
+    facts = await dirs.facts()
+
+    assert (f"{hook}/vgpu/ld.so.preload",) == facts.missing
+    assert facts.preload is None
 
 
 async def test_a_hook_path_that_everybody_may_write_is_refused(dirs, hook):

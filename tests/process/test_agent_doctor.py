@@ -127,7 +127,7 @@ async def test_a_library_that_others_may_write(well: SandboxCluster):
     assert [("P-PRELOAD", "wrong"), ("P-PRELOAD", "wrong")] == faults(findings)
     open_one, other = [one for one in findings if one["id"] == "P-PRELOAD"]
     assert "mode 0666" in open_one["said"]
-    assert "names /opt/other.so" in other["said"]
+    assert "names '/opt/other.so'" in other["said"]
     assert 1 == code
 
 

@@ -177,10 +177,11 @@ def _usable(
         gpu = evidence.inventory.find(share.uuid)
         gone = gpu is not None and not gpu.present and gpu.health.condition is not Condition.LOST
         if gpu is None or gone:
+            why = f" ({gpu.obstacle})" if gpu and gpu.obstacle else ""
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
-                f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share; "
-                "create it again, so that it is placed again.",
+                f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share"
+                f"{why}; create it again, so that it is placed again.",
             )
         if not gpu.serving:
             raise _not_serving(name, gpu)

@@ -49,6 +49,7 @@ MODES = frozenset({"hami-core", "mps", ""})
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
+NOT_LOADABLE = "is empty or no library for this machine"
 MPS_ROOT = "/mps"
 """Where a container finds the MPS control daemon."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- where CUDA looks for it
@@ -101,11 +102,24 @@ def gpu_edits(
     """
     check_edit_settings(settings)
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
-    with_nodes = settings.pass_device_specs and not is_cdi_only(settings)
+    envs, mounts = list(_visible(uuids, settings)), list(list_mounts(uuids, settings))
+    if settings.mode == "mps" and settings.mps_root:
+        root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
+        envs.append(("CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{pipe}"))
+        mounts[:0] = (
+            MountEdit(f"{MPS_ROOT}/{pipe}", f"{root}/{pipe}", read_only=False),
+            MountEdit(SHARED_MEMORY, f"{root}/shm", read_only=False),
+        )
+    nodes: dict[str, NodeEdit] = {}
+    if settings.pass_device_specs and not is_cdi_only(settings):
+        # The existing control nodes, then one for each GPU; on the host below the dev root.
+        gpus = (f"/dev/nvidia{one.minor}" for one in shares if one.minor is not None)
+        below = settings.dev_root.rstrip("/")
+        nodes = {node: NodeEdit(node, below + node, "rw") for node in (*facts.device_nodes, *gpus)}
     return ContainerEdits(
-        envs=tuple(sorted((*_mps_envs(settings), *_visible(uuids, settings)))),
-        mounts=(*_mps_mounts(settings), *list_mounts(uuids, settings)),
-        nodes=tuple(_nodes(shares, settings, facts)) if with_nodes else (),
+        envs=tuple(sorted(envs)),
+        mounts=tuple(mounts),
+        nodes=tuple(nodes.values()),
         annotations=cdi_annotations(answer, uuids, settings),
         cdi_names=cdi_names(uuids, settings),
     )
@@ -125,26 +139,56 @@ def check_edit_settings(settings: EditSettings) -> None:
 
 
 def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
-    """Check that the HAMi-core files that the container mounts are installed.
+    """Check that the container would load HAMi-core.
 
     If the source of a mount is missing, a container runtime creates a directory there and starts
     the container. The container would run without limits, and the directory would block the
-    installation of HAMi-core.
+    installation of HAMi-core. What the dynamic loader cannot load, it ignores with a warning.
 
     Raises:
-        Refusal: a file of HAMi-core is missing.
+        Refusal: a file of HAMi-core is missing, or the container would not load the library.
     """
-    no_preload = container is not None and container.control_disabled
-    missing = [
-        file for file in facts.missing if not (no_preload and file.endswith("/ld.so.preload"))
-    ]
+    loads = container is None or not container.control_disabled
+    missing = [file for file in facts.missing if loads or not file.endswith("/ld.so.preload")]
     if missing:
-        raise Refusal(
-            RefusalReason.NO_LIBRARY,
-            f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or "
-            "not a file), so no limit would be enforced; ask the operator to install it.",
-            transient=True,
+        said = (
+            f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or not a "
+            "file)"
         )
+        remedy = "install it"
+    elif loads and not facts.loadable:
+        said, remedy = f"{facts.library} {NOT_LOADABLE}", "put HAMi-core's file there"
+    elif loads and (names := misnamed(facts)):
+        said = f"ld.so.preload in {facts.hook_path}/vgpu names {names}"
+        remedy = f"make {mounted_library(facts)} its only line"
+    else:
+        return
+    raise Refusal(
+        RefusalReason.NO_LIBRARY,
+        f"{said}, so no limit would be enforced; ask the operator to {remedy}.",
+        transient=True,
+    )
+
+
+def mounted_library(facts: HookFacts) -> str:
+    """The path of libvgpu.so in containers."""
+    return f"{facts.hook_path}/vgpu/libvgpu.so"
+
+
+def misnamed(facts: HookFacts) -> str:
+    """What ld.so.preload names instead of the library; empty: it names it, or is not known.
+
+    A name counts as the loader of the container reads it: a carriage return belongs to the name,
+    and a link, `$LIB` or a relative path may lead elsewhere in the container.
+    Source: glibc elf/rtld.c, dl_main (separators and comments of /etc/ld.so.preload).
+    """
+    if facts.preload is None:
+        return ""
+    text = re.sub(r"#[^\n]*", " ", facts.preload)
+    names = [name for name in re.split(r"[: \t\n]", text) if name]
+    if _short(mounted_library(facts)) in map(_short, names):
+        return ""
+    return " and ".join(cap(repr(name)) for name in names[:3]) or "no library"
 
 
 def container_directory(pod_uid: str, container: str) -> str:
@@ -196,6 +240,11 @@ def pci_key(pci: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", pci))
 
 
+def _short(path: str) -> str:
+    """The path without repeated slashes and `.`."""
+    return re.sub(r"/(?:\.?/)+", "/", path)
+
+
 def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple[str, str]]:
     """The variables that the container runtime reads."""
     visible = visible_devices(uuids, settings)
@@ -209,20 +258,6 @@ def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple
     ):
         if wanted and by_variable:
             yield name, "enabled"
-
-
-def _mps_envs(settings: EditSettings) -> Iterable[tuple[str, str]]:
-    """The variable that names the MPS daemon's pipes; empty in other modes or without a root."""
-    if settings.mode == "mps" and settings.mps_root:
-        yield "CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{settings.resource}/pipe"
-
-
-def _mps_mounts(settings: EditSettings) -> Iterable[MountEdit]:
-    """The mounts of the MPS daemon's pipes and of the memory that it shares with its clients."""
-    if settings.mode == "mps" and settings.mps_root:
-        root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
-        yield MountEdit(f"{MPS_ROOT}/{pipe}", f"{root}/{pipe}", read_only=False)
-        yield MountEdit(SHARED_MEMORY, f"{root}/shm", read_only=False)
 
 
 def _limits(
@@ -254,7 +289,7 @@ def _limits(
 def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
     hook = f"{facts.hook_path}/vgpu"
     own = container_directory(request.pod_uid, request.container)
-    yield MountEdit(f"{hook}/libvgpu.so", facts.library, read_only=True)
+    yield MountEdit(mounted_library(facts), facts.library, read_only=True)
     yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
     # Each container gets its own lock directory. Through a shared one, a tenant could block others.
     yield MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False)
@@ -263,13 +298,3 @@ def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
     if facts.has_license:
         yield MountEdit("/tmp/license", f"{hook}/license", read_only=True)  # noqa: S108 -- external
         yield MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True)
-
-
-def _nodes(
-    shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
-) -> Iterable[NodeEdit]:
-    """The existing control nodes, then one node per GPU; on the host below the dev root."""
-    minors = (granted.minor for granted in shares if granted.minor is not None)
-    gpus = (f"/dev/nvidia{minor}" for minor in minors)
-    for path in dict.fromkeys((*facts.device_nodes, *gpus)):
-        yield NodeEdit(path, f"{settings.dev_root.rstrip('/')}{path}", "rw")

@@ -6,7 +6,7 @@ v2.10's copy. The agent writes no CDI specification; it uses the names of an exi
 
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from agent.core.containers.edits import EditSettings, MountEdit
 from agent.core.errors import SettingsError, cap
@@ -18,6 +18,8 @@ CDI_ANNOTATIONS = "cdi-annotations"
 CDI_CRI = "cdi-cri"
 STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
 
+JIT_KIND = "runtime.nvidia.com/gpu"
+CONTAINERD_PREFIX = "cdi.k8s.io/"
 LIST_DIRECTORY = "/var/run/nvidia-container-devices"
 _ANNOTATION = "nvidia-device-plugin_"
 _ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
@@ -89,6 +91,41 @@ def cdi_annotations(
         return ()
     key = f"{settings.cdi_annotation_prefix}{_ANNOTATION}{uuid.uuid5(_ANNOTATION_NAMES, answer)}"
     return ((key, ",".join(_names(uuids, settings))),)
+
+
+def looks_up_cdi(settings: EditSettings) -> bool:
+    """Whether the runtime must find the CDI names of an answer in the specification directories.
+
+    NVIDIA's runtime makes devices of the kind JIT_KIND itself, if containerd does not read the
+    annotation first. Source: nvidia-container-toolkit internal/modifier/cdi.go.
+    """
+    strategies = set(settings.device_list_strategies)
+    if settings.cdi_kind == JIT_KIND and settings.cdi_annotation_prefix != CONTAINERD_PREFIX:
+        strategies.discard(CDI_ANNOTATIONS)
+    return bool(settings.cdi_spec_dirs) and not strategies.isdisjoint((CDI_CRI, CDI_ANNOTATIONS))
+
+
+def undefined(
+    gpus: Sequence[GpuUuid], settings: EditSettings, defined: Collection[str] | None
+) -> tuple[str, str] | None:
+    """Why a runtime can start no container with one of these GPUs, and what to do; None: it may.
+
+    `defined`: the names that the specifications define; None: not known.
+    """
+    if defined is None or not looks_up_cdi(settings):
+        return None
+    lacking = [name for name in _names(gpus, settings) if name not in defined]
+    if not lacking:
+        return None
+    directories, kind = settings.cdi_spec_dirs, settings.cdi_kind.split("/")
+    said = f"no single CDI specification in {' or '.join(directories)} defines"
+    remedy = "write one, or switch gdrcopy, gds and mofed off"
+    if lacking[0].startswith(f"{settings.cdi_kind}="):
+        is_usual = settings.cdi_kind == "nvidia.com/gpu"
+        flags = "" if is_usual else f" --vendor={kind[0]} --class={kind[1]}"
+        remedy = f"write one: nvidia-ctk cdi generate --device-name-strategy=uuid{flags} --output="
+        remedy += f"{directories[-1]}/{'nvidia' if is_usual else '-'.join(kind)}.yaml"
+    return f"{said} {' and '.join(lacking)}", remedy
 
 
 def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class EditSettings(msgspec.Struct, frozen=True):
     """How answers are made. Strategies are NVIDIA's names.
 
     - `cdi_kind`: `vendor/class` of the GPUs in this host's CDI specification.
+    - `cdi_spec_dirs`: where the runtime reads specifications, the last wins; empty: do not look.
     - `core_policy`: when HAMi-core enforces compute limits, unless they are disabled.
     - `mps_root`: the host directory of the MPS control daemon of `resource`; empty: no daemon.
     """
@@ -47,6 +48,7 @@ class EditSettings(msgspec.Struct, frozen=True):
     mode: str = "hami-core"
     device_list_strategies: tuple[str, ...] = ("envvar",)
     cdi_kind: str = "nvidia.com/gpu"
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     pass_device_specs: bool = False
     dev_root: str = "/"
@@ -62,12 +64,16 @@ class HookFacts(msgspec.Struct, frozen=True):
 
     - `library`: the host path of libvgpu.so to mount, the versioned one if present.
     - `missing`: the files that every answer mounts and that do not exist.
+    - `loadable`: False if `library` is empty or no library for this machine.
+    - `preload`: the content of ld.so.preload; None if it is not known.
     - `device_nodes`: the driver's control nodes that exist.
     - `hook_path`: HAMi's HOOK_PATH, the directory above vgpu/.
     """
 
     library: str
     missing: tuple[str, ...] = ()
+    loadable: bool = True
+    preload: str | None = None
     has_license: bool = False
     device_nodes: tuple[str, ...] = ()
     hook_path: str = "/usr/local"

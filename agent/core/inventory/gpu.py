@@ -88,6 +88,22 @@ class Trouble(enum.StrEnum):
     FAILED = "failed"
 
 
+_RESET: Final = "if this lasts, reset it or reboot the node"
+_REMEDIES: Final = {
+    Trouble.LOST: _RESET,
+    Trouble.FAILED: _RESET,
+    Trouble.RESET: "reset it or reboot the node",
+    Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
+    "daemon; it is shared as soon as it answers",
+    Trouble.RELEASED: "take it back with hami-agent recheck",
+    Trouble.UNPLACED: "take them back with hami-agent recheck all",
+    Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
+    "runtime or as root",
+    Trouble.UNSUPPORTED: "use a driver that supports this GPU, or leave it out with "
+    "sharing.filterUUIDs",
+}
+
+
 class GpuFault(msgspec.Struct, frozen=True):
     """A GPU that the driver lists but does not describe. The inventory leaves it out.
 
@@ -103,6 +119,11 @@ class GpuFault(msgspec.Struct, frozen=True):
     def lost(self) -> bool:
         """True when the GPU has fallen off the bus."""
         return self.trouble is Trouble.LOST
+
+    @property
+    def remedy(self) -> str:
+        """What a person can do, as the end of a sentence that says what is wrong."""
+        return _REMEDIES[self.trouble]
 
     @property
     def sentence(self) -> str:

@@ -18,7 +18,8 @@ class SharedGpu(msgspec.Struct, frozen=True):
     - `mode`: HAMi's operating mode.
     - `present`: False if the GPU is shown but not offered. Either it vanished or is no longer
       shared while a container holds a slice of it; or it is unhealthy and the driver lists it
-      without describing it. In the second case only its UUID may be known, and it has no slices.
+      without describing it; or the container runtime would not find it. In the second case only
+      its UUID may be known, and it has no slices.
     - `there`: the driver still lists it.
     - `obstacle`: why it is not present; empty if nothing more is known.
     - `wanted`: False if the settings or MIG mode exclude it.

@@ -8,7 +8,7 @@ from typing import NewType
 import msgspec
 
 from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.gpu import Gpu, GpuUuid
 
 SliceId = NewType("SliceId", str)
 """`<GPU UUID>-<n>`, n from 0, as in HAMi: a node that switches to the agent keeps its ids."""
@@ -50,6 +50,10 @@ class SharingSettings(msgspec.Struct, frozen=True):
     filter_uuids: frozenset[str] = frozenset()
     filter_indexes: frozenset[int] = frozenset()
     resource: str = "nvidia.com/gpu"
+
+    def filters(self, gpu: Gpu) -> bool:
+        """True if the settings leave the GPU out."""
+        return gpu.uuid in self.filter_uuids or gpu.index in self.filter_indexes
 
 
 class SliceGroup(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ class CheckGroup(enum.StrEnum):
 
 MEMBERS: Final[Mapping[CheckGroup, tuple[PreflightCheck, ...]]] = {
     CheckGroup.CONFIG: (PreflightCheck.SETTINGS, PreflightCheck.HAMI_FILES, PreflightCheck.ENTRIES),
-    CheckGroup.DRIVER: (PreflightCheck.DRIVER, PreflightCheck.ACCESS),
+    CheckGroup.DRIVER: (PreflightCheck.DRIVER, PreflightCheck.ACCESS, PreflightCheck.CDI),
     CheckGroup.KUBELET: (
         PreflightCheck.KUBELET,
         PreflightCheck.WITNESS,
@@ -56,7 +56,7 @@ ALL_GROUPS: Final = frozenset(CheckGroup)
 FROM_API: Final = frozenset({CheckGroup.KUBELET, CheckGroup.API, CheckGroup.SCHEDULER})
 """The groups that ask the API server."""
 
-_OFFERED: Final = "no new pod gets a GPU of this node; pods that run go on"
+NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
 _SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 
 CONSEQUENCES: Final[Mapping[PreflightCheck, str]] = {
@@ -64,13 +64,14 @@ CONSEQUENCES: Final[Mapping[PreflightCheck, str]] = {
     "than they say",
     PreflightCheck.HAMI_FILES: "GPUs are shared by other settings than those of HAMi's release",
     PreflightCheck.ENTRIES: "the node that was meant shares its GPUs by other settings",
-    PreflightCheck.DRIVER: _OFFERED,
+    PreflightCheck.DRIVER: NO_OFFER,
     PreflightCheck.ACCESS: "CUDA programs in containers, or the agent, cannot reach the GPU",
-    PreflightCheck.KUBELET: _OFFERED,
+    PreflightCheck.CDI: "no new pod gets such a GPU; pods that run go on",
+    PreflightCheck.KUBELET: NO_OFFER,
     PreflightCheck.WITNESS: _SERVED,
     PreflightCheck.PLUGIN: "the kubelet may ask the other plugin for the GPUs of a pod",
     PreflightCheck.OFFER: "pods stay Pending, or fail after they are placed here",
-    PreflightCheck.AGENT: _OFFERED,
+    PreflightCheck.AGENT: NO_OFFER,
     PreflightCheck.SECOND: "the kubelet asks the agent that registered last, and the other one "
     "does not know those pods",
     PreflightCheck.BYTECODE: "no pod is affected; each start takes more than twice as long",
@@ -85,9 +86,9 @@ CONSEQUENCES: Final[Mapping[PreflightCheck, str]] = {
     PreflightCheck.LOCK: "HAMi's scheduler binds no other pod with GPUs to this node",
     PreflightCheck.LEFTOVERS: "pods are not affected while the agent serves",
     PreflightCheck.MONITOR: "pods get their GPUs; what the monitor kept is not kept",
-    PreflightCheck.LIBRARY: _OFFERED,
+    PreflightCheck.LIBRARY: NO_OFFER,
     PreflightCheck.PRELOAD: "limits of memory and compute may not hold in new containers",
-    PreflightCheck.PATHS: _OFFERED,
+    PreflightCheck.PATHS: NO_OFFER,
 }
 
 _GROUPS: Final = {check: group for group, checks in MEMBERS.items() for check in checks}

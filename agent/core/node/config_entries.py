@@ -39,7 +39,10 @@ def judge_entries(node: str, names: Mapping[str, NamedNode], where: str) -> Iter
         advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
         yield Finding.note(check, where, said, advice)
     if not lost:
-        yield Finding.ok(check, where, _said(node, names))
+        unseen = sum(state is NamedNode.UNSEEN for one, state in names.items() if one != node)
+        rest = f"whether {unseen} of them exist was not asked" if unseen else "each exists"
+        said = f"{counted(len(names), 'Node')} named; {rest}" if names else "no entry names a Node"
+        yield Finding.ok(check, where, said)
 
 
 def is_alike(name: str, node: str) -> bool:
@@ -51,13 +54,3 @@ def is_alike(name: str, node: str) -> bool:
     if one.rstrip("0123456789") == other.rstrip("0123456789"):
         return False
     return difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
-
-
-def _said(node: str, names: Mapping[str, NamedNode]) -> str:
-    if not names:
-        return "no entry names a Node"
-    unseen = sum(state is NamedNode.UNSEEN for one, state in names.items() if one != node)
-    said = f"{counted(len(names), 'Node')} named"
-    if unseen:
-        return f"{said}; whether {unseen} of them exist was not asked"
-    return f"{said}; each exists"

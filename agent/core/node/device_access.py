@@ -32,6 +32,16 @@ class DeviceNode(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+_ADVICE: Final = {
+    NodeAccess.MISSING: "load the module on the host (nvidia-modprobe -u -c 0), or pass the file "
+    "in",
+    NodeAccess.DENIED: "run this check as root",
+    NodeAccess.FORBIDDEN: "restart this container, because its rules for devices are older than "
+    "the driver's files (systemd: DeviceAllow of the unit)",
+    NodeAccess.FAILED: "look with nvidia-smi and for NVRM in the kernel's log (dmesg)",
+}
+
+
 def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Finding]:
     """Judge the device files. `gpus`: how many GPUs the driver describes; None: not known."""
     check = PreflightCheck.ACCESS
@@ -39,7 +49,9 @@ def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Find
     bad = [node for node in control if node.access not in {NodeAccess.OPEN, NodeAccess.SEEN}]
     for node in bad:
         said = node.access.value + (f" ({node.reason})" if node.reason else "")
-        yield _judged(node, said).because_of(PreflightCheck.DRIVER)
+        judged = Finding.unknown if node.access is NodeAccess.DENIED else Finding.wrong
+        finding = judged(check, node.path, said, _ADVICE[node.access])
+        yield finding.because_of(PreflightCheck.DRIVER)
     seen = len(nodes) - len(control)
     if gpus is not None and seen < gpus:
         yield Finding.note(
@@ -52,19 +64,3 @@ def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Find
     elif not bad:
         said = f"can be opened; {counted(seen, 'file')} of GPUs"
         yield Finding.ok(check, ", ".join(node.path for node in control), said)
-
-
-def _judged(node: DeviceNode, said: str) -> Finding:
-    if node.access is NodeAccess.MISSING:
-        advice = "load the module on the host (nvidia-modprobe -u -c 0), or pass the file in"
-        return Finding.wrong(PreflightCheck.ACCESS, node.path, said, advice)
-    if node.access is NodeAccess.DENIED:
-        advice = "run this check as root"
-        return Finding.unknown(PreflightCheck.ACCESS, node.path, said, advice)
-    advice = (
-        "restart this container, because its rules for devices are older than the driver's files "
-        "(systemd: DeviceAllow of the unit)"
-    )
-    if node.access is NodeAccess.FAILED:
-        advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
-    return Finding.wrong(PreflightCheck.ACCESS, node.path, said, advice)

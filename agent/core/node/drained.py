@@ -83,24 +83,19 @@ def _sentence(
     )
     old = " and ".join(now.values())
     restart = ", then restart the agent" if SCHEDULER in now else ""
+    pods = sorted({hold.pod for hold in holds} - {""})
+    unnamed = sum(hold.slices for hold in holds if not hold.pod)
+    more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
+    held = f"slices are held by {_count(len(pods), 'pod')} ({', '.join(pods[:MOST_NAMED])}{more})"
+    if unnamed:
+        loose = f"{_count(unnamed, 'slice')} of pods that the kubelet has not named"
+        held = f"{held}, and {loose}" if pods else f"{loose} are held"
     return (
-        f"{changes} while {_held(holds)}; running pods go on, and {old} "
+        f"{changes} while {held}; running pods go on, and {old} "
         f"{'stays' if len(now) == 1 else 'stay'} in force; drain the node (kubectl drain {node}) "
         f"or delete what holds them{restart}, or set it back to {old}; slices are held for up to a "
         "minute after their pod has gone"
     )
-
-
-def _held(holds: Sequence[_Hold]) -> str:
-    """Which pods hold slices, and how many slices belong to pods that are not known."""
-    pods = sorted({hold.pod for hold in holds} - {""})
-    unnamed = sum(hold.slices for hold in holds if not hold.pod)
-    more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
-    named = f"{_count(len(pods), 'pod')} ({', '.join(pods[:MOST_NAMED])}{more})"
-    loose = f"{_count(unnamed, 'slice')} of pods that the kubelet has not named"
-    if not unnamed:
-        return f"slices are held by {named}"
-    return f"{loose} are held" if not pods else f"slices are held by {named}, and {loose}"
 
 
 def _count(number: int, what: str) -> str:

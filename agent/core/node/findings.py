@@ -15,6 +15,7 @@ class PreflightCheck(enum.Enum):
     ENTRIES = "P-ENTRIES"
     DRIVER = "P-DRIVER"
     ACCESS = "P-ACCESS"
+    CDI = "P-CDI"
     KUBELET = "P-KUBELET"
     WITNESS = "P-WITNESS"
     PLUGIN = "P-PLUGIN"
@@ -103,17 +104,17 @@ def traced(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """
     every = tuple(findings)
     wrong = {one.point for one in every if one.verdict is PreflightVerdict.WRONG}
-    return tuple(_traced(one, wrong) for one in every)
+    told = []
+    for one in every:
+        causes = [cause.value for cause in one.causes if cause in wrong - {one.point}]
+        if causes and one.verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
+            said = f"{one.said} (follows from {', '.join(causes)})"
+            told.append(msgspec.structs.replace(one, verdict=PreflightVerdict.NOTE, said=said))
+        else:
+            told.append(one)
+    return tuple(told)
 
 
 def counted(number: int, thing: str) -> str:
     """A number with its noun, for example `2 GPUs`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def _traced(finding: Finding, wrong: set[PreflightCheck]) -> Finding:
-    causes = [cause for cause in finding.causes if cause in wrong and cause is not finding.point]
-    if finding.verdict not in {PreflightVerdict.WRONG, PreflightVerdict.NOTE} or not causes:
-        return finding
-    said = f"{finding.said} (follows from {', '.join(cause.value for cause in causes)})"
-    return msgspec.structs.replace(finding, verdict=PreflightVerdict.NOTE, said=said)

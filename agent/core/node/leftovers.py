@@ -129,33 +129,26 @@ def due(node: NodeTraces, state: NodeLeftovers, *, here: bool) -> RemovalPlan:
     restarting, and the writer of the report decides.
     """
     condition = node.condition or (here and state.degraded)
+    others = {key: why for key, why in OTHERS.items() if key in node.annotations}
     if state.served and not node.is_followed:
         found = (*node.own, *node.report, *((CONDITION,) if condition or state.degraded else ()))
         reason = "a device plugin serves the GPUs of this Node and may have written it"
-        return RemovalPlan(left=dict.fromkeys(found, reason) | _others(node))
+        return RemovalPlan(left=dict.fromkeys(found, reason) | others)
     keys = node.own
     if not state.served and (here or node.is_ours):
         keys = (*keys, *node.report)
     stays = [key for key in node.report if key not in keys]
     if state.degraded and not condition:
         stays.append(CONDITION)
-    return RemovalPlan(keys, condition, dict.fromkeys(stays, _reason(node)) | _others(node))
-
-
-def _others(node: NodeTraces) -> dict[str, str]:
-    return {key: why for key, why in OTHERS.items() if key in node.annotations}
-
-
-def _reason(node: NodeTraces) -> str:
-    """Why a report stays although no plugin serves."""
+    reason = "the Node has no report of an agent"
     if REGISTER in node.annotations and not node.is_kept:
-        return "the API server does not know who wrote it"
-    if node.reported_by:
+        reason = "the API server does not know who wrote it"
+    elif node.reported_by:
         writer, _, when = node.reported_by.rpartition(" ")
-        return f"{writer} wrote the last report, at {when}"
-    if node.is_answered:
-        return f"another device plugin has written {HANDSHAKE} after the agent"
-    return "the Node has no report of an agent"
+        reason = f"{writer} wrote the last report, at {when}"
+    elif node.is_answered:
+        reason = f"another device plugin has written {HANDSHAKE} after the agent"
+    return RemovalPlan(keys, condition, dict.fromkeys(stays, reason) | others)
 
 
 class Cleaned(msgspec.Struct, frozen=True):

@@ -6,7 +6,9 @@ from typing import Final
 import msgspec
 
 from agent.core.cluster.annotations import REGISTER
-from agent.core.inventory.gpu import Scan
+from agent.core.containers.device_list import undefined
+from agent.core.containers.edits import EditSettings
+from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.core.node.api_rights import Right
 from agent.core.node.findings import (
     OF_ONE_GPU,
@@ -15,7 +17,6 @@ from agent.core.node.findings import (
     PreflightVerdict,
     counted,
 )
-from agent.core.node.troubles import remedy as remedy_of
 
 HAMI_LABEL: Final = ("gpu", "on")
 """The label by which HAMi's and the agent's DaemonSet select nodes."""
@@ -85,31 +86,32 @@ class ClusterAnswer(msgspec.Struct, frozen=True):
     remedy: str | None = None
 
 
-def judge_path(place: PathFacts, *, made: bool) -> Finding:
+def judge_path(
+    place: PathFacts, point: PreflightCheck = PreflightCheck.PATHS, *, made: bool
+) -> Finding:
     """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
+    if not place.kind and made and place.writable:
+        return Finding.ok(point, place.path, "does not exist: the agent creates it")
+    said = means = ""
+    advice = f"chown root and chmod 0755 {place.path}"
     if not place.kind and made:
-        if place.writable:
-            said = "does not exist: the agent creates it"
-            return Finding.ok(PreflightCheck.PATHS, place.path, said)
         said, advice = "does not exist and cannot be created", "create it, or mount it read-write"
-        return Finding.wrong(PreflightCheck.PATHS, place.path, said, advice)
-    return _directory(PreflightCheck.PATHS, place)
-
-
-def judge_owner(place: PathFacts) -> Finding | None:
-    """Judge who may change an existing directory of the agent; None: nobody who must not."""
-    if place.kind != "directory" or (place.ours and not place.mode & 0o002):
-        return None
-    said = f"every user may write there (mode {place.mode:04o})"
-    if not place.ours:
+    elif place.kind != "directory":
+        said = f"is a {place.kind}" if place.kind else "does not exist"
+        advice = "mount or create the directory there"
+    elif not place.ours or place.mode & 0o002:
         said = f"belongs to uid {place.owner}"
-    return Finding.wrong(
-        PreflightCheck.PATHS,
-        place.path,
-        said,
-        f"chown root and chmod 0755 {place.path}",
-        "who may write there can replace the directories and limits of containers",
-    )
+        if place.ours:
+            said = f"every user may write there (mode {place.mode:04o})"
+        means = "who may write there can replace the sockets, or the limits of containers"
+    elif not place.writable:
+        said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
+        advice = "run as its owner, and mount it read-write"
+    elif place.full:
+        said, advice = "no space or no inodes are left", "free some space there"
+    else:
+        return Finding.ok(point, place.path, "can be written, only by its owner or a group")
+    return Finding.wrong(point, place.path, said, advice, means)
 
 
 def judge_bytecode(program: str, uncompiled: int) -> Finding:
@@ -126,16 +128,9 @@ def judge_bytecode(program: str, uncompiled: int) -> Finding:
 
 def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
     """Judge the kubelet's device plugin directory and its socket."""
-    finding = _directory(PreflightCheck.KUBELET, directory)
+    finding = judge_path(directory, PreflightCheck.KUBELET, made=False)
     if finding.verdict is not PreflightVerdict.OK:
         return finding
-    if not directory.ours:
-        return Finding.wrong(
-            PreflightCheck.KUBELET,
-            directory.path,
-            f"belongs to uid {directory.owner}",
-            "make root its owner, otherwise its owner can put other sockets there",
-        )
     if socket.kind != "socket":
         return Finding.wrong(
             PreflightCheck.KUBELET,
@@ -190,7 +185,9 @@ def judge_driver(
         advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
         yield Finding.wrong(PreflightCheck.DRIVER, library, said, advice)
     else:
-        yield _models(library, scan)
+        models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+        said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
+        yield Finding.ok(PreflightCheck.DRIVER, library, said)
     for gpu in scan.gpus:
         if gpu.mig_enabled:
             said = f"GPU {gpu.uuid} is in MIG mode"
@@ -198,14 +195,8 @@ def judge_driver(
                 PreflightCheck.DRIVER, library, said, "it will not be shared", OF_ONE_GPU
             )
     for fault in scan.faults:
-        advice = f"it is not shared; {remedy_of(fault.trouble)}"
+        advice = f"it is not shared; {fault.remedy}"
         yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice, OF_ONE_GPU)
-
-
-def _models(library: str, scan: Scan) -> Finding:
-    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-    said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
-    return Finding.ok(PreflightCheck.DRIVER, library, said)
 
 
 def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
@@ -215,12 +206,25 @@ def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding
     said = f"not there: {', '.join(missing)}"
     if not needed:
         return Finding.ok(PreflightCheck.LIBRARY, home, f"{said}; not needed with these settings")
-    return Finding.wrong(
-        PreflightCheck.LIBRARY,
-        home,
-        said,
-        "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
-    )
+    advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
+    return Finding.wrong(PreflightCheck.LIBRARY, home, said, advice)
+
+
+def judge_cdi(
+    gpus: Sequence[GpuUuid], settings: EditSettings, defined: frozenset[str] | None
+) -> Finding:
+    """Judge whether a container runtime finds the GPUs by the CDI names of the answers.
+
+    `defined`: the names that the specifications define; None: not known.
+    """
+    directories, fault = ", ".join(settings.cdi_spec_dirs), undefined(gpus, settings, defined)
+    if defined is None:
+        said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
+        advice = "mount the host's directories read-only at the same paths, or run this as root"
+        return Finding.unknown(PreflightCheck.CDI, directories, said, advice)
+    if fault is not None:
+        return Finding.wrong(PreflightCheck.CDI, directories, *fault)
+    return Finding.ok(PreflightCheck.CDI, directories, f"defines {counted(len(gpus), 'GPU')}")
 
 
 def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
@@ -241,7 +245,13 @@ def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
         registered = REGISTER in cluster.annotations
         said = "exists, " + ("already registered" if registered else "not registered yet")
         yield Finding.ok(PreflightCheck.NODE, f"Node {node}", said)
-        yield _label(node, cluster.labels)
+        key, value = HAMI_LABEL
+        subject = f"label {key}={value} of Node {node}"
+        if cluster.labels.get(key) == value:
+            yield Finding.ok(PreflightCheck.LABEL, subject, "is set")
+        else:
+            advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
+            yield Finding.note(PreflightCheck.LABEL, subject, "is not set", advice)
     if cluster.denied:
         yield Finding.wrong(
             PreflightCheck.RIGHTS,
@@ -249,8 +259,17 @@ def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
             f"these are denied: {', '.join(right.words for right in cluster.denied)}",
             "grant them to this account: the chart's ClusterRole lists them",
         )
+    elif not cluster.failure and cluster.unasked:
+        unasked = ", ".join(right.words for right in cluster.unasked)
+        yield Finding.note(
+            PreflightCheck.RIGHTS,
+            cluster.server,
+            f"this account can read what the agent reads; these were not checked: {unasked}",
+            "the agent's account has them: run this check again as the agent once it is installed",
+        )
     elif not cluster.failure:
-        yield _granted(cluster)
+        said = "all permissions of the agent are granted"
+        yield Finding.ok(PreflightCheck.RIGHTS, cluster.server, said)
 
 
 def judge_plugins(
@@ -271,17 +290,14 @@ def judge_plugins(
     for pod in pods:
         said = "another device plugin runs on this node"
         yield Finding(PreflightCheck.PLUGIN, verdict, f"pod {pod}", said, advice)
-    for socket in running:
-        said = "another device plugin answers here"
-        yield Finding(PreflightCheck.PLUGIN, verdict, socket.path, said, advice)
-    for socket in sockets:
-        if socket.theirs and not socket.alive:
-            yield Finding.note(
-                PreflightCheck.PLUGIN,
-                socket.path,
-                "left behind by another device plugin",
-                "no process listens there; remove it if that plugin will not come back",
-            )
+    for socket in filter(lambda socket: socket.theirs, sockets):
+        if socket.alive:
+            said = "another device plugin answers here"
+            yield Finding(PreflightCheck.PLUGIN, verdict, socket.path, said, advice)
+        else:
+            said = "left behind by another device plugin"
+            rest = "no process listens there; remove it if that plugin will not come back"
+            yield Finding.note(PreflightCheck.PLUGIN, socket.path, said, rest)
     if not pods and not running and directory.kind == "directory":
         said = "no other plugin for these GPUs answers"
         yield Finding.ok(PreflightCheck.PLUGIN, directory.path, said)
@@ -317,63 +333,13 @@ def judge_hami_files(
 
     `needed`: without them the node may share otherwise than before, which a running agent has done.
     """
-    there = [path for path, exists in files.items() if exists]
-    if not there and not needed:
-        said = "not there: the agent's own settings and defaults apply"
-        subject = ", ".join(files) or "HAMi's ConfigMaps"
-        return Finding.ok(PreflightCheck.HAMI_FILES, subject, said)
+    check, there = PreflightCheck.HAMI_FILES, [path for path, exists in files.items() if exists]
     if not there:
-        return Finding.note(
-            PreflightCheck.HAMI_FILES,
-            ", ".join(files) or "HAMi's ConfigMaps",
-            "not there: the agent's own settings and defaults apply",
-            "to keep the settings of HAMi's release, mount its ConfigMaps",
-        )
+        said, subject = "not there: the agent's own settings and defaults apply", ", ".join(files)
+        advice = "to keep the settings of HAMi's release, mount its ConfigMaps"
+        found = Finding.note(check, subject or "HAMi's ConfigMaps", said, advice)
+        return found if needed else Finding.ok(check, found.subject, said)
     said = "read"
     if names:
         said += f"; {node} is named" if node in names else f"; {node} is not among the nodes named"
-    return Finding.ok(PreflightCheck.HAMI_FILES, ", ".join(there), said)
-
-
-def _directory(point: PreflightCheck, place: PathFacts) -> Finding:
-    """Judge a directory that the agent writes to, and that other users must not write to."""
-    said = advice = ""
-    if place.kind != "directory":
-        said = f"is a {place.kind}" if place.kind else "does not exist"
-        advice = "mount or create the directory there"
-    elif place.mode & 0o002:
-        said, advice = f"every user may write there (mode {place.mode:04o})", "make it 0755 or less"
-    elif not place.writable:
-        said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
-        advice = "run as its owner, and mount it read-write"
-    elif place.full:
-        said, advice = "no space or no inodes are left", "free some space there"
-    if said:
-        return Finding.wrong(point, place.path, said, advice)
-    return Finding.ok(point, place.path, "can be written, only by its owner or a group")
-
-
-def _granted(cluster: ClusterAnswer) -> Finding:
-    if not cluster.unasked:
-        said = "all permissions of the agent are granted"
-        return Finding.ok(PreflightCheck.RIGHTS, cluster.server, said)
-    return Finding.note(
-        PreflightCheck.RIGHTS,
-        cluster.server,
-        "this account can read what the agent reads; these were not checked: "
-        + ", ".join(right.words for right in cluster.unasked),
-        "the agent's account has them: run this check again as the agent once it is installed",
-    )
-
-
-def _label(node: str, labels: Mapping[str, str]) -> Finding:
-    key, value = HAMI_LABEL
-    subject = f"label {key}={value} of Node {node}"
-    if labels.get(key) == value:
-        return Finding.ok(PreflightCheck.LABEL, subject, "is set")
-    return Finding.note(
-        PreflightCheck.LABEL,
-        subject,
-        "is not set",
-        "by default, HAMi's DaemonSet and the agent's select nodes by it",
-    )
+    return Finding.ok(check, ", ".join(there), said)

@@ -16,9 +16,10 @@ from agent.core.node.findings import (
 from agent.core.node.preflight import PathFacts, PluginSocket
 
 _LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
-_OURS: Final = re.compile(r"hami-(.+)-[0-9a-f]{8}\.sock")
-"""The name of an agent's socket. Source: agent/plugin/sockets.py, socket_name."""
+_OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
+"""The path of an agent's socket. Source: agent/plugin/sockets.py, socket_name."""
 _CLUSTER: Final = (PreflightCheck.NODE, PreflightCheck.RIGHTS, PreflightCheck.SETTINGS)
+_CORE: Final = (PreflightCheck.LIBRARY, PreflightCheck.PRELOAD)
 _CAUSES: Final[Mapping[str, tuple[PreflightCheck, ...]]] = {
     "state": (PreflightCheck.PATHS,),
     "server": (PreflightCheck.KUBELET, PreflightCheck.PATHS),
@@ -32,7 +33,8 @@ _CAUSES: Final[Mapping[str, tuple[PreflightCheck, ...]]] = {
     "driver": (PreflightCheck.DRIVER,),
     "gpus": (PreflightCheck.DRIVER,),
     "gpus_answering": (PreflightCheck.DRIVER,),
-    "offer": (PreflightCheck.LIBRARY, PreflightCheck.PATHS, PreflightCheck.KUBELET),
+    "gpu_health": (PreflightCheck.CDI,),
+    "offer": (*_CORE, PreflightCheck.PATHS, PreflightCheck.KUBELET),
 }
 """The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
 _OF_GPUS: Final = "run `hami-agent status`: it says of each GPU what to do"
@@ -94,7 +96,7 @@ def judge_instances(
     other processes of agents on this host. `sockets`: all in the kubelet's directory.
     """
     check = PreflightCheck.SECOND
-    serving = [one.path for one in sockets if one.alive and _OURS.fullmatch(_name(one.path))]
+    serving = [one.path for one in sockets if one.alive and _OURS.fullmatch(one.path)]
     if len(serving) > 1:
         return Finding.wrong(
             check,
@@ -116,7 +118,3 @@ def judge_instances(
     said = f"last taken by {holder}" if holder else "names no holder"
     said = f"{said}; {counted(len(serving), 'live socket')} of agents at the kubelet"
     return Finding(check, PreflightVerdict.OK, lock.path, said)
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]

@@ -154,11 +154,6 @@ def judge_handshake(
         return Finding.ok(check, subject, "a scheduler has read the report since it was written")
     if seen.word:
         return Finding.ok(check, subject, f"{seen.word}: schedulers from 2.8 on do not use it")
-    return _judge_absent(subject, report, now)
-
-
-def _judge_absent(subject: str, report: ReportSeen, now: dt.datetime) -> Finding:
-    check = PreflightCheck.HANDSHAKE
     age = None if report.written is None else (now - report.written).total_seconds()
     if not report.is_there or (age is not None and age < READ_WITHIN):
         return Finding.ok(check, subject, "absent: the report is new, or there is none")

@@ -40,6 +40,9 @@ LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-
 """Names of container directories of pods from the API server."""
 UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
 """The errors of a directory whose access a tenant took away, or that was replaced."""
+ELF_HEAD = 20
+"""Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
+PRELOAD_LIMIT = 65536
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
@@ -86,9 +89,15 @@ class HostHookDirs:
         with state_errors(self._hook):
             library = next(filter(Path.is_file, libraries), libraries[-1])
             nodes = (self._dev / name for name in CONTROL_NODES)
+            missing = tuple(str(file) for file in (library, preload) if not file.is_file())
+            readable = () if missing else (library, Path("/proc/self/exe"))
+            head, own = [_head(file, ELF_HEAD) for file in readable] or (None, None)
+            text = None if missing else _head(preload, PRELOAD_LIMIT)
             return HookFacts(
                 library=str(library),
-                missing=tuple(str(file) for file in (library, preload) if not file.is_file()),
+                missing=missing,
+                loadable=head is None or own is None or head[:5] + head[18:] == own[:5] + own[18:],
+                preload=None if text is None else text.decode(errors="surrogateescape"),
                 has_license=preload.with_name("license").exists(),
                 device_nodes=tuple(str(node) for node in nodes if node.exists()),
                 hook_path=str(self._hook),
@@ -200,6 +209,15 @@ class HostHookDirs:
                 return {}
             with os.scandir(above) as entries:
                 return dict(_changes(itertools.islice(entries, LISTED)))
+
+
+def _head(file: Path, size: int) -> bytes | None:
+    """The first `size` bytes; None if they cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(size)
+    except OSError:
+        return None
 
 
 def _changes(

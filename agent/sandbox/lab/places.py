@@ -11,8 +11,7 @@ from typing import Final
 MOST_CHARACTERS: Final = 60
 """A unix socket's path has at most 107 bytes, and the longest one here adds 47."""
 
-PRELOAD_TEXT: Final = "/usr/local/vgpu/libvgpu.so\n"
-LIBRARY_STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts no container\n"
+STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts no container\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +86,26 @@ def open_places(*, keep: bool = False) -> Iterator[Places]:
         places = Places(root)
         for directory in (places.hook / "vgpu", places.state, places.run, places.cgroup):
             directory.mkdir(parents=True, mode=0o755)
-        (places.hook / "vgpu" / "libvgpu.so").write_bytes(LIBRARY_STAND_IN)
-        (places.hook / "vgpu" / "ld.so.preload").write_text(PRELOAD_TEXT)
+        place_library(places.hook / "vgpu", places.hook)
         yield places
     finally:
         if not keep:
             shutil.rmtree(root)
+
+
+def place_library(directory: Path, hook: Path) -> None:
+    """Write a stand-in for libvgpu.so and the ld.so.preload that names it in containers.
+
+    `directory`: the one that the agent has as vgpu/ below `hook`, its hook path.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    (directory / "libvgpu.so").write_bytes(stand_in())
+    (directory / "ld.so.preload").write_text(f"{hook}/vgpu/libvgpu.so\n")
+
+
+def stand_in() -> bytes:
+    """What begins as a library for this machine. Raises OSError."""
+    with Path("/proc/self/exe").open("rb") as program:
+        return program.read(64) + STAND_IN

@@ -1,11 +1,15 @@
 """Keeps the inventory: combines scans, health, held slices and settings into one value."""
 
+import asyncio
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 import structlog
 
+from agent.core.containers.device_list import looks_up_cdi, undefined
+from agent.core.containers.edits import EditSettings
 from agent.core.health.nameless import named
 from agent.core.inventory.condition import Cause, Condition, Health
 from agent.core.inventory.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan
@@ -18,13 +22,20 @@ from agent.core.inventory.slices import (
     registered_mib,
     type_name,
 )
-from agent.core.node.troubles import remedy
 from agent.core.node.withholding import Withholding
-from agent.core.ports import Clock
+from agent.core.ports import Clock, Specifications
 from agent.kit.cell import Cell
+from agent.kit.news import News
+from agent.kit.ticks import until_tick
 
 MOST_GONE: Final = 64
 """The number of GPUs that left the inventory and are still remembered."""
+
+SPECIFICATIONS_PERIOD: Final = 5.0
+"""Seconds between two looks at the CDI specifications. Only what changed is read again."""
+
+SPECIFICATIONS_DEADLINE: Final = 2.0
+"""Seconds for one look; of directories that hang, nothing is known."""
 
 IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
 NODE_OF_MIG: Final = (
@@ -36,13 +47,14 @@ log = structlog.get_logger(__name__)
 
 
 class InventoryKeeper:
-    """Sole writer of the inventory. Every method is synchronous and publishes at most once.
+    """Sole writer of the inventory. Every method publishes at most once; all but run() at once.
 
     - `held`: the slices in use. `left_out`: the GPUs that are not shared, and why.
     - A GPU that the driver lists but cannot describe keeps its last known facts.
     - A GPU that is gone, filtered out or no longer shareable stays, as not present, while a slice
       of it is held. So does a GPU that is remembered as not ok and that the driver lists but has
       not described since the agent started.
+    - So does a GPU that container runtimes do not find by its CDI name.
     """
 
     def __init__(
@@ -51,11 +63,17 @@ class InventoryKeeper:
         settings: Cell[SharingSettings],
         clock: Clock,
         recalled: Mapping[GpuUuid, Health] | None = None,
+        edits: Cell[EditSettings] | None = None,
+        specifications: Specifications | None = None,
     ) -> None:
         self.held: Cell[Held] = Cell({})
         self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
         self._inventory = inventory
         self._settings = settings
+        self._edits = edits or Cell(EditSettings())
+        self._specifications = specifications
+        self._defined: frozenset[str] | None = None
+        self._is_unread = specifications is not None
         self._clock = clock
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
@@ -69,9 +87,18 @@ class InventoryKeeper:
         return tuple(reversed(self._gone.values()))
 
     async def run(self) -> None:
-        """Follow the settings for ever."""
-        async for _ in self._settings.follow():
+        """Follow the settings, and the CDI specifications while answers name GPUs by them."""
+        changes = News(self._settings, self._edits)
+        while True:
+            edits, defined, period = self._edits.value, None, None
+            if self._specifications is not None and looks_up_cdi(edits):
+                period = until_tick(SPECIFICATIONS_PERIOD, turn=1)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
+                        defined = await self._specifications.names(edits.cdi_spec_dirs)
+            self._defined, self._is_unread = defined, False
             self._publish()
+            await changes.wait(period)
 
     def refresh(self) -> None:
         """Publish at once what follows from the present settings."""
@@ -101,12 +128,14 @@ class InventoryKeeper:
     def _publish(self) -> None:
         """Compute the inventory again and publish it if it changed."""
         settings = self._settings.value
-        if self._scan is None:
+        if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
             return
         held, unwell = frozenset(self.held.value), self._unwell()
         scan = named(self._scan, self._missing(self._scan, held | unwell))
         offer = _SharedGpus(scan, settings, self._facts)
         shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
+        missed = (gpu for gpu in shared.values() if not gpu.present)
+        offer.faults += [GpuFault(g.uuid, g.obstacle, index=g.gpu.index) for g in missed]
         absent = offer.absent(sorted(held - shared.keys()), unwell - shared.keys())
         shared |= {gpu.uuid: self._keep(gpu, settings, offer) for gpu in absent}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in offer.here}
@@ -170,6 +199,7 @@ class InventoryKeeper:
     def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
         if gpu.uuid not in self._health:
             self._health[gpu.uuid] = Health(Condition.OK, since=self._clock.now())
+        obstacle = undefined((gpu.uuid,), self._edits.value, self._defined)
         return SharedGpu(
             gpu=gpu,
             health=self._health[gpu.uuid],
@@ -178,6 +208,8 @@ class InventoryKeeper:
             core_percent=registered_core_percent(settings),
             type_name=type_name(gpu.name),
             mode=settings.mode,
+            present=obstacle is None,
+            obstacle="; ".join(obstacle or ()),
             numa_hint=settings.numa_topology,
         )
 
@@ -213,17 +245,19 @@ class _SharedGpus:
             reason = self._obstacle(gpu)
             if reason:
                 self.faults.append(GpuFault(gpu.uuid, reason, index=gpu.index))
-            elif not self._filtered(gpu):
+            elif not self._settings.filters(gpu):
                 yield gpu
         for fault in self._scan.faults:
             known = self._facts.get(GpuUuid(fault.gpu))
-            if fault.gpu in self._settings.filter_uuids or (known and self._filtered(known)):
+            if fault.gpu in self._settings.filter_uuids or (
+                known and self._settings.filters(known)
+            ):
                 continue
             reason = self._obstacle(known) if known else ""
             if known and not fault.lost and not reason:
                 yield known
             else:
-                text = reason or f"{fault.text}; {remedy(fault.trouble)}"
+                text = reason or f"{fault.text}; {fault.remedy}"
                 self.faults.append(msgspec.structs.replace(fault, text=text))
 
     def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
@@ -244,14 +278,11 @@ class _SharedGpus:
 
     def wants(self, gpu: Gpu) -> bool:
         """Whether the settings and the known facts allow the agent to share the GPU."""
-        return not (self._filtered(gpu) or (gpu.name and self._obstacle(gpu)))
-
-    def _filtered(self, gpu: Gpu) -> bool:
-        return gpu.uuid in self._settings.filter_uuids or gpu.index in self._settings.filter_indexes
+        return not (self._settings.filters(gpu) or (gpu.name and self._obstacle(gpu)))
 
     def _obstacle(self, gpu: Gpu) -> str:
         """Why the GPU cannot be shared. Empty: it can, or the operator filtered it out."""
-        if self._filtered(gpu):
+        if self._settings.filters(gpu):
             return ""
         if not gpu.name:
             return "the driver does not report its name, which schedulers need"

@@ -9,13 +9,13 @@ from typing import Any, Final
 import agent
 from agent.sandbox.hardware_client import ask
 from agent.sandbox.hardware_talk import HardwareRequest
+from agent.sandbox.lab.places import place_library
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
 from tests.peers.lab.space import NodeSpace
 
 RESOURCE: Final = "nvidia.com/gpu"
 SOURCE: Final = Path(agent.__file__).parents[1]
-_LIBRARY: Final = b"stand-in for HAMi-core's library\n"
 
 
 class Agent:
@@ -68,5 +68,4 @@ def lay_out_library(root: Path) -> None:
     """What HAMi's installer leaves on a node, below a directory that stands for /usr/local."""
     directory = root / "vgpu"
     directory.mkdir(parents=True)
-    (directory / "libvgpu.so").write_bytes(_LIBRARY)
-    (directory / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
+    place_library(directory, Path("/usr/local"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent import __version__
+from agent.sandbox.lab.places import stand_in
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster, open_cluster
@@ -26,7 +27,7 @@ RELEASE: Final = "hami-agent"
 IMAGE: Final = "localhost/hami-agent"
 NEXT: Final = f"{__version__}-next"
 """The same image under a second tag: another version, as far as Kubernetes can tell."""
-LIBRARY: Final = b"\x7fELF: HAMi-core from an image\n"
+LIBRARY: Final = stand_in()
 DAEMON_SET: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
 CHART: Final = SOURCE / "deploy" / "chart" / "hami-agent"
 SERVING: Final = 60.0

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.core.errors import Refusal, RefusalReason
-from tests.builders import a_container
+from tests.builders import a_container, a_gpu, a_shared_gpu, an_inventory
 from tests.services.allocation.allocating import NEXT_EPOCH, a_desk, ids, placed
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation import plain_scene
@@ -31,6 +31,45 @@ async def test_a_container_is_refused_with_what_is_missing_and_nothing_is_writte
         assert LIBRARY in sentence
         assert "ask the operator to install it" in sentence
         assert ((), set()) == (desk.ledger.rows, desk.hooks.names)
+
+
+async def test_a_container_that_would_not_load_it_is_refused_and_one_that_wants_none_is_served():
+    async with a_desk() as desk:
+        desk.hooks.preload = "/opt/vgpu/libvgpu.so\n"
+        desk.bind(placed(1))
+        sentence = await refused(desk.service.allocate(ids(1)))
+        desk.witness.forget(placed(1))
+        desk.bind(placed(2, containers=(a_container(control_disabled=True),)))
+        await desk.service.allocate(ids(1))
+
+        assert f"make {LIBRARY} its only line" in sentence
+        assert ["train-2"] == [row.pod for row in desk.ledger.rows]
+
+
+MISSED = a_shared_gpu(present=False, obstacle="no CDI specification defines it; write one")
+UNDEFINED = an_inventory(gpus=[MISSED, a_shared_gpu(gpu=a_gpu(index=1))])
+
+
+async def test_a_gpu_that_no_runtime_finds_is_refused_with_the_reason():
+    async with a_desk() as desk:
+        desk.inventory.set(UNDEFINED)
+        desk.bind(placed(1))
+        with pytest.raises(Refusal) as caught:
+            await desk.service.allocate(ids(1))
+
+        assert RefusalReason.UNKNOWN_GPU is caught.value.gate
+        assert "(no CDI specification defines it; write one)" in caught.value.sentence
+
+
+async def test_who_has_such_a_gpu_is_answered_again():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        first = await desk.service.allocate(ids(1))
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        desk.inventory.set(UNDEFINED)
+
+        assert first == await desk.service.allocate(ids(1))
 
 
 async def test_once_it_is_there_pods_are_served():

@@ -1,5 +1,7 @@
 """The inventory: one change, one generation; what is held never goes out of sight."""
 
+import asyncio
+
 import pytest
 
 from agent.core.inventory.condition import Condition
@@ -197,9 +199,12 @@ def test_a_gpu_of_unknown_memory_is_left_out_unless_the_settings_know_it():
     assert 1000 == known.inventory.value.gpus[0].registered_mib
 
 
-async def test_new_settings_are_obeyed_at_once_and_end_with_their_cell(bench):
-    bench.settings.set(SharingSettings(split_count=2))
-    bench.settings.close()
-    await bench.keeper.run()
+async def test_new_settings_are_obeyed_at_once(bench):
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(bench.keeper.run())
+        await asyncio.sleep(1)
+        bench.settings.set(SharingSettings(split_count=2))
+        await asyncio.sleep(0.01)
+        running.cancel()
 
     assert [2, 2] == [gpu.split_count for gpu in bench.inventory.value.gpus]

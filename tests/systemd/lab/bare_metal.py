@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
+from agent.sandbox.lab.places import place_library
 from tests.peers.lab.ports import free_ports
 from tests.peers.lab.waiting import until, until_answer
 from tests.process.agent_process import options
@@ -206,10 +207,8 @@ async def open_bare_metal(folder: Path, wheels: Path) -> AsyncIterator[BareMetal
     """
     local = folder / "local"
     async with open_cluster(options(gpus=8)) as cluster:
-        for name in ("libvgpu.so", "ld.so.preload"):
-            place = local / "vgpu" / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes((cluster.places.hook / "vgpu" / name).read_bytes())
+        (local / "vgpu").mkdir(parents=True)
+        place_library(local / "vgpu", Path("/usr/local"))
         binds = {
             cluster.places.root: KUBELET,
             local: "/usr/local",

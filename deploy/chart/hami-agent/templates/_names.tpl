@@ -204,6 +204,14 @@ true
 {{- end -}}
 {{- end -}}
 
+{{- /* The directories of CDI specifications to look into; none where no setting names a CDI strategy. */ -}}
+{{- define "hami-agent.cdiSpecDirs" -}}
+{{- $settings := include "hami-agent.settings" . -}}
+{{- if contains "cdi-" (list $settings .Values.extraArgs .Values.devicePlugin.extraEnvs | toYaml) -}}
+{{- dig "allocation" "cdiSpecDirs" (list "/etc/cdi" "/var/run/cdi") ($settings | fromYaml | default dict) | toYaml -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Whether HAMi-core is put on the node: who only looks places nothing. */ -}}
 {{- define "hami-agent.places" -}}
 {{- if and .Values.library.place (not .Values.observe) -}}

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from agent.core.cluster.annotations import REGISTER
+from agent.core.containers.edits import EditSettings
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.api_rights import Right, right_to_get, rights
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
@@ -12,12 +13,12 @@ from agent.core.node.preflight import (
     PathFacts,
     PluginSocket,
     judge_bytecode,
+    judge_cdi,
     judge_cluster,
     judge_driver,
     judge_hami_files,
     judge_kubelet,
     judge_library,
-    judge_owner,
     judge_path,
     judge_plugins,
     judge_report,
@@ -146,6 +147,24 @@ def test_the_library_must_be_there_where_it_is_needed(missing, needed, verdict):
 
 
 @pytest.mark.parametrize(
+    ("defined", "verdict"),
+    [
+        (None, "unknown"),
+        (frozenset(), "WRONG"),
+        ({f"nvidia.com/gpu={a_gpu(index=0).uuid}"}, "WRONG"),
+        ({f"nvidia.com/gpu={a_gpu(index=number).uuid}" for number in range(2)}, "ok"),
+    ],
+)
+def test_the_cdi_names_of_all_gpus_must_be_defined(defined, verdict):
+    gpus = [a_gpu(index=number).uuid for number in range(2)]
+    finding = judge_cdi(gpus, EditSettings(device_list_strategies=("cdi-cri",)), defined)
+
+    assert verdict == judged(PreflightCheck.CDI, finding)
+    assert "/etc/cdi, /var/run/cdi" == finding.subject
+    assert (verdict == "WRONG") == ("nvidia-ctk cdi generate" in finding.advice)
+
+
+@pytest.mark.parametrize(
     ("cluster", "expected"),
     [
         (LABELLED, [("P-NODE", "ok"), ("P-LABEL", "ok"), ("P-RIGHTS", "ok")]),
@@ -269,18 +288,15 @@ def test_it_is_said_whether_hamis_files_are_used(files, names, verdict, said):
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (DIRECTORY, None),
-        (PathFacts("/d", ""), None),
-        (PathFacts("/d", "file", ours=False), None),
         (msgspec.structs.replace(DIRECTORY, mode=0o777), "every user may write there (mode 0777)"),
         (msgspec.structs.replace(DIRECTORY, owner=7, ours=False), "belongs to uid 7"),
     ],
 )
 def test_a_directory_of_another_user_or_of_all_is_wrong(place, said):
-    finding = judge_owner(place)
-
-    assert said == (finding and finding.said)
-    assert finding is None or "WRONG" == judged(PreflightCheck.PATHS, finding)
+    for finding in (judge_path(place, made=True), judge_kubelet(place, SOCKET)):
+        assert said == finding.said
+        assert "WRONG" == finding.verdict.value
+        assert "chown root and chmod 0755 /d" == finding.advice
 
 
 def test_a_running_agent_needs_no_files_of_hami():
