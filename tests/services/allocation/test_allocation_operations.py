@@ -15,7 +15,7 @@ from tests.builders import a_container, a_pod, a_pod_uid
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
 from tests.services.allocation.full_node import fill
 
-CALLS = 550
+CALLS = 600
 """Function calls of one Allocate. Each row on its GPU adds up to CALLS_OF_A_ROW."""
 CALLS_OF_A_ROW = 55
 BURIED = 100
