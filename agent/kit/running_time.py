@@ -1,14 +1,13 @@
 """Deadlines that count only the time in which the event loop ran.
 
-A process that gets too little of the processor reads an answer long after it came, and a deadline
-by the clock blames the peer for it. So the clock is read every 10 ms while a deadline is open. What
-passes between two readings beyond that is lag: the loop waited for the processor, or a callback
-held it. Lag extends the open deadlines, up to a limit.
+A process that gets too little CPU reads an answer long after it came, and a deadline by the clock
+blames the peer for it. So the clock is read every 10 ms while a deadline is open. What passes
+beyond that is lag: the loop waited for the processor, or a callback held it. Lag extends the
+deadlines that are open, up to a limit.
 """
 
 import asyncio
 import contextlib
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
@@ -33,9 +32,7 @@ class Lag:
 
     def __init__(self) -> None:
         self._open = 0
-        self._read = 0.0
-        self._measured = 0.0
-        self._granted = 0.0
+        self._read = self._measured = self._granted = 0.0
         self._left = MOST
         self._grants: deque[tuple[float, float]] = deque()
         """The time and the seconds of each grant of the last WINDOW seconds."""
@@ -49,49 +46,42 @@ class Lag:
         Its argument: whether the loop did not run for most of the time that passed.
         """
         loop = asyncio.get_running_loop()
-        if self._open:
-            self._look()
-        self._read = began = loop.time()
-        self._open += 1
-        granted, measured = self._granted, self._measured
-        timer: asyncio.TimerHandle | None = None
-        is_last = False
+        self._look()
+        began, granted, measured = self._read, self._granted, self._measured
+        is_last = is_over = False
+        timer: asyncio.TimerHandle
 
         def check() -> None:
-            nonlocal timer, is_last
+            nonlocal timer, is_last, is_over
             self._look()
-            now, due = loop.time(), began + seconds + self._granted - granted
-            if now < due - NOISE:
-                timer = loop.call_at(min(due, now + TICK), check)
-            elif now < self._settled and not is_last:
+            due = began + seconds + self._granted - granted
+            if self._read < due - NOISE:
+                timer = loop.call_at(min(due, self._read + TICK), check)
+            elif self._read < self._settled and not is_last:
                 is_last, timer = True, loop.call_at(self._settled, check)
             else:
-                close()
-                ring(2 * (self._measured - measured) > now - began)
-
-        def close() -> None:
-            nonlocal timer
-            if timer is not None:
-                timer.cancel()
-                timer = None
+                is_over = True
                 self._open -= 1
+                ring(2 * (self._measured - measured) > self._read - began)
 
-        timer = loop.call_at(min(began + seconds, began + TICK), check)
+        timer = loop.call_at(began, check)
+        self._open += 1
         try:
             yield
         finally:
             self._look()
-            close()
+            self._open -= not is_over
+            timer.cancel()
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
         """Bound the block to `seconds` of running time. Raises TimeoutError, Starved."""
-        loop, deadline, starved = asyncio.get_running_loop(), asyncio.timeout(None), False
+        deadline, starved = asyncio.timeout(None), False
 
         def end(is_starved: bool) -> None:  # noqa: FBT001 -- as alarm() calls it
             nonlocal starved
             starved = is_starved
-            deadline.reschedule(loop.time())
+            deadline.reschedule(self._read)
 
         try:
             async with deadline:
@@ -107,21 +97,20 @@ class Lag:
         return asyncio.get_running_loop().time() - self._granted
 
     def _look(self) -> None:
-        """Measure the lag since the last reading and grant what the limit leaves."""
+        """Read the clock, measure the lag since the last reading and grant what is left for it."""
         now = asyncio.get_running_loop().time()
         late, self._read = now - self._read - TICK, now
         if not self._open or late < NOISE:
             return
+        self._measured += late
         while self._grants and self._grants[0][0] <= now - WINDOW:
             self._left += self._grants.popleft()[1]
-        self._measured += late
         grant = min(late, self._left)
         if grant > 0:
             self._left -= grant
             self._granted += grant
             self._grants.append((now, grant))
-            if late > TICK:
-                self._settled = now + TICK
+            self._settled = now + TICK if late > TICK else self._settled
 
 
 class Budget:
@@ -129,17 +118,14 @@ class Budget:
 
     def __init__(self, lag: Lag, seconds: float) -> None:
         self._lag = lag
-        self._left = seconds
+        self.left = seconds
 
     @contextlib.asynccontextmanager
-    async def within(self, most: float = math.inf, *, spare: float = 0.0) -> AsyncIterator[None]:
-        """Bound the block to `most` seconds, and to what is left beyond `spare` seconds.
-
-        Raises TimeoutError, Starved.
-        """
+    async def within(self, most: float | None = None) -> AsyncIterator[None]:
+        """Bound the block to what is left, and to `most` seconds. Raises TimeoutError, Starved."""
         began = self._lag.clock()
         try:
-            async with self._lag.within(min(most, self._left - spare)):
+            async with self._lag.within(self.left if most is None else min(most, self.left)):
                 yield
         finally:
-            self._left -= self._lag.clock() - began
+            self.left -= self._lag.clock() - began

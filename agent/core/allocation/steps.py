@@ -25,7 +25,12 @@ class AllocateStep(enum.StrEnum):
     CHECK = "check-ids"
     DIRECTORY = "make-directory"
     WRITE = "write-ledger"
-    ALONE = "await-others"
+
+
+_BELOW_THE_HOOK_PATH = {
+    AllocateStep.HOOK: "HAMi-core's files on the node cannot be read",
+    AllocateStep.DIRECTORY: "The container's directory on the node cannot be created",
+}
 
 
 def starved_refusal() -> Refusal:
@@ -41,18 +46,11 @@ def starved_refusal() -> Refusal:
 def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """The refusal when the disk failed in `step`, or did not finish it in time."""
     reason = str(error) if isinstance(error, StateError) else _SILENT
-    if step is AllocateStep.HOOK:
+    if step in _BELOW_THE_HOOK_PATH:
         return Refusal(
             RefusalReason.HOST_DIRECTORY,
-            f"HAMi-core's files on the node cannot be read ({reason}); ask the operator to check "
-            "the node's hook path and its disk.",
-            transient=True,
-        )
-    if step is AllocateStep.DIRECTORY:
-        return Refusal(
-            RefusalReason.HOST_DIRECTORY,
-            f"The container's directory on the node cannot be created ({reason}); ask the operator "
-            "to check the node's hook path and its disk.",
+            f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
+            "path and its disk.",
             transient=True,
         )
     return Refusal(

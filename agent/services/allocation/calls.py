@@ -168,8 +168,6 @@ def overlap(call: AllocateCall) -> Refusal:
 
 def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
     """The refusal when the call's step failed or took too long."""
-    if call.step is AllocateStep.ALONE:
-        return overlap(call)
     if isinstance(error, Starved):
         return starved_refusal()
     if call.step is not AllocateStep.MATCH or isinstance(error, StateError):

@@ -7,8 +7,9 @@ of our own loop counts.
 import asyncio
 import contextlib
 import functools
-import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -35,7 +36,7 @@ from agent.core.allocation.exactly_one import in_vain
 from agent.core.allocation.matching import decide
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.allocation.steps import starved_refusal
-from agent.core.cluster.pods import NodeView, PodTable, PodUid
+from agent.core.cluster.pods import NodeView, PodUid
 from agent.core.errors import (
     ApiError,
     KubeletError,
@@ -49,11 +50,14 @@ from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Decider
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
+from agent.kit.cell import Cell
 from agent.kit.running_time import Budget, Starved
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
 from agent.services.allocation.waits import Waits
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 UNANSWERED_PAUSES = (0.01, 0.05)
 """Seconds until PodResources is asked again after a failure. A kubelet's restart breaks the
@@ -82,17 +86,6 @@ refusal fails a good pod, and the kubelet's own watch can be that much ahead of 
 KUBELET_BUDGET = 2.0
 """Seconds for all questions to the kubelet together. It may have to be asked about 110 pods, and
 answers 100 questions a second."""
-
-_UNPROVEN = frozenset(
-    {
-        RefusalReason.NO_POD_ADMITTED,
-        RefusalReason.NO_RIGHT,
-        RefusalReason.NO_LOCK,
-        RefusalReason.WITNESS_SILENT,
-        RefusalReason.PODS_UNKNOWN,
-    }
-)
-"""Refusals for want of an answer. If the agent had no time for that answer, they blame a peer."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
@@ -162,7 +155,8 @@ class Inquiry:
             try:
                 step = decide(count, evidence, self._settings)
             except Refusal as refusal:
-                if self._is_starved and refusal.gate in _UNPROVEN:
+                # Which pod asks and by what right was not found out, for want of CPU.
+                if self._is_starved and refusal.gate.value.startswith("HA-2"):
                     raise starved_refusal() from refusal
                 raise
             if isinstance(step, Grant):
@@ -291,19 +285,25 @@ class Inquiry:
     async def _caught_up(self, step: ListPods | AwaitLock, seen: Evidence) -> bool:
         """Whether the watch that `step` needs shows a change from `seen` within WATCH_PAUSE."""
         now = asyncio.get_running_loop().time()
-        if self._lagging_until is None:
-            if not self._vain.allows(now):
-                return False
-            self._lagging_until = now + WATCH_PAUSE
+        self._lagging_until = self._lagging_until or now + WATCH_PAUSE
+        time = asyncio.timeout(self._lagging_until - now)
+        if isinstance(step, ListPods):
+            return await self._shown(time, self._views.pods, lambda table: table != seen.table)
+        self._peers.look()
+        return await self._shown(time, self._views.node, lambda node: held_lock(node) != seen.lock)
+
+    async def _shown(
+        self, time: AbstractAsyncContextManager[object], cell: Cell[T], holds: Callable[[T], bool]
+    ) -> bool:
+        """Whether `holds` becomes true in `time`; False at once after too many waits in vain."""
+        loop = asyncio.get_running_loop()
+        if not self._vain.allows(loop.time()):
+            return False
         try:
-            async with asyncio.timeout(self._lagging_until - now):
-                if isinstance(step, ListPods):
-                    await self._views.pods.until(lambda table: table != seen.table)
-                else:
-                    self._peers.look()
-                    await self._views.node.until(lambda node: held_lock(node) != seen.lock)
+            async with time:
+                await cell.until(holds)
         except TimeoutError:
-            self._vain.spend(asyncio.get_running_loop().time())
+            self._vain.spend(loop.time())
             return False
         return True
 
@@ -314,17 +314,17 @@ class Inquiry:
         For the owner of the node lock only the rest of OWNER_BUDGET bounds it. The kubelet's
         earlier answers still hold: while it waits for us, it admits no other pod.
         """
-        bounds = (math.inf, 0.0) if owner else (most, OWNER_BUDGET - API_BUDGET)
+        left = self._api.left - OWNER_BUDGET + API_BUDGET
         try:
-            async with self._api.within(bounds[0], spare=bounds[1]):
+            async with self._api.within(None if owner else min(most, left)):
                 yield
         except TimeoutError as error:
             self._is_starved |= isinstance(error, Starved)
             raise ApiError("out of time") from error
 
     async def _list(self) -> None:
-        """LIST the pods. If the API server is silent, a watch that is late may show who asks."""
-        seen, failed, silent = self._views.pods.value, False, False
+        """LIST the pods. If that fails, a watch that is late may still show who asks."""
+        seen, failed = self._views.pods.value, False
         lock = held_lock(self._views.node.value)
         # The lock's owner may be asking unless the kubelet has said that it does not know it.
         is_owners = lock is not None and self._known.get(lock.owner or ("", ""), True) is not None
@@ -336,23 +336,14 @@ class Inquiry:
                     return  # this may be the first LIST, which began before the call
         except ApiError as error:
             log.warning("pods.list_failed", err=str(error))
-            failed, silent = True, isinstance(error.__cause__, TimeoutError)
-        if silent and seen.synced and not seen.stale and await self._is_shown(seen):
-            return
+            failed = True
+        if failed and seen.synced and not seen.stale:
+            time, known = self._api.within(), seen.pods.keys()
+            if await self._shown(
+                time, self._views.pods, lambda table: bool(table.pods.keys() - known)
+            ):
+                return
         self._state = msgspec.structs.replace(self._state, listed=True, list_failed=failed)
-
-    async def _is_shown(self, seen: PodTable) -> bool:
-        """Whether the watch shows a pod that is not in `seen` within the rest of OWNER_BUDGET."""
-        loop = asyncio.get_running_loop()
-        if not self._vain.allows(loop.time()):
-            return False
-        try:
-            async with self._api.within():
-                await self._views.pods.until(lambda table: bool(table.pods.keys() - seen.pods))
-        except TimeoutError:
-            self._vain.spend(loop.time())
-            return False
-        return True
 
     async def _look_at_pod(self, key: PodKey) -> None:
         try:
@@ -382,17 +373,9 @@ class Inquiry:
                 return lock is not None and lock != before
             return lock.owner == owner
 
-        loop = asyncio.get_running_loop()
         self._state = msgspec.structs.replace(self._state, waited=True)
-        if not self._vain.allows(loop.time()):
-            return
         self._peers.look()
-        try:
-            async with self._peers.lag.within(LOCK_PAUSE):
-                await self._views.node.until(is_there)
-        except TimeoutError:
-            self._vain.spend(loop.time())
-            log.debug("lock.unchanged", waited=LOCK_PAUSE)
+        await self._shown(self._peers.lag.within(LOCK_PAUSE), self._views.node, is_there)
 
 
 def _asked(question: Question) -> str:

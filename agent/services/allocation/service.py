@@ -18,9 +18,6 @@ from agent.services.allocation.calls import AllocateCall, AllocateCalls, overlap
 from agent.services.allocation.outcomes import Outcomes, oversold
 from agent.services.allocation.storage import Storage
 
-ALONE = 0.8
-"""Seconds that a call which the kubelet repeats waits until no other call is under way."""
-
 _OF_NO_POD = frozenset(
     {
         RefusalReason.NO_POD_ADMITTED,
@@ -155,9 +152,7 @@ class Allocation:
         kubelet begins no other container of the pod.
         """
         if call.may_come_again:
-            call.step = AllocateStep.ALONE
-            async with self._calls.lag.within(ALONE):
-                await self._calls.turns.until_alone(call.turn)
+            await self._calls.turns.until_alone(call.turn)  # each of them has its deadlines
         return overlap(call)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:

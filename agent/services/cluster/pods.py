@@ -3,14 +3,13 @@
 import asyncio
 import datetime as dt
 import random
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import msgspec
 import structlog
 
 from agent.core.allocation.evidence import NOT_HERE
-from agent.core.allocation.steps import VAIN, VAIN_REFILL
 from agent.core.cluster.annotations import BIND_PHASE
 from agent.core.cluster.changes import PodChange, PodList, version_number
 from agent.core.cluster.pods import PodTable, PodUid, PodView, Tombstone
@@ -33,8 +32,6 @@ LISTS = 120
 LISTS_REFILL = 2.0
 """Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
 2 s. A tenant can cause them without end, and each one scans all pods of the cluster."""
-WATCH_PAUSE = 0.1
-"""Seconds that a call waits for the watch instead of a LIST."""
 WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
@@ -68,7 +65,6 @@ class PodWatch:
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
         self._lists = Allowance(LISTS, LISTS_REFILL)
-        self._pauses = Allowance(VAIN, VAIN_REFILL)
         self._warnings = Throttle(WARN_PERIOD)
         self._lag = Lag()
 
@@ -191,29 +187,33 @@ class PodWatch:
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
     async def _answer(self) -> NoReturn:
-        """LIST for the waiting callers. Calls during a LIST wait for the next one."""
-        while True:
-            await self._asked.wait()
-            await self._table.until(lambda table: table.synced or table.stale)
-            self._asked.clear()
-            answers, self._answers = self._answers, []
-            waiting = [answer for answer in answers if not answer.done()]
-            if not waiting:
-                continue
-            try:
-                await self._spend_list()
-                async with self._lag.within(LIST_PATIENCE):
-                    found = await _while_awaited(self._api.list_pods(), waiting)
-            except (ApiError, TimeoutError) as error:
-                for answer in waiting:
-                    _fail(answer, error)
-                continue
-            self._take(found)
-            for answer in waiting:
-                _succeed(answer, self._table.value)
+        """LIST for the waiting callers. A LIST that hangs delays no later call."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._asked.wait()
+                await self._table.until(lambda table: table.synced or table.stale)
+                self._asked.clear()
+                answers, self._answers = self._answers, []
+                group.create_task(self._list([one for one in answers if not one.done()]))
 
-    async def _spend_list(self) -> None:
-        """Spend the allowance for one LIST. If none is left, await the watch and raise ApiError."""
+    async def _list(self, waiting: list[asyncio.Future[PodTable]]) -> None:
+        """One LIST for these callers."""
+        if not waiting:
+            return
+        try:
+            self._spend_list()
+            async with self._lag.within(LIST_PATIENCE):
+                found = await self._api.list_pods()
+        except (ApiError, TimeoutError) as error:
+            for answer in waiting:
+                _fail(answer, error)
+            return
+        self._take(found)
+        for answer in waiting:
+            _succeed(answer, self._table.value)
+
+    def _spend_list(self) -> None:
+        """Spend the allowance for one LIST. Raises ApiError: none is left."""
         now = asyncio.get_running_loop().time()
         if self._lists.allows(now):
             self._lists.spend(now)
@@ -221,19 +221,7 @@ class PodWatch:
         left_out = self._warnings.admit()
         if left_out is not None:
             log.warning("pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out)
-        await self._give_way(now)
         raise ApiError("too many requests by pods that the agent does not know")
-
-    async def _give_way(self, now: float) -> None:
-        """Wait WATCH_PAUSE for the watch, unless too many such waits had no result."""
-        seen = self._table.value
-        if not self._pauses.allows(now):
-            return
-        try:
-            async with asyncio.timeout(WATCH_PAUSE):
-                await self._table.until(lambda table: table is not seen)
-        except TimeoutError:
-            self._pauses.spend(now)
 
     async def _bury(self) -> NoReturn:
         """Forget deleted pods after KEEP."""
@@ -289,25 +277,6 @@ def _slim(pod: PodView) -> PodView:
 
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
-
-
-async def _while_awaited(
-    work: Coroutine[None, None, PodList], answers: list[asyncio.Future[PodTable]]
-) -> PodList:
-    """Do the work until nobody waits for it any more: a LIST that hangs delays no later call."""
-    async with asyncio.timeout(None) as patience:
-
-        def left(_: object) -> None:
-            if all(answer.done() for answer in answers):
-                patience.reschedule(asyncio.get_running_loop().time())
-
-        try:
-            for answer in answers:
-                answer.add_done_callback(left)
-            return await work
-        finally:
-            for answer in answers:
-                answer.remove_done_callback(left)
 
 
 def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:

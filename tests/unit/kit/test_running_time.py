@@ -126,7 +126,7 @@ async def test_a_budget_is_spent_by_the_time_that_the_loop_ran():
         await asyncio.sleep(0.2)
     began = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        async with budget.within(spare=0.1):
+        async with budget.within(budget.left - 0.1):
             await asyncio.Event().wait()
     rest = asyncio.get_running_loop().time() - began
     with pytest.raises(TimeoutError):
