@@ -1,5 +1,6 @@
 """`doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing."""
 
+import contextlib
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,12 +35,15 @@ from agent.core.node.leftovers import NodeTraces
 from agent.core.node.library_files import judge_library_files
 from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
 from agent.core.ports import Clock
+from agent.host.hook.sizes import directory_sizes
 from agent.host.inspection import device_nodes, library_file, waiting_agents
 from agent.host.kube.sight import NodeSight
 from agent.host.lockfile import LockFile
 from agent.host.surroundings import look_at, plugin_sockets
 from agent.settings.sections import Settings
 
+LARGEST: Final = 3
+"""How many of the container directories that are too large have a line."""
 _PRELOAD: Final = "ld.so.preload"
 
 
@@ -120,6 +124,11 @@ class _Checkup(msgspec.Struct, eq=False):
                 judged = [one for one in judged if one.subject != finding.subject]
                 judged.append(finding)
         yield from judged
+        with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
+            sizes = directory_sizes(paths.hook).items()
+            large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
+            for name, size in sorted(large, key=lambda one: -one[1].size)[:LARGEST]:
+                yield preflight.judge_size(f"{home}/containers/{name}", size.size, size.entries)
 
     def config(self) -> Iterator[Finding]:
         names = dict.fromkeys(self.request.names, NamedNode.UNSEEN)
