@@ -178,7 +178,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             facts.inventory,
             clock,
         ),
-        usage=join_usage(settings, adapters, front, source.calls),
+        usage=join_usage(settings, adapters, front),
     )
 
 

@@ -1,8 +1,9 @@
 """`doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ from agent.core.node.findings import Finding, PreflightCheck, traced
 from agent.core.node.leftovers import NodeTraces
 from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
 from agent.core.ports import Clock
+from agent.host.hook.sizes import directory_sizes
 from agent.host.inspection import device_nodes, waiting_agents
 from agent.host.kube.sight import NodeSight
 from agent.host.lockfile import LockFile
@@ -38,6 +40,8 @@ from agent.host.surroundings import look_at, plugin_sockets
 from agent.settings.sections import Settings
 
 R = TypeVar("R")
+LARGEST: Final = 3
+"""How many of the container directories that are too large have a line."""
 
 
 class CheckupRequest(msgspec.Struct, frozen=True):
@@ -70,7 +74,8 @@ async def examine_running(
         others = [name for name in request.names if name != settings.node]
         reader = request.reader
         checkup.cluster = await see_cluster(settings, environ, clock, others, reader=reader)
-    findings = [*request.settings, *checkup.agent(), *path_findings(settings), *checkup.config()]
+    findings = [*request.settings, *checkup.agent(), *path_findings(settings)]
+    findings += [*checkup.directories(), *checkup.config()]
     if groups & {CheckGroup.DRIVER, CheckGroup.SCHEDULER}:
         checkup.scan, driver = await driver_findings(settings, environ)
         findings += [*driver, *checkup.access()]
@@ -105,6 +110,15 @@ class _Checkup(msgspec.Struct, eq=False):
         yield from judge_agent(self.request.agent)
         yield judge_instances(look_at(lock), holder, waiting, sockets)
         yield bytecode_finding()
+
+    def directories(self) -> Iterator[Finding]:
+        hook = self.settings.paths.hook
+        with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
+            sizes = directory_sizes(hook).items()
+            large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
+            for name, size in sorted(large, key=lambda one: -one[1].size)[:LARGEST]:
+                path = f"{hook}/vgpu/containers/{name}"
+                yield preflight.judge_size(path, size.size, size.entries)
 
     def config(self) -> Iterator[Finding]:
         names = dict.fromkeys(self.request.names, NamedNode.UNSEEN)

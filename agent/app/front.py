@@ -34,7 +34,6 @@ from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Withholder
 from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
-from agent.services.reconcile.measuring import Measuring
 from agent.services.registration.kubelet import KubeletWatch
 from agent.services.registration.service import Registration
 from agent.services.report.announce import NodeEventQueue
@@ -77,7 +76,6 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     recent: RecentlyRegistered
     withholder: Withholder
     clearing: Clearing
-    measuring: Measuring
 
 
 class Front(msgspec.Struct, frozen=True):
@@ -233,5 +231,4 @@ def _services(
             cues_of(settings, adapters, state.error),
         ),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
-        measuring=Measuring(adapters.hooks, state.ledger, notices.say),
     )

@@ -95,5 +95,5 @@ async def open_plain(
             Allocation(source, storage, front.notices.say, front.refused),
             reconcile,
             NoticeLog(front.notices),
-            join_usage(settings, adapters, front, source.calls),
+            join_usage(settings, adapters, front),
         )

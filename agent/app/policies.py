@@ -33,7 +33,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "held": _LOCAL,
     "withholder": _LOCAL,
     "clearing": _LOCAL,
-    "measuring": _LOCAL,
+    "room": _LOCAL,
     "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,

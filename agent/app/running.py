@@ -128,7 +128,7 @@ def tiers(
             task("held", front.follow_held),
             *(() if parts.observe else (task("withholder", knowing.withholder.run),)),
             *(() if parts.observe else (task("clearing", knowing.clearing.run),)),
-            *(() if parts.observe else (task("measuring", knowing.measuring.run),)),
+            *(() if parts.observe else (task("room", knowing.clearing.follow_room),)),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),

@@ -58,7 +58,7 @@ def _plain_tallies(back: PlainBack) -> tuple[Tally, ...]:
 
 
 def _front_readings(front: Front) -> tuple[Gauge, ...]:
-    measured = front.knowing.measuring.state
+    room = front.knowing.clearing.room
     return (
         Gauge(
             "checkpoint_generation",
@@ -76,19 +76,14 @@ def _front_readings(front: Front) -> tuple[Gauge, ...]:
             lambda: front.knowing.clearing.state.value.kept,
         ),
         Gauge(
-            "directories_large",
-            "Containers whose directory is larger than HAMi-core needs or not accessible.",
-            lambda: len(measured.value.large),
-        ),
-        Gauge(
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
-            lambda: measured.value.room.available,
+            lambda: room.value.available,
         ),
         Gauge(
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: measured.value.room.inodes,
+            lambda: room.value.inodes,
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Joins what is known about the use of containers: samples, limits, and the Event at a limit.
+"""Joins what is known about the use of containers: samples, and the Event at a limit.
 
 It loads with the back half, because a registration needs none of it.
 """
@@ -11,8 +11,6 @@ from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.host.hook.processes import ContainerProcesses
 from agent.host.hook.regions import HostRegions
-from agent.services.allocation.calls import AllocateCalls
-from agent.services.usage.limits import LimitViews, LiveLimits
 from agent.services.usage.pressure import MemoryPressure
 from agent.services.usage.service import ContainerUsage
 from agent.settings.sections import Settings
@@ -23,7 +21,6 @@ class UsageServices(msgspec.Struct, frozen=True):
 
     containers: ContainerUsage
     pressure: MemoryPressure
-    limits: LiveLimits
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
@@ -31,10 +28,8 @@ class UsageServices(msgspec.Struct, frozen=True):
         return {"usage": self.containers.run, "pressure": self.pressure.run}
 
 
-def join_usage(
-    settings: Settings, adapters: Adapters, front: Front, calls: AllocateCalls
-) -> UsageServices:
-    """Join them. `calls`: the Allocates under way."""
+def join_usage(settings: Settings, adapters: Adapters, front: Front) -> UsageServices:
+    """Join them."""
     facts, state, paths = front.facts, front.state, settings.paths
     regions = HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup))
     containers = ContainerUsage(
@@ -42,17 +37,10 @@ def join_usage(
         state.ledger,
         adapters.clock,
         switches=settings.feedback and not settings.observe,
-        holds=not settings.observe,
     )
     return UsageServices(
         containers=containers,
         pressure=MemoryPressure(
             containers.newest, state.ledger, facts.inventory, front.notices.say
-        ),
-        limits=LiveLimits(
-            LimitViews(state.ledger, facts.inventory, facts.pods, calls.pending, calls.taken),
-            regions,
-            state.commit,
-            adapters.clock,
         ),
     )

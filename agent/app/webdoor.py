@@ -2,7 +2,7 @@
 
 import contextlib
 import platform
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
 import msgspec
@@ -11,26 +11,21 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from agent import __version__
-from agent.app.running import AgentParts
 from agent.app.series import series_of
 from agent.app.status import status_facts
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
 from agent.core.health.maintenance import GpuRelease
 from agent.core.health.news import holders
-from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceList
 from agent.core.state.ledger import Ledger
-from agent.core.usage.limit_answer import LimitAnswer
-from agent.core.usage.live_limits import LimitRefused, LimitWish
 from agent.kit.cell import Cell
 from agent.settings.sections import Settings
 from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.api import ReadApi
-from agent.web.gpus import gpu_labels, labelled
+from agent.web.gpus import labelled
 from agent.web.hami import HamiSettings
-from agent.web.limits import LimitDoor
 from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
 from agent.web.page.door import PageDoor
 from agent.web.policy import HamiNames
@@ -118,7 +113,7 @@ async def open_web(
 
 
 def _actions(watched: WebSubjects) -> Actions | None:
-    """The actions on GPUs and limits. A standby has none."""
+    """The actions on GPUs. A standby has none."""
     parts = watched.parts
     if parts is None:
         return None
@@ -149,24 +144,5 @@ def _actions(watched: WebSubjects) -> Actions | None:
             "recheck": recheck_act(recheck, known, uuids, left_out),
             "release": release_act(release, known, left_out),
             "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids, left_out),
-        },
-        _limits(parts),
+        }
     )
-
-
-def _limits(parts: AgentParts) -> LimitDoor:
-    async def limit(wish: LimitWish) -> LimitAnswer:
-        back = parts.back.value
-        if parts.observe:
-            raise LimitRefused(
-                "This agent only observes and changes no limits: another plugin gave the container "
-                "its GPUs."
-            )
-        if back is None:
-            raise LimitRefused("The agent is still loading; try again in a few seconds.")
-        return await back.usage.limits.limit(wish)
-
-    def labels() -> Mapping[GpuUuid, str]:
-        return gpu_labels(parts.front.facts.inventory.value)
-
-    return LimitDoor(limit, labels)

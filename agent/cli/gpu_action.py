@@ -45,11 +45,7 @@ def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> i
 
     It is 0 or 1 by `tell`, 3 if no agent answers, 4 if there is no such GPU.
     """
-    return request(args, f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}", deadline, tell)
-
-
-def request(args: argparse.Namespace, target: str, deadline: float, tell: Tell) -> int:
-    """Request the action at that path; the rest as in act()."""
+    target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
     try:
         status, text = call(args.socket, "POST", target, deadline)
     except Unreachable as error:

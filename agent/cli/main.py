@@ -26,7 +26,6 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "top": ("agent.cli.top", "show this node live: GPUs and who holds them"),
     "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
     "release": ("agent.cli.release", "release a GPU for work on it"),
-    "limit": ("agent.cli.limit", "give a running container other limits"),
     "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
     "cordon": ("agent.cli.cordon", "place no new pods on a GPU"),
     "uncordon": ("agent.cli.uncordon", "let new pods be placed on a cordoned GPU again"),

@@ -150,7 +150,6 @@ def invitation(at: Addresses) -> str:
           curl {at.web}/metrics
           {at.program} status --socket {at.directory}/run/api.sock
           {at.program} status --by pod --socket {at.directory}/run/api.sock
-          {at.program} limit demo/one --memory 8Gi --socket {at.directory}/run/api.sock
           {at.program} doctor {shlex.join(at.settings)}
           {at.program} bundle --socket {at.directory}/run/api.sock
           {at.program} simulate --socket {at.hardware_socket} list

@@ -233,7 +233,7 @@ def _note(gpu: GpuStatus, node: str, now: dt.datetime, style: StatusStyle) -> It
 def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
     """The cells of one container and GPU."""
     said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
-    said = "other GPUs" if one.mismatched else said + (", live limits" if one.live_limits else "")
+    said = "other GPUs" if one.mismatched else said
     memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
     return [
         cap(one.namespace, 64) or "-",

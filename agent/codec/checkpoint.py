@@ -75,7 +75,7 @@ class _PlainRow(msgspec.Struct, frozen=True):
 
 
 def _written(row: Row) -> dict[str, object]:
-    """The row as the file has it. Live limits are left out while nobody has set any."""
+    """The row as the file has it. Live limits are left out where nobody has set any."""
     is_scheduled = row.decided_by is Decider.SCHEDULER
     form: type[msgspec.Struct] = _ScheduledRow if is_scheduled else _PlainRow
     others = {} if is_scheduled else {"uid": row.key.pod_uid, "recorded": row.confirmed}

@@ -6,7 +6,7 @@ Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDe
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from agent.core.errors import MalformedText, cap
 from agent.core.inventory.gpu import GpuUuid
@@ -73,20 +73,6 @@ def consume(text: str, groups: Collection[int]) -> str:
     Repeating it changes nothing more, and neither does a position beyond the text.
     """
     return ";".join("" if place in groups else part for place, part in enumerate(text.split(";")))
-
-
-def relimit(groups: Groups, limits: Mapping[int, Collection[Share]]) -> str:
-    """Encode decoded `groups` with other memory and cores: `limits`, by position of the group.
-
-    Shares of GPUs without a limit stay. The empty last group, which is not HAMi's, is left out.
-    """
-    changed = list[tuple[Share, ...]]()
-    for place, group in enumerate(groups):
-        own = {share.uuid: share for share in limits.get(place, ())}
-        changed.append(tuple(own.get(share.uuid, share) for share in group))
-    if changed and not changed[-1]:
-        changed.pop()
-    return encode_pod_devices(changed)
 
 
 def validate(groups: Groups) -> Groups:

@@ -35,15 +35,6 @@ def decode_whole(text: str) -> int | None:
     return int(exact) if exact is not None and exact.denominator == 1 else None
 
 
-def decode_mib(text: str) -> int | None:
-    """Decode an amount of memory with a unit of at least K or Ki to whole MiB, rounded down.
-
-    None: it is no such amount. HAMi takes a number without a unit for MiB, Kubernetes for bytes.
-    """
-    exact = _exact(text) if text[-1:] in {"i", *"kMGTPE"} else None
-    return None if exact is None else int(exact // 2**20)
-
-
 def _exact(text: str) -> Fraction | None:
     match = _QUANTITY.fullmatch(text)
     if match is None:

@@ -283,19 +283,8 @@ def _time(tail: bytes) -> dt.datetime | None:
 
 
 def encode_change(offsets: RegionOffsets, change: RegionChange) -> tuple[tuple[int, bytes], ...]:
-    """The aligned words to write, each with its offset.
-
-    Raises ValueError for a GPU or a number that the layout has no room for.
-    """
+    """The aligned words to write, each with its offset."""
     words: list[tuple[int, bytes]] = []
-    for start, limits in (
-        (offsets.memory_limits, change.memory_limits),
-        (offsets.core_limits, change.core_limits),
-    ):
-        for index, limit in limits:
-            if not (0 <= index < MAX_GPUS and 0 <= limit < 1 << 64):
-                raise ValueError(f"A region has no room for the limit {limit} of GPU {index}.")
-            words.append((start + 8 * index, struct.pack("<Q", limit)))
     if change.is_limiting is not None:
         words.append((offsets.tail + 4, struct.pack("<i", change.is_limiting)))
     if change.recent_kernel is not None:

@@ -136,7 +136,6 @@ class AllocationStatus(Document, frozen=True):
     - `last_kernel`: when a process or a kernel of the container last started on a GPU.
     - `processes`: how many of its processes use a GPU. `last_kernel` and `processes` are None if
       they are not known; `unread`: why, if a person should know.
-    - `live_limits`: an operator has set other limits since the answer; `shares` has them.
     """
 
     namespace: str
@@ -148,7 +147,6 @@ class AllocationStatus(Document, frozen=True):
     confirmed: bool | None = None
     mismatched: bool = False
     ended: bool = False
-    live_limits: bool = False
     decided_by: str = "scheduler"
     last_kernel: Moment | None = None
     processes: int | None = None

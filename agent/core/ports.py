@@ -17,8 +17,7 @@ from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 from agent.core.inventory.slices import SliceId
 from agent.core.node.leftovers import Agents, NodeLeftovers, NodeTraces
-from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import DirectorySize, DiskRoom
+from agent.core.reconcile.clearing import Cleared, DiskRoom
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey
 from agent.core.usage.region import RegionChange, RegionReading
@@ -265,13 +264,6 @@ class HookDirs(Protocol):
 
     async def found(self) -> Mapping[str, dt.datetime]:
         """The existing container directories, and when each changed. Raises StateError."""
-        ...
-
-    async def measure(self, name: str, *, anew: bool) -> DirectorySize:
-        """Measure a bounded part more of the container directory `name`. Raises StateError.
-
-        `anew`: begin at the first part. An absent directory holds nothing.
-        """
         ...
 
     async def room(self) -> DiskRoom:

@@ -1,11 +1,10 @@
-"""Answers the actions on the unix socket: `POST /api/v1/gpus/GPU:ACTION`, and on limits."""
+"""Answers the actions on the unix socket: `POST /api/v1/gpus/GPU:ACTION`."""
 
 import asyncio
 import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import structlog
@@ -18,8 +17,6 @@ from agent.kit.peer import peer_uid
 from agent.kit.throttle import Throttle
 from agent.web import aiohttp_server as web
 from agent.web.gate import TELL_PERIOD
-from agent.web.limits import FORM, LimitDoor
-from agent.web.limits import PATH as LIMIT_PATH
 
 log = structlog.get_logger(__name__)
 
@@ -37,17 +34,16 @@ LeftOut = Callable[[str], str]
 class Actions:
     """Answers POST for root and the agent's own user; others are refused."""
 
-    def __init__(self, acts: Mapping[str, Act], limits: LimitDoor | None = None) -> None:
+    def __init__(self, acts: Mapping[str, Act]) -> None:
         self._acts = acts
-        self._limits = limits
         self._refused = Throttle(TELL_PERIOD)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""
-        doing = self._action(request)
-        if doing is None:
+        match = PATH.fullmatch(request.path)
+        act = self._acts.get(match[2]) if match else None
+        if match is None or act is None:
             paths = [f"/api/v1/gpus/GPU:{name}" for name in self._acts]
-            paths += [FORM] if self._limits else []
             return _text(404, f"No such action. There is: {' '.join(paths)}")
         uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
@@ -56,18 +52,7 @@ class Actions:
                 log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
             return _text(403, "Only root may do this.")
         log.info("web.action", path=request.path, uid=uid)
-        return await doing()
-
-    def _action(self, request: web.BaseRequest) -> Callable[[], Awaitable[web.Response]] | None:
-        """What the path asks for; None: there is no such action."""
-        match = PATH.fullmatch(request.path)
-        act = self._acts.get(match[2]) if match else None
-        if match is not None and act is not None:
-            return partial(act, match[1])
-        named = LIMIT_PATH.fullmatch(request.path)
-        if self._limits is None or named is None:
-            return None
-        return partial(self._limits.answer, named, request.query)
+        return await act(match[1])
 
 
 def recheck_act(

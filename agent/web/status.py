@@ -240,7 +240,6 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         confirmed=row.confirmed,
         mismatched=row.mismatched,
         ended=ended,
-        live_limits=row.limits != row.shares,
         decided_by=row.decided_by.value,
         last_kernel=use.last_kernel if use else None,
         processes=use.processes if use and is_read else None,

@@ -90,3 +90,17 @@ async def test_in_plain_mode_no_api_server_is_asked_and_none_is_missed(
     assert ("P-AGENT", "ok") in found
     assert ("P-KUBELET", "WRONG") in found
     assert ("P-WITNESS", "note") in found, "it follows from the kubelet"
+
+
+async def test_the_largest_container_directories_are_named(settings, tmp_path: Path):
+    containers = tmp_path / "hook/vgpu/containers"
+    uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
+    for number, entries in enumerate((2, 10_001, 10_500, 11_000, 12_000)):
+        leaf = containers / f"{uid}{number}_main"
+        leaf.mkdir(parents=True)
+        for entry in range(entries):
+            (leaf / f"{entry}").touch()
+
+    found = await examined(settings, tmp_path, CheckGroup.PATHS)
+
+    assert 3 == found.count(("P-PATHS", "note"))

@@ -128,7 +128,6 @@ def test_the_invitation_has_whole_commands():
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
     assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
     assert "hami-agent status --by pod --socket /t/hami-x/run/api.sock" in lines
-    assert "hami-agent limit demo/one --memory 8Gi --socket /t/hami-x/run/api.sock" in lines
     assert "hami-agent doctor --node-name sandbox --state-dir '/t/a b'" in lines
     assert "hami-agent bundle --socket /t/hami-x/run/api.sock" in lines
     assert lines.index("export KUBECONFIG=/t/hami-x/kubectl.config") < min(

@@ -11,8 +11,7 @@ from agent.core.containers.edits import HookFacts
 from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import DirectorySize, DiskRoom
+from agent.core.reconcile.clearing import Cleared, DiskRoom
 from agent.core.state.holdings import ContainerHolding, Holding
 from agent.core.state.ledger import ContainerKey
 from agent.kit.cell import Cell
@@ -130,8 +129,7 @@ class FakeHookDirs:
 
     `changed`: when each changed last, just now where it does not say. `hanging` names a call,
     `stuck` directories that cannot be removed.
-    `cleared` is what clear() says, one after the other, `clears` how it was asked. `sizes` is what
-    measure() says of each name, part after part; `parts` what it was asked.
+    `cleared` is what clear() says, one after the other, `clears` how it was asked.
     """
 
     def __init__(self) -> None:
@@ -148,8 +146,6 @@ class FakeHookDirs:
         self.set_aside = Cell(0)
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
-        self.sizes: dict[str, list[DirectorySize]] = {}
-        self.parts: list[tuple[str, bool]] = []
         self.space = DiskRoom(2.0**30, 1000.0)
         self.gate = asyncio.Event()
         self.gate.set()
@@ -191,14 +187,6 @@ class FakeHookDirs:
             raise self.failure
         self.clears.append(again)
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
-
-    async def measure(self, name: str, *, anew: bool) -> DirectorySize:
-        await self._hang("measure")
-        if self.failure is not None:
-            raise self.failure
-        self.parts.append((name, anew))
-        left = self.sizes.get(name, [DirectorySize()])
-        return left.pop(0) if len(left) > 1 else left[0]
 
     async def room(self) -> DiskRoom:
         await self._hang("room")

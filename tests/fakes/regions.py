@@ -77,21 +77,12 @@ class MemoryRegions:
 
 
 def changed(region: Region, change: RegionChange) -> Region:
-    """The region after that write. A limit of a GPU that it does not have goes nowhere."""
-    memory, cores = dict(change.memory_limits), dict(change.core_limits)
+    """The region after that write."""
     return msgspec.structs.replace(
         region,
         is_limiting=region.is_limiting if change.is_limiting is None else change.is_limiting,
         recent_kernel=(
             region.recent_kernel if change.recent_kernel is None else change.recent_kernel
-        ),
-        gpus=tuple(
-            msgspec.structs.replace(
-                gpu,
-                memory_limit=memory.get(gpu.index, gpu.memory_limit),
-                core_limit=cores.get(gpu.index, gpu.core_limit),
-            )
-            for gpu in region.gpus
         ),
     )
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import DirectorySize
 from agent.host.hook.directories import HostHookDirs
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
@@ -24,7 +23,8 @@ from agent.core.errors import StateError
 from agent.core.allocation.steps import AllocateStep, disk_refusal
 from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
-from tests.host.hook_space import cleared, measured
+from agent.host.hook.sizes import directory_sizes
+from tests.host.hook_space import cleared
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 hook = pathlib.Path(sys.argv[1])
@@ -62,8 +62,8 @@ def clear():
     print(done.kept, done.why)
 
 def measure():
-    size = asyncio.run(measured(dirs, NAME))
-    print(size.entries, size.closed, size.is_large)
+    size = directory_sizes(hook)[NAME]
+    print(size.entries, size.closed, size.is_beyond or size.closed > 0)
 """
 NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
@@ -160,11 +160,3 @@ async def cleared(dirs: HostHookDirs) -> Cleared:
     while done.more:
         done = await dirs.clear(again=False)
     return done
-
-
-async def measured(dirs: HostHookDirs, name: str) -> DirectorySize:
-    """What the last part of a look says, when there is no more to be looked at."""
-    size = await dirs.measure(name, anew=True)
-    while size.more:
-        size = await dirs.measure(name, anew=False)
-    return size

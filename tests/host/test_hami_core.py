@@ -244,34 +244,6 @@ async def test_what_a_stream_allocates_is_limited_except_by_the_oldest(container
         assert (NO_CODE, container.cuda.context) == (code, held(region, 0))
 
 
-async def test_a_lowered_limit_refuses_at_once_and_a_raised_one_allows(container: CoreContainer):
-    process = await container.start()
-    context = container.cuda.context
-    assert 0 == await process.do("allocate", 100)
-
-    await container.write(RegionChange(memory_limits=((0, context + 150 * MIB),)))
-    refused = await process.do("allocate", 100)
-    told = await process.told("tell")
-    await container.write(RegionChange(memory_limits=((0, context + 200 * MIB),)))
-
-    assert 0 != refused
-    assert [0, 50 * MIB, context + 150 * MIB] == told
-    assert 0 == await process.do("allocate", 100)
-
-
-async def test_a_limit_below_what_is_held_takes_nothing_back(container: CoreContainer):
-    process = await container.start()
-    await process.do("allocate", 100)
-
-    await container.write(RegionChange(memory_limits=((0, 50 * MIB),)))
-
-    assert 0 != await process.do("allocate", 1)
-    assert container.cuda.context + 100 * MIB == held(await container.read(), 0)
-    assert 0 == await process.do("launch", 1)
-    assert 1 == await process.do("tell")
-    assert 0 == await process.do("free")
-
-
 async def test_the_first_process_sets_the_limits_for_all(container: CoreContainer):
     await container.start(CUDA_DEVICE_MEMORY_LIMIT_0="", CUDA_DEVICE_MEMORY_LIMIT_1="")
     process = await container.start()

@@ -1,17 +1,14 @@
-"""What containers keep in their directories is counted part by part, and changes nothing."""
+"""What containers keep in their directories is counted and not changed, and the room is known."""
 
-import asyncio
 import math
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from agent.core.errors import StateError
-from agent.core.reconcile.measuring import DirectorySize
 from agent.host.hook.directories import HostHookDirs
-from agent.host.worker import Worker
+from agent.host.hook.sizes import directory_sizes
 from tests.host.hook_space import NAME
 
 OTHER = NAME.replace("main", "other")
@@ -27,64 +24,33 @@ def handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def size_of(dirs: HostHookDirs, name: str = NAME) -> tuple[DirectorySize, int]:
-    """What the last part says, and how many there were."""
-    size, parts = await dirs.measure(name, anew=True), 1
-    while size.more:
-        size, parts = await dirs.measure(name, anew=False), parts + 1
-    return size, parts
-
-
-async def test_what_hami_core_keeps_is_not_large(dirs, hook):
+async def test_what_hami_core_keeps_is_not_beyond_and_no_other_name_is_looked_at(dirs, hook):
     leaf = await leaf_of(dirs, hook)
     (leaf / "uuid.cache").write_bytes(bytes(1_200_000))
     (leaf / "vgpulock").touch()
+    leaf.with_name(".removed-0").mkdir()
 
-    size, _ = await size_of(dirs)
+    ((name, size),) = directory_sizes(hook).items()
 
-    assert (2, 0, False) == (size.entries, size.closed, size.is_large)
-    assert 1_200_000 <= size.allocated < 2_000_000
-
-
-async def test_one_that_is_not_there_holds_nothing(dirs, hook):
-    assert DirectorySize() == await dirs.measure(NAME, anew=True)
-    await leaf_of(dirs, hook)
-
-    assert DirectorySize() == await dirs.measure(OTHER, anew=True)
+    assert (NAME, 2, 0, False) == (name, size.entries, size.closed, size.is_beyond)
+    assert 1_200_000 <= size.size < 2_000_000
 
 
-async def test_a_name_that_is_no_pod_and_container_is_refused(dirs):
-    with pytest.raises(StateError, match="is not of the form <pod UID>_<container>"):
-        await dirs.measure("../..", anew=True)
-
-
-async def test_ten_thousand_and_one_entries_are_large_and_no_more_is_looked_at(dirs, hook):
-    leaf = await leaf_of(dirs, hook)
-    for number in range(10_500):
-        (leaf / f"{number}").touch()
-
-    size, parts = await size_of(dirs)
-
-    assert (10_001, True) == (size.entries, size.is_large)
-    assert 10 < parts
-
-
-async def test_the_parts_of_one_are_given_up_for_the_next(dirs, hook, monkeypatch):
-    monkeypatch.setattr("agent.host.hook.sizes.SLICE_ENTRIES", 3)
-    for name, count in ((NAME, 20), (OTHER, 2)):
+async def test_ten_thousand_and_one_entries_are_beyond_and_no_more_is_looked_at(dirs, hook):
+    before = handles()
+    for name, count in ((NAME, 10_500), (OTHER, 2)):
         leaf = await leaf_of(dirs, hook, name)
         for number in range(count):
             (leaf / f"{number}").touch()
-    before = handles()
 
-    assert DirectorySize(4096, 3, more=True) == await dirs.measure(NAME, anew=True)
-    assert 2 == (await dirs.measure(OTHER, anew=True)).entries
-    assert 3 == (await dirs.measure(NAME, anew=False)).entries
-    assert 20 == (await size_of(dirs))[0].entries
+    sizes = directory_sizes(hook)
+
+    assert (10_001, True) == (sizes[NAME].entries, sizes[NAME].is_beyond)
+    assert (2, False) == (sizes[OTHER].entries, sizes[OTHER].is_beyond)
     assert before == handles()
 
 
-async def test_a_sparse_file_and_a_link_to_the_host_are_not_large(dirs, hook, tmp_path):
+async def test_a_sparse_file_and_a_link_to_the_host_are_not_beyond(dirs, hook, tmp_path):
     (tmp_path / "victim").mkdir()
     for number in range(10_500):
         (tmp_path / "victim" / f"{number}").touch()
@@ -93,9 +59,9 @@ async def test_a_sparse_file_and_a_link_to_the_host_are_not_large(dirs, hook, tm
     with (leaf / "sparse").open("wb") as file:
         file.truncate(10 * 2**40)
 
-    size, _ = await size_of(dirs)
+    size = directory_sizes(hook)[NAME]
 
-    assert (2, False) == (size.entries, size.is_large)
+    assert (2, False) == (size.entries, size.is_beyond)
 
 
 async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):
@@ -127,27 +93,3 @@ async def test_a_hook_path_that_is_missing_is_said(dirs, hook):
 
     with pytest.raises(StateError, match=r"make the directory .*hook, owned by root"):
         await dirs.room()
-
-
-async def test_no_look_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):
-    async with Worker("disk", 4) as disk, Worker("clearing", 2) as clearing:
-        dirs = HostHookDirs(hook, tmp_path, "", disk, clearing)
-        await dirs.prepare(NAME, wipe=True)
-        held, begun = threading.Event(), threading.Event()
-
-        def hang() -> None:
-            begun.set()
-            held.wait()
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(clearing.call(hang))
-            look = group.create_task(dirs.measure(NAME, anew=True))
-            try:
-                await asyncio.to_thread(begun.wait)
-                await dirs.prepare(OTHER, wipe=True)
-                await dirs.remove(OTHER)
-                assert not look.done()
-            finally:
-                held.set()
-        assert DirectorySize() != look.result()
-        assert not look.result().is_large

@@ -224,15 +224,11 @@ async def test_a_process_count_of_two_thousand_millions_reads_1024_slots(hook, r
 async def test_a_change_is_in_the_file_and_no_other_byte(hook, regions):
     region = with_region(hook)
     before = bytearray(region.read_bytes())
-    change = RegionChange(
-        is_limiting=False, recent_kernel=-1, memory_limits=((0, 5),), core_limits=((1, 7),)
-    )
+    change = RegionChange(is_limiting=False, recent_kernel=-1)
 
     assert {} == await regions.write({NAME: change})
 
     struct.pack_into("<ii", before, V1_2.tail + 4, 0, -1)
-    struct.pack_into("<Q", before, V1_2.memory_limits, 5)
-    struct.pack_into("<Q", before, V1_2.core_limits + 8, 7)
     assert before == region.read_bytes()
 
 

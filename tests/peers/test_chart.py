@@ -52,7 +52,6 @@ OWN_PODS_ONLY = "the agent may change pods of its own node only"
 NOT_WRITTEN = "the agent may not write this annotation of a Node"
 NOT_REMOVED = "the agent may not remove this annotation of a Node"
 NOT_OF_A_POD = "the agent may not change this annotation of a pod"
-LIMITS_ONLY = "the agent may change memory and cores of a pod's GPUs only"
 ANNOTATIONS_ONLY = "the agent may change annotations only"
 OWN_EVENTS_ONLY = "the agent may write Events of its own only"
 ITS_NODE_AND_PODS_ONLY = "the agent may write Events about its own Node and about pods only"
@@ -87,7 +86,7 @@ FORGED = [
     (NODE_PATH, FINALIZER, ANNOTATIONS_ONLY),
     (NODE_PATH, TAINT, ANNOTATIONS_ONLY),
     (OTHER, marks(**{annotations.BIND_PHASE: "success"}), OWN_PODS_ONLY),
-    (OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), LIMITS_ONLY),
+    (OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), NOT_OF_A_POD),
     (OWN, marks(seen="1"), NOT_OF_A_POD),
     (OWN, marks(kept=None), NOT_OF_A_POD),
     (OWN, LABEL, ANNOTATIONS_ONLY),
@@ -122,20 +121,6 @@ async def test_what_the_agent_writes_it_may_write_change_and_remove(guarded, pat
         await guarded.agent.have("PATCH", path, marks(**dict.fromkeys(notes, value)))
         held = notes_of(await guarded.admin.have("GET", path.removesuffix("/status")))
         assert {value} == {held.get(note) for note in notes}
-
-
-async def test_of_what_a_pod_was_given_the_agent_may_change_the_limits_alone(guarded):
-    def given(text):
-        return marks(**{annotations.ALLOCATED: text})
-
-    whole = OWN.removesuffix("/status")
-    await guarded.admin.have("PATCH", whole, given("GPU-1,NVIDIA,1,1:GPU-2,NVIDIA,2,2:;;"))
-    await guarded.agent.have("PATCH", OWN, given("GPU-1,NVIDIA,70,8:GPU-2,NVIDIA,2,2:;;"))
-
-    for text in ("GPU-1,NVIDIA,70,8:GPU-3,NVIDIA,2,2:;;", "GPU-1,NVIDIA,70,8:;;", None):
-        code, _, why = await guarded.agent.refused("PATCH", OWN, given(text))
-        assert (403, True) == (code, LIMITS_ONLY in why)
-    await guarded.admin.have("PATCH", whole, given(None))
 
 
 async def test_the_lock_is_released_and_never_taken_or_changed(guarded):

@@ -1,24 +1,19 @@
-"""What containers use, with no container of HAMi beside the agent: its series, and live limits."""
+"""What containers use, with no container of HAMi beside the agent: its series."""
 
-import asyncio
-import itertools
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.core.containers.container_edits import container_directory
 from agent.core.inventory.slices import MIB
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
-from tests.hami_regions import read_bytes
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.faces import page
 from tests.peers.lab.grants import expected_environment, grants
 from tests.peers.lab.node_state import gpu_uuids
 from tests.peers.lab.placement import now
-from tests.peers.lab.pods import as_seen, create, key, phase_of, run, status_of, until_settled
-from tests.peers.lab.verbs import told_reasons, verb
+from tests.peers.lab.pods import as_seen, key, run, until_settled
 from tests.peers.lab.waiting import until, until_answer
 from tests.peers.lab.workloads import a_container, a_pod
 
@@ -126,69 +121,3 @@ async def test_the_agent_alone_tells_all_that_hamis_monitor_told_of_node_and_con
     mib = {"one": 500, "pair": 700}
     assert sorted((name, gpu.uuid, mib[name]) for name in names for gpu in given[name]) == used
     assert {key(name) for name in names} == set(cluster.pods.objects)
-
-
-def limits(region: Path) -> tuple[int, int]:
-    """MiB and percent of the first GPU, as HAMi-core reads them."""
-    found = read_bytes(region.read_bytes()).region
-    assert found is not None
-    return found.gpus[0].memory_limit // MIB, found.gpus[0].core_limit
-
-
-async def until_annotated(cluster, name, mib, percent):
-    """The scheduler's annotation of the pod has these limits."""
-
-    def is_so() -> bool:
-        (share,) = grants(as_seen(cluster, name))["main"]
-        return (mib, percent) == (share.mib, share.percent)
-
-    await cluster.pods.until(is_so, 20.0, f"{name} is not annotated")
-
-
-FULL = {"1/8 CardInsufficientMemory", "7/8 CardUuidMismatch"}
-
-
-async def is_placed(cluster, name, uuid):
-    """Whether HAMi's scheduler has 20,000 MiB of a GPU; the agent has not, and refuses the pod."""
-    pod = a_pod(name, a_container(memory=20_000))
-    pod["metadata"]["annotations"] = {"nvidia.com/use-gpuuuid": uuid}
-    await create(cluster, pod)
-
-    def is_decided() -> bool:
-        status = status_of(cluster, name)
-        return told_reasons(cluster, name) == FULL or "Failed" == status.get("phase")
-
-    await cluster.pods.until(is_decided, 40.0, f"nobody decides about {name}")
-    if "Failed" != phase_of(as_seen(cluster, name)):
-        return False
-    assert "HA-4003" in status_of(cluster, name)["message"]
-    return True
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.usefixtures("agent")
-async def test_new_limits_are_in_region_and_annotation_and_the_scheduler_counts_them(cluster):
-    await run(cluster, a_using_pod("train"))
-    await until_settled(cluster, "train")
-    region = await use_gpus(cluster, "train", 500)
-    assert (3000, 10) == limits(region)
-    words = ("limit", "default/train")
-
-    done = await verb(cluster, *words, "--memory", "70Gi", "--cores", "30", on_node=True)
-    assert (0, (71680, 30)) == (done.code, limits(region)), done.errors
-    await until_annotated(cluster, "train", 71680, 30)
-
-    (share,) = grants(as_seen(cluster, "train"))["main"]
-    if cluster.release.number >= (2, 10, 0):
-        # It reads the annotation of a running pod when it starts, and then no more.
-        assert await is_placed(cluster, "early", share.uuid)
-        await cluster.parts["extender"].kill()
-        await cluster.parts["extender"].start()
-    names = (f"late-{number}" for number in itertools.count())
-    async with asyncio.timeout(60):
-        while await is_placed(cluster, next(names), share.uuid):
-            pass
-
-    done = await verb(cluster, *words, "--reset", on_node=True)
-    assert (0, (3000, 10)) == (done.code, limits(region)), done.errors
-    await until_annotated(cluster, "train", 3000, 10)

@@ -81,10 +81,6 @@ tests/process/test_agent_health.py \
     test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word
     hami-agent release
     hami-agent recheck --was-reset GPU
-tests/process/test_agent_limits.py \
-    test_a_running_container_is_raised_lowered_held_and_given_back_its_limits
-    hami-agent limit
-    sudo .venv/bin/hami-agent limit
 tests/process/test_agent_health.py test_all_gpus_that_were_released_are_taken_back_with_one_word
     hami-agent recheck all
     hami-agent recheck --was-reset all

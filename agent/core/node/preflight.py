@@ -114,6 +114,18 @@ def judge_path(
     return Finding.wrong(point, place.path, said, advice, means)
 
 
+def judge_size(path: str, size: int, entries: int) -> Finding:
+    """Note a container directory that has more bytes or entries than HAMi-core can need."""
+    return Finding.note(
+        PreflightCheck.PATHS,
+        path,
+        f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or has one that may "
+        "not be read; HAMi-core needs about 2 MiB",
+        "ask the pod's owner why (the name begins with the pod's UID), or delete the pod",
+        "when that file system is full, new pods with GPUs are refused (HA-5003)",
+    )
+
+
 def judge_bytecode(program: str, uncompiled: int) -> Finding:
     """Judge how many of the modules that the program in `program` has loaded are not compiled."""
     if not uncompiled:

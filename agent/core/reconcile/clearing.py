@@ -1,5 +1,6 @@
-"""The result of removing directories that were set aside, and the Event about those that stay."""
+"""What removing set-aside directories left: the Event about those that stay, and the room."""
 
+import math
 from typing import Final
 
 import msgspec
@@ -18,6 +19,16 @@ class Cleared(msgspec.Struct, frozen=True):
     more: bool = False
     kept: int = 0
     why: str = ""
+
+
+class DiskRoom(msgspec.Struct, frozen=True):
+    """Free space on the directories' file system: bytes `available`, and free `inodes`.
+
+    NaN: not known. Infinite inodes: the file system does not count them.
+    """
+
+    available: float = math.nan
+    inodes: float = math.nan
 
 
 def kept_event(cleared: Cleared) -> NodeEvent:

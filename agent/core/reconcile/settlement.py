@@ -1,4 +1,4 @@
-"""Finds the effects that are owed: for rejected pods, left-over node locks and live limits."""
+"""Finds the effects that are owed: for rejected pods and left-over node locks."""
 
 import datetime as dt
 from collections import Counter
@@ -17,7 +17,7 @@ from agent.core.cluster.pods import (
     PodView,
     Role,
 )
-from agent.core.state.ledger import Effect, EffectKind, Ledger, Row
+from agent.core.state.ledger import Effect, EffectKind, Ledger
 
 REJECTED = "UnexpectedAdmissionError"
 """The status.reason of a pod whose Allocate was answered with an error."""
@@ -78,7 +78,7 @@ def event_of(effect: Effect) -> NodeEvent:
 
 def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
     """All effects that are owed now. They follow from the facts, so a restart finds them again."""
-    return (*_for_rejected(scene), *_for_lock(scene), *_for_limits(scene))
+    return (*_for_rejected(scene), *_for_lock(scene))
 
 
 def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
@@ -93,31 +93,6 @@ def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
         begun[pod.namespace] += 1
         yield _effect(EffectKind.SETTLE_POD, pod, scene.now, phase=PHASE_FAILED)
         yield _effect(EffectKind.POST_EVENT, pod, scene.now, reason=REFUSED_EVENT, value=text)
-
-
-def _for_limits(scene: SettlementFacts) -> Iterator[Effect]:
-    """Write live limits into the annotation of their pod, by which HAMi's scheduler counts.
-
-    Releases 2.5 to 2.9 read it again when the pod changes; 2.4 and 2.10 only when they start.
-    Source: HAMi pkg/scheduler/scheduler.go onUpdatePod, podManager AddPod.
-    """
-    stale: dict[PodUid, list[str]] = {}
-    for row in scene.ledger.rows:
-        pod = scene.table.pods.get(row.key.pod_uid) if row.live_limits else None
-        if pod is None or pod.terminal or not _counts_others(pod, row):
-            continue
-        limits = (f"{one.uuid} {one.memory_mib} MiB {one.core_percent} %" for one in row.limits)
-        stale.setdefault(pod.uid, []).append(f"{row.key.container}: {', '.join(limits)}")
-    for uid, texts in stale.items():
-        pod = scene.table.pods[uid]
-        yield _effect(EffectKind.ANNOTATE_LIMITS, pod, scene.now, value="; ".join(texts))
-
-
-def _counts_others(pod: PodView, row: Row) -> bool:
-    """Whether the annotation has other limits than the row for a GPU of its container."""
-    groups, limits = pod.groups or (), {share.uuid: share for share in row.limits}
-    group = groups[row.group] if row.group < len(groups) else ()
-    return any(limits.get(share.uuid, share) != share for share in group)
 
 
 def _effect(

@@ -56,8 +56,8 @@ class Row(msgspec.Struct, frozen=True):
       it has booked the answer.
     - `adopted`: another plugin answered; the row only keeps the ids in use.
     - `resource`: the requested resource name; empty in files of older agents.
-    - `live_limits`: what an operator has set since the answer, a share for each of `shares`; empty:
-      never. Equal to `shares`: it was undone, and HAMi-core is still held to it.
+    - `live_limits`: a share for each of `shares`, which an agent of an earlier version let an
+      operator set since the answer: its container has them. Empty: never. No agent sets them now.
 
     In hami mode only:
     - `group`: the container's position in `…-allocated`.
@@ -89,7 +89,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> tuple[Share, ...]:
-        """The shares in force: the live limits, or else what was answered."""
+        """The shares in force, which count: the live limits, or else what was answered."""
         return self.live_limits or self.shares
 
     @property
@@ -153,8 +153,6 @@ class EffectKind(enum.StrEnum):
     SETTLE_POD = "settle-pod"
     RELEASE_LOCK = "release-lock"
     POST_EVENT = "post-event"
-    ANNOTATE_LIMITS = "annotate-limits"
-    """Never on disk: an agent of an earlier version could not read it."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -164,7 +162,6 @@ class Effect(msgspec.Struct, frozen=True):
       consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
     - release-lock: `value` is the lock's exact text.
     - post-event: `reason`, and the text in `value`.
-    - annotate-limits: `value` names the limits to write; Acts reads them from the rows.
     """
 
     kind: EffectKind

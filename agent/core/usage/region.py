@@ -109,12 +109,7 @@ class RegionReading(msgspec.Struct, frozen=True):
 
 
 class RegionChange(msgspec.Struct, frozen=True):
-    """What to write into one region; None and an empty mapping leave it as it is.
-
-    - `memory_limits`: bytes by GPU index. `core_limits`: percent by gpu index.
-    """
+    """What to write into one region; None leaves it as it is."""
 
     is_limiting: bool | None = None
     recent_kernel: int | None = None
-    memory_limits: tuple[tuple[int, int], ...] = ()
-    core_limits: tuple[tuple[int, int], ...] = ()

@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import errno
 import itertools
+import math
 import os
 import re
 import secrets
@@ -21,11 +22,9 @@ from typing import Final, TypeVarTuple
 
 from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
-from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import DirectorySize, DiskRoom
+from agent.core.reconcile.clearing import Cleared, DiskRoom
 from agent.host.hook.path import LISTED, NAME, open_containers, open_in, state_errors
 from agent.host.hook.set_aside import SetAside
-from agent.host.hook.sizes import Sizes
 from agent.kit.cell import Cell
 from agent.kit.dissolve import PLACE, set_mode
 from agent.kit.offload import Offload
@@ -50,7 +49,7 @@ class HostHookDirs:
     """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must exist.
 
     `dev` holds the host's device nodes; `version` selects the libvgpu.so. `clearing` runs only
-    clear(), measure() and room(); `offload` runs all others.
+    clear() and room(); `offload` runs all others.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class HostHookDirs:
         self._offload = offload
         self._clearing = clearing
         self._aside = SetAside(hook)
-        self._sizes = Sizes(hook)
         self.set_aside: Cell[int] = Cell(0)
         """The number of directories set aside since the start."""
 
@@ -138,17 +136,19 @@ class HostHookDirs:
         now = asyncio.get_running_loop().time
         return await self._clearing.call(self._aside.clear, again, now)
 
-    async def measure(self, name: str, *, anew: bool) -> DirectorySize:
-        """Count a bounded part of the container directory `name`; return the size so far.
-
-        With `anew`, start at the first part. A missing directory is empty. Raises StateError.
-        """
-        now = asyncio.get_running_loop().time
-        return await self._clearing.call(self._sizes.measure, _checked(name), anew, now)
-
     async def room(self) -> DiskRoom:
         """Return the free space and inodes of their file system. Raises StateError."""
-        return await self._clearing.call(self._sizes.room)
+        return await self._clearing.call(self._room)
+
+    def _room(self) -> DiskRoom:
+        with state_errors(self._hook):
+            system = os.statvfs(self._hook)
+            # Each of these can be a mount. A missing one would be made in the one above it.
+            with contextlib.suppress(FileNotFoundError):
+                system = os.statvfs(self._hook / "vgpu")
+                system = os.statvfs(self._hook / "vgpu" / "containers")
+        inodes = float(system.f_favail) if system.f_files else math.inf
+        return DiskRoom(float(system.f_bavail * system.f_frsize), inodes)
 
     def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
         """Do prepare(); return how many were set aside."""

@@ -17,7 +17,7 @@ LISTED: Final = 100_000
 """Entries read beside the container directories; only root can create any there."""
 SLICE_ENTRIES: Final = 1000
 SLICE_SECONDS: Final = 0.05
-"""One part of removing and measuring ends after so many entries or seconds."""
+"""One part of removing ends after so many entries or seconds."""
 ADVICE = {
     errno.ENOENT: "make the directory {hook}, owned by root",
     errno.ENOSPC: "free some space there",

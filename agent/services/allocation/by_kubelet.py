@@ -106,13 +106,9 @@ class KubeletShares:
         return chosen
 
     async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
-        """The row to answer again, with its new time and epoch, or None.
-
-        Live limits that are being written are in it: it replaces the row that has them.
-        """
+        """The row to answer again, with its new time and epoch, or None."""
         epoch, taken = self._views.epoch(), self.calls.taken
-        rows = self.calls.on_their_way(self._views.ledger.value).rows
-        free = (row for row in rows if row.key not in taken)
+        free = (row for row in self._views.ledger.value.rows if row.key not in taken)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
             return None

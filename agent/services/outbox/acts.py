@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from agent.codec.pod import consume, decode_pod_devices, relimit
+from agent.codec.pod import consume
 from agent.core.cluster.annotations import (
-    ALLOCATED,
     BIND_PHASE,
     MUTEX_LOCK,
     PHASE_SUCCESS,
@@ -16,7 +15,7 @@ from agent.core.cluster.pods import PodTable, PodUid, PodView
 from agent.core.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.core.ports import NodeApi, PodApi
 from agent.core.reconcile.settlement import event_of
-from agent.core.state.ledger import Effect, EffectKind, Ledger
+from agent.core.state.ledger import Effect, EffectKind
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)
@@ -33,12 +32,10 @@ class Acts:
         nodes: NodeApi,
         pods: PodApi,
         table: Cell[PodTable],
-        ledger: Cell[Ledger],
         outlived: Cell[Mapping[str, PodUid]],
     ) -> None:
         self._nodes, self._pods = nodes, pods
         self._table = table
-        self._ledger = ledger
         self._outlived = outlived
 
     async def perform(self, effect: Effect) -> str:
@@ -50,22 +47,6 @@ class Acts:
                 return await self._settle(effect)
             case EffectKind.POST_EVENT:
                 await self._pods.post_event(event_of(effect))
-            case EffectKind.ANNOTATE_LIMITS:
-                return await self._annotate_limits(effect)
-        return "done"
-
-    async def _annotate_limits(self, effect: Effect) -> str:
-        """Write the live limits of the pod's rows into its annotation, as the scheduler does."""
-        pod = self._table.value.pods.get(effect.pod_uid)
-        if pod is None or pod.groups is None:
-            return "dropped"
-        rows = self._ledger.value.rows_of(effect.pod_uid)
-        text = relimit(pod.groups, {row.group: row.live_limits for row in rows})
-        if decode_pod_devices(text) == pod.groups:
-            return "unchanged"
-        changes = {ALLOCATED: text}
-        await self._pods.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
-        log.info("limits.annotated", ns=effect.namespace, pod=effect.pod, limits=effect.value)
         return "done"
 
     async def _settle(self, effect: Effect) -> str:

@@ -69,9 +69,8 @@ WARN_PERIOD = 60.0
 
 REFUSED = 220
 REFUSED_REFILL = 2.0
-"""Allowance for patches of refused pods without a lock, and of live limits: 220 at once, which is
-twice the pods of a kubelet, then one every 2 s. A tenant can cause them without end, and nothing
-waits for them."""
+"""Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
+kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
 
 Identity = tuple[object, ...]
 """Identifies an effect, which is in flight at most once."""
@@ -115,7 +114,7 @@ class Outbox:
         random: random.Random,
     ) -> None:
         self._views = views
-        self._acts = Acts(nodes, pods, views.pods, views.ledger, views.outlived)
+        self._acts = Acts(nodes, pods, views.pods, views.outlived)
         self._commit = commit
         self._clock = clock
         self._random = random
@@ -172,15 +171,10 @@ class Outbox:
         ]
 
     def _due(self) -> list[Effect]:
-        """The effects to try now, locks first, and live limits before refused pods without end."""
+        """The effects to try now: locks first, Events last."""
         due = [effect for effect in self._open() if self._left(effect) <= GRAIN]
         return sorted(
-            due,
-            key=lambda each: (
-                not each.frees_lock,
-                each.kind is EffectKind.POST_EVENT,
-                each.kind is not EffectKind.ANNOTATE_LIMITS,
-            ),
+            due, key=lambda each: (not each.frees_lock, each.kind is EffectKind.POST_EVENT)
         )
 
     def _excess(self) -> list[Effect]:
@@ -285,7 +279,7 @@ class Outbox:
         """
         table = self._views.pods.value
         is_gone = table.synced and effect.pod_uid not in table.pods
-        return is_gone and effect.kind in {EffectKind.SETTLE_POD, EffectKind.ANNOTATE_LIMITS}
+        return is_gone and effect.kind is EffectKind.SETTLE_POD
 
     def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
         """Whether to give up the effect: only an Event that is refused or too old."""
@@ -318,7 +312,6 @@ class Outbox:
 
 
 def _is_rationed(effect: Effect) -> bool:
-    """Whether the effect only notes a refusal on a pod and has no lock, or notes live limits."""
+    """Whether the effect only notes a refusal on a pod and has no lock."""
     is_settled = effect.kind is EffectKind.SETTLE_POD and not effect.value
-    is_refusal = is_settled and effect.phase == PHASE_FAILED
-    return is_refusal or effect.kind is EffectKind.ANNOTATE_LIMITS
+    return is_settled and effect.phase == PHASE_FAILED

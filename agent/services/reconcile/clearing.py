@@ -1,4 +1,4 @@
-"""Removes container directories that were set aside, in small parts, and reports what stays.
+"""Removes container directories that were set aside, in small parts; reports what stays, and room.
 
 Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 """
@@ -12,9 +12,10 @@ import structlog
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import AgentError
 from agent.core.ports import HookDirs
-from agent.core.reconcile.clearing import Cleared, kept_event
+from agent.core.reconcile.clearing import Cleared, DiskRoom, kept_event
 from agent.kit.cell import Cell
 from agent.kit.news import News
+from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +25,9 @@ PERIOD: Final = 3600.0
 RETRY: Final = 60.0
 """Seconds until the next attempt after the disk failed or did not answer."""
 
+ROOM_PERIOD: Final = 60.0
+"""Seconds between two looks at the space that is left."""
+
 PAUSE: Final = 0.05
 """Seconds between two parts. A part takes about as long, so others have the disk half the time."""
 
@@ -32,7 +36,7 @@ DEADLINE: Final = 30.0
 
 
 class Clearing:
-    """Sole writer of `state`. `set_aside` changes when there is something to remove.
+    """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
 
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
@@ -44,6 +48,7 @@ class Clearing:
         self._set_aside = set_aside
         self._say = say
         self.state: Cell[Cleared] = Cell(Cleared())
+        self.room: Cell[DiskRoom] = Cell(DiskRoom())
 
     async def run(self) -> NoReturn:
         """Clear at the start, when something was set aside, and each PERIOD."""
@@ -58,6 +63,18 @@ class Clearing:
             elif not done:
                 due = min(due, loop.time() + RETRY)
             await news.wait(max(due - loop.time(), 0.0))
+
+    async def follow_room(self) -> NoReturn:
+        """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
+        while True:
+            room = DiskRoom()
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    room = await self._hooks.room()
+            except (AgentError, TimeoutError) as error:
+                log.warning("hooks.not_measured", err=str(error) or "out of time")
+            self.room.set(room)
+            await asyncio.sleep(until_tick(ROOM_PERIOD))
 
     async def _clear(self, *, again: bool) -> bool:
         """Remove all that can be removed. False: the disk failed."""

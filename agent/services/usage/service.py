@@ -1,7 +1,6 @@
 """Samples what each container uses of its GPUs every 5 s, and keeps it for 15 minutes in memory.
 
-After each round the limits of containers that share a GPU are switched, by agent.core.usage, and
-regions with other limits than the row's live limits get those.
+After each round the limits of containers that share a GPU are switched, by agent.core.usage.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
-import msgspec
 import structlog
 
 from agent.core.containers.container_edits import container_directory
@@ -18,7 +16,6 @@ from agent.core.ports import Clock, Regions
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.core.usage.feedback import Feedback, RegionUser, feedback, region_user, uses_sm
 from agent.core.usage.history import PastUse, numbers_of, past_use
-from agent.core.usage.live_limits import wanted_change
 from agent.core.usage.region import RegionChange, RegionReading
 from agent.core.usage.use import ContainerUse, use_of
 from agent.kit.cell import Cell
@@ -55,7 +52,6 @@ class ContainerUsage:
 
     `switches`: also hold back and limit containers. Who was held back by an earlier process is
     released in the first round. All are released when run() ends, and while nothing can be read.
-    `holds`: also write live limits.
     """
 
     def __init__(
@@ -65,13 +61,11 @@ class ContainerUsage:
         clock: Clock,
         *,
         switches: bool,
-        holds: bool = True,
     ) -> None:
         self._regions = regions
         self._ledger = ledger
         self._clock = clock
         self._switches = switches
-        self._holds = holds
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
         self._rows: Mapping[str, Row] = {}
         self._rows_of: Ledger | None = None
@@ -130,24 +124,9 @@ class ContainerUsage:
         self._report("usage.unread", "")
         at = self._clock.now()
         self._keep(readings, at)
-        await self._write(self._changes(readings, at))
-
-    def _changes(
-        self, readings: Mapping[str, RegionReading], at: dt.datetime
-    ) -> Mapping[str, RegionChange]:
-        """All that this round writes: one change for each directory."""
         if self._switches:
             self._feedback = feedback(dict(self._users(readings, at)))
-        changes = dict(self._feedback.changes)
-        for name, row in self._rows.items():
-            held = wanted_change(row, readings[name]) if self._holds else None
-            if held is not None:
-                changes[name] = msgspec.structs.replace(
-                    changes.get(name, RegionChange()),
-                    memory_limits=held.memory_limits,
-                    core_limits=held.core_limits,
-                )
-        return changes
+        await self._write(self._feedback.changes)
 
     def _users(
         self, readings: Mapping[str, RegionReading], at: dt.datetime

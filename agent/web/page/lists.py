@@ -76,8 +76,6 @@ def _doubts(one: AllocationStatus) -> Iterator[Html]:
         yield element("strong", " The kubelet has not recorded the answer yet.")
     if one.unread:
         yield element("strong", f" Its use is not known: {_cut(one.unread, TEXT_LIMIT)}.")
-    if one.live_limits:
-        yield element("i", " An operator has changed its limits.")
 
 
 def _memory(share: ShareStatus) -> str:

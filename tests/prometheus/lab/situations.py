@@ -64,7 +64,6 @@ WELL: Final[Series] = {
     one("allocation_mismatches_total"): steady(0),
     one("allocation_unconfirmed"): steady(0),
     one("directories_kept"): steady(0),
-    one("directories_large"): steady(0),
     one("hook_available_bytes"): steady(1e11),
     one("hook_available_inodes"): steady(1e6),
     USED: steady(2e9),
@@ -161,9 +160,6 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "the API server is lost": fires("HamiAgentApiServerLost", 10, {degraded("api"): steady(1)}),
     "settings are rejected": fires(
         "HamiAgentSettingsRejected", 5, {degraded("settings"): steady(1)}
-    ),
-    "directories are large": fires(
-        "HamiAgentDirectoriesLarge", 15, {one("directories_large"): steady(1)}
     ),
     "directories are kept": fires(
         "HamiAgentDirectoriesKept", 60, {one("directories_kept"): steady(1)}

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 
-import msgspec
 import pytest
 import structlog
 
@@ -225,19 +224,6 @@ async def test_what_a_dead_kubelet_never_booked_is_answered_again_to_the_byte():
         assert NEXT == node.rows[0].epoch
         assert {("ok", ""): 1, ("replay", ""): 1} == node.results
         assert 0 == sum(node.hooks.wiped.values())
-
-
-async def test_live_limits_that_are_being_written_outlive_an_answer_that_is_given_again():
-    async with a_node() as node:
-        await node.service.allocate(ids(0))
-        (row,) = node.rows
-        lower = (msgspec.structs.replace(row.shares[0], memory_mib=1),)
-        node.shares.calls.pending[row.key] = msgspec.structs.replace(row, live_limits=lower)
-        node.epoch.set(NEXT)
-
-        await node.service.allocate(ids(0))
-
-        assert [lower] == [row.live_limits for row in node.rows]
 
 
 async def test_what_the_kubelet_has_on_record_is_nobody_elses_though_we_have_not_looked_yet():

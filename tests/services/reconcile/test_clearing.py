@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 
 import pytest
 
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import StateError
-from agent.core.reconcile.clearing import Cleared
-from agent.services.reconcile.clearing import DEADLINE, PERIOD, RETRY, Clearing
+from agent.core.reconcile.clearing import Cleared, DiskRoom
+from agent.services.reconcile.clearing import DEADLINE, PERIOD, RETRY, ROOM_PERIOD, Clearing
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.services.at_work import at_work
 
@@ -103,3 +104,22 @@ async def test_a_disk_that_fails_is_asked_again_and_ends_nothing(hooks, failure)
 
     assert [True] == hooks.clears
     assert [] == said
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_the_room_that_is_left_is_known_and_unknown_again_when_the_disk_fails(hooks, hangs):
+    service = Clearing(hooks, hooks.set_aside, lambda _: None)
+    async with at_work(service.follow_room):
+        await asyncio.sleep(1)
+        assert DiskRoom(2.0**30, 1000.0) == service.room.value
+
+        if hangs:
+            hooks.hanging = "room"
+        else:
+            hooks.failure = StateError("Input/output error")
+        await asyncio.sleep(ROOM_PERIOD + DEADLINE)
+        assert math.isnan(service.room.value.available)
+
+        hooks.hanging, hooks.failure = "", None
+        await asyncio.sleep(DEADLINE + ROOM_PERIOD)
+        assert DiskRoom(2.0**30, 1000.0) == service.room.value

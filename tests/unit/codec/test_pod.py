@@ -14,7 +14,6 @@ from agent.codec.pod import (
     consume,
     decode_pod_devices,
     encode_pod_devices,
-    relimit,
     validate,
 )
 from agent.core.errors import MalformedText
@@ -159,29 +158,3 @@ def test_consuming_twice_or_beyond_the_end_changes_nothing():
 def test_consumed_groups_are_empty_and_the_others_as_before(groups, places):
     expected = tuple(() if at in places else group for at, group in enumerate((*groups, ())))
     assert expected == decode_pod_devices(consume(encode_pod_devices(groups), places))
-
-
-def test_limits_are_written_into_their_group_as_the_scheduler_writes_them():
-    text = f"{G1},NVIDIA,1,2:;;{G1},NVIDIA,3,4:{G2},NVIDIA,5,6:;"
-    limits = {2: (a_share(uuid=G1, memory_mib=70, core_percent=8),), 9: (a_share(),)}
-
-    expected = f"{G1},NVIDIA,1,2:;;{G1},NVIDIA,70,8:{G2},NVIDIA,5,6:;"
-    assert expected == relimit(decode_pod_devices(text), limits)
-    assert expected == relimit(decode_pod_devices(expected), limits)
-    assert expected == relimit(decode_pod_devices(text.removesuffix(";")), limits)
-
-
-@given(groups_of_shares, st.data())
-def test_written_limits_are_read_and_all_others_stay(groups, data):
-    text = encode_pod_devices(groups)
-    decoded = decode_pod_devices(text)
-    at = data.draw(st.integers(0, len(groups)))
-    limits = {
-        share.uuid: Share(share.uuid, data.draw(numbers), data.draw(numbers))
-        for share in decoded[at]
-    }
-
-    expected = list(decoded)
-    expected[at] = tuple(limits[share.uuid] for share in decoded[at])
-    assert tuple(expected) == decode_pod_devices(relimit(decoded, {at: limits.values()}))
-    assert text == relimit(decoded, {})

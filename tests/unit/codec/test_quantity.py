@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.quantity import decode_mib, decode_quantity
+from agent.codec.quantity import decode_quantity
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,3 @@ def test_every_whole_number_is_a_quantity(number: int):
 @given(st.text())
 def test_any_text_is_a_number_or_none(text: str):
     assert isinstance(decode_quantity(text), int | None)
-
-
-@pytest.mark.parametrize(
-    ("text", "mib"),
-    [
-        ("12Gi", 12288),
-        ("3000Mi", 3000),
-        ("1.5Gi", 1536),
-        ("12G", 11444),
-        ("1023Ki", 0),
-        ("1E", 953674316406),
-    ],
-)
-def test_memory_with_a_unit_is_whole_mib_rounded_down(text: str, mib: int):
-    assert mib == decode_mib(text)
-
-
-@pytest.mark.parametrize("text", ["3000", "3e9", "500m", "12GiB", "", "Gi"])
-def test_memory_without_a_unit_is_none(text: str):
-    assert decode_mib(text) is None

@@ -271,25 +271,18 @@ def test_the_data_lie_between_the_two_reads_of_the_seqlock(offsets, taken):
 @EACH
 def test_a_change_writes_its_words_and_nothing_else(offsets):
     content = two(offsets)
-    change = RegionChange(
-        is_limiting=False,
-        recent_kernel=-1,
-        memory_limits=((1, GREATEST),),
-        core_limits=((0, 55), (15, 100)),
-    )
+    change = RegionChange(is_limiting=False, recent_kernel=-1)
 
     words = encode_change(offsets, change)
     for offset, word in words:
         content[offset : offset + len(word)] = word
 
     region = read_bytes(content).region
-    assert [8, 8, 8, 4, 4] == [len(word) for _, word in words]
+    assert [4, 4] == [len(word) for _, word in words]
     assert all(offset % len(word) == 0 for offset, word in words)
     assert (False, -1) == (region.is_limiting, region.recent_kernel)
-    assert [(8388608000, 55), (GREATEST, 30)] == [
-        (gpu.memory_limit, gpu.core_limit) for gpu in region.gpus
-    ]
     before = two(offsets)
+    assert read_bytes(before).region.gpus == region.gpus
     assert sum(len(word) for _, word in words) >= sum(
         old != new for old, new in zip(before, content, strict=True)
     )
@@ -299,26 +292,15 @@ def test_no_change_writes_nothing():
     assert () == encode_change(V1_2, RegionChange())
 
 
-@pytest.mark.parametrize(
-    "limit", [(16, 1), (-1, 1), (0, -1), (0, 2**64)], ids=["GPU 16", "GPU -1", "negative", "wide"]
-)
-def test_a_limit_that_has_no_room_is_a_defect(limit):
-    for change in (RegionChange(memory_limits=(limit,)), RegionChange(core_limits=(limit,))):
-        with pytest.raises(ValueError, match="A region has no room for the limit"):
-            encode_change(V1_2, change)
-
-
 @given(
     offsets=st.sampled_from(LAYOUTS),
     is_limiting=st.none() | st.booleans(),
     recent=st.none() | st.integers(-(2**31), 2**31 - 1),
-    memory=st.dictionaries(st.integers(0, 1), st.integers(0, GREATEST)),
-    cores=st.dictionaries(st.integers(0, 1), st.integers(0, GREATEST)),
 )
-def test_what_is_written_is_read_back(offsets, is_limiting, recent, memory, cores):
+def test_what_is_written_is_read_back(offsets, is_limiting, recent):
     content = two(offsets)
     before = read_bytes(content).region
-    change = RegionChange(is_limiting, recent, tuple(memory.items()), tuple(cores.items()))
+    change = RegionChange(is_limiting, recent)
 
     for offset, word in encode_change(offsets, change):
         content[offset : offset + len(word)] = word
@@ -326,9 +308,7 @@ def test_what_is_written_is_read_back(offsets, is_limiting, recent, memory, core
     after = read_bytes(content).region
     assert (before.is_limiting if is_limiting is None else is_limiting) == after.is_limiting
     assert (before.recent_kernel if recent is None else recent) == after.recent_kernel
-    for gpu, old in zip(after.gpus, before.gpus, strict=True):
-        assert memory.get(gpu.index, old.memory_limit) == gpu.memory_limit
-        assert cores.get(gpu.index, old.core_limit) == gpu.core_limit
+    assert before.gpus == after.gpus
     assert before.processes == after.processes
 
 

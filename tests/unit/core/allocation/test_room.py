@@ -1,13 +1,23 @@
 """Room on a GPU: Kubernetes' arithmetic, and never more than is registered."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.allocation.room import GpuUse, RoomClaim, gpu_use, pod_use, shortage
-from agent.core.cluster.pods import PodUid, Role
+from agent.core.allocation.room import (
+    GpuUse,
+    RoomClaim,
+    gpu_use,
+    pod_use,
+    promised,
+    scheduled,
+    shortage,
+)
+from agent.core.cluster.pods import Phase, PodTable, PodUid, Role
 from agent.core.inventory.share import Share
-from tests.builders import G1, G2, a_gpu, a_pod_uid, a_share, a_shared_gpu
+from agent.core.state.ledger import Ledger
+from tests.builders import G1, G2, a_gpu, a_pod, a_pod_uid, a_row, a_share, a_shared_gpu
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)
 OTHER = a_shared_gpu(gpu=a_gpu(uuid=G2), registered_mib=1000, core_percent=100)
@@ -53,6 +63,16 @@ def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10
 )
 def test_the_containers_of_a_pod_take_what_kubernetes_counts(claims, use):
     assert use == pod_use(claims, GPU)
+
+
+def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
+    row = a_row(shares=[a_share(uuid=G1, memory_mib=100)])
+    raised = msgspec.structs.replace(row, live_limits=(Share(G1, 700, 40),))
+
+    table = PodTable(pods={row.key.pod_uid: a_pod(phase=Phase.RUNNING)}, synced=True)
+
+    assert GpuUse(700, 40) == promised(Ledger((raised,)), table, GPU)
+    assert GpuUse(700, 40) == gpu_use(filter(None, [scheduled(raised, None)]), GPU)
 
 
 LAYOUTS = {

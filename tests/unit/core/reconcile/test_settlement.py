@@ -15,7 +15,7 @@ from agent.core.reconcile.settlement import (
     refusal_text,
 )
 from agent.core.state.ledger import EffectKind, Ledger
-from tests.builders import G1, NOON, a_container, a_lock, a_pod, a_pod_uid, a_row, a_share
+from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 
 SENTENCE = "GPU 0 is bad: XID 79; create the pod again. [HA-4002]"
 MESSAGE = (
@@ -311,36 +311,3 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
 
     assert {*(pod.uid for pod in many[:REFUSED_AT_ONCE]), other.uid} == first
     assert {*(pod.uid for pod in many[1 : REFUSED_AT_ONCE + 1]), other.uid} == then
-
-
-ANNOTATED = {"hami.io/vgpu-devices-allocated": f";{G1},NVIDIA,3000,30:;"}
-LIVE = msgspec.structs.replace(a_row(group=1), live_limits=(a_share(memory_mib=500),))
-
-
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        (LIVE, f"main: {G1} 500 MiB 30 %"),
-        (msgspec.structs.replace(LIVE, live_limits=LIVE.shares), None),
-        (a_row(group=1, shares=[a_share(memory_mib=500)]), None),
-        (msgspec.structs.replace(LIVE, group=0), None),
-        (msgspec.structs.replace(LIVE, group=7), None),
-    ],
-    ids=["other limits", "undone", "nobody set any", "another group", "no such group"],
-)
-def test_live_limits_that_the_annotation_lacks_are_owed_to_the_scheduler(row, text):
-    pod = a_pod(phase=Phase.RUNNING, annotations=ANNOTATED)
-
-    effects = owed(a_scene(pod, ledger=Ledger((row,))))
-
-    expected = [] if text is None else [(EffectKind.ANNOTATE_LIMITS, pod.uid, text)]
-    assert expected == [(effect.kind, effect.pod_uid, effect.value) for effect in effects]
-
-
-@pytest.mark.parametrize(
-    "pods",
-    [(), (a_pod(phase=Phase.SUCCEEDED, annotations=ANNOTATED),), (a_pod(phase=Phase.RUNNING),)],
-    ids=["gone", "over", "without an annotation"],
-)
-def test_no_limits_are_owed_to_a_pod_that_cannot_have_them(pods):
-    assert () == owed(a_scene(*pods, ledger=Ledger((LIVE,))))
