@@ -24,12 +24,13 @@ from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.core.errors import MalformedText
 from agent.core.inventory.gpu import Scan
 from agent.core.node import preflight, scheduling
-from agent.core.node.api_excess import judge_clock, judge_excess
+from agent.core.node.api_rights import judge_clock, judge_excess
 from agent.core.node.check_groups import ALL_GROUPS, FROM_API, MEMBERS, CheckGroup, in_groups
 from agent.core.node.config_entries import NamedNode, judge_entries
 from agent.core.node.device_access import judge_access
 from agent.core.node.findings import Finding, PreflightCheck, traced
 from agent.core.node.leftovers import NodeTraces
+from agent.core.node.preflight import PluginSocket
 from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
 from agent.core.ports import Clock
 from agent.host.hook.sizes import directory_sizes
@@ -98,6 +99,11 @@ class _Checkup(msgspec.Struct, eq=False):
     scan: Scan | None = None
 
     @property
+    def sockets(self) -> tuple[PluginSocket, ...]:
+        paths = self.settings.paths
+        return plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+
+    @property
     def node(self) -> NodeSight | None:
         return self.cluster.node if self.cluster else None
 
@@ -106,9 +112,8 @@ class _Checkup(msgspec.Struct, eq=False):
         lock = paths.run / "lock"
         holder = LockFile(lock).holder().strip()
         waiting = waiting_agents(paths.run, holder, self.request.processes)
-        sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
         yield from judge_agent(self.request.agent)
-        yield judge_instances(look_at(lock), holder, waiting, sockets)
+        yield judge_instances(look_at(lock), holder, waiting, self.sockets)
         yield bytecode_finding()
 
     def directories(self) -> Iterator[Finding]:
@@ -137,18 +142,15 @@ class _Checkup(msgspec.Struct, eq=False):
         paths = self.settings.paths
         place = look_at(paths.plugins)
         yield preflight.judge_kubelet(place, look_at(paths.kubelet_socket))
-        sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-        alive = [one for one in sockets if one.alive]
+        alive = [one for one in self.sockets if one.alive]
         # The register annotation is the agent's own here, and no sign of HAMi's plugin.
         answer = self.cluster.answer if self.cluster else None
         answer = answer and msgspec.structs.replace(answer, annotations={})
         yield from preflight.judge_plugins(place, alive, answer, takeover=self.settings.takeover)
         if self.node is not None:
-            report = self._report(self.node.traces)
-            finding = scheduling.judge_offer(
-                self.settings.node, self.node.offer, report, self.clock.now()
-            )
-            yield from () if finding is None else (finding,)
+            report, now = self._report(self.node.traces), self.clock.now()
+            if finding := scheduling.judge_offer(self.settings.node, self.node.offer, report, now):
+                yield finding
 
     def api(self) -> Iterator[Finding]:
         if self.cluster is None:
@@ -179,9 +181,7 @@ class _Checkup(msgspec.Struct, eq=False):
         yield scheduling.judge_writer(traces)
         lock = traces.annotations.get(MUTEX_LOCK)
         yield scheduling.judge_lock(name, lock, _decoded(decode_node_lock, lock), now)
-        paths = self.settings.paths
-        sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-        stale = [one.path for one in sockets if one.theirs and not one.alive]
+        stale = [one.path for one in self.sockets if one.theirs and not one.alive]
         scores = self.settings.report.topology_score
         yield from scheduling.judge_leftovers(traces, stale, stamps=profile.stamps, scores=scores)
 

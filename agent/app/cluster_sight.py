@@ -6,13 +6,11 @@ import msgspec
 
 from agent.app.preflight import ask_cluster, connection_of, failure_of, open_session
 from agent.core.errors import ApiError, ApiNotFound, SettingsError
-from agent.core.node.api_excess import UNNEEDED
-from agent.core.node.api_rights import Right
+from agent.core.node.api_rights import UNNEEDED, Right
 from agent.core.node.config_entries import ASKED, NamedNode
 from agent.core.node.preflight import ClusterAnswer
 from agent.core.ports import Clock
 from agent.host.kube.review import KubeReview
-from agent.host.kube.session import KubeSession
 from agent.host.kube.sight import KubeSight, NodeSight
 from agent.settings.sections import Settings
 
@@ -44,7 +42,8 @@ async def see_cluster(
     try:
         async with open_session(connection) as session:
             answer = await ask_cluster(session, settings, server, reader=reader)
-            excess = await _excess(session, settings.node)
+            review = KubeReview(session, settings.node)
+            excess = tuple([right for right in UNNEEDED if await review.granted(right)])
             unread = any(right.words == "get nodes" for right in answer.denied)
             if answer.found is False or unread:
                 return ClusterSight(answer, excess=excess, names=unasked)
@@ -64,8 +63,3 @@ async def see_cluster(
         failure, remedy = failure_of(error)
         answer = ClusterAnswer(server, failure=failure, remedy=remedy)
         return ClusterSight(answer, names=unasked)
-
-
-async def _excess(session: KubeSession, node: str) -> tuple[Right, ...]:
-    review = KubeReview(session, node)
-    return tuple([right for right in UNNEEDED if await review.granted(right)])

@@ -58,7 +58,7 @@ def _checks(parts: AgentParts) -> tuple[Check, ...]:
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _answering(left_out),
-        _gpu_health(front),
+        *_gpu_health(front),
         _offer(front),
     )
 
@@ -117,10 +117,18 @@ def _answering(left_out: Sequence[GpuFault]) -> Check:
     return Check("gpus_answering", not text, text, required=False)
 
 
-def _gpu_health(front: Front) -> Check:
+def _gpu_health(front: Front) -> tuple[Check, ...]:
+    """Whether all GPUs are served, and whether container runtimes find those that are well."""
     unserved = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
-    text = "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in unserved)
-    return Check("gpu_health", not unserved, text, required=False)
+    missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
+    ill = [gpu for gpu in unserved if gpu not in missed]
+    texts = [
+        "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in gpus) for gpus in (ill, missed)
+    ]
+    return tuple(
+        Check(name, not text, text, required=False)
+        for name, text in zip(("gpu_health", "cdi"), texts, strict=True)
+    )
 
 
 def _offer(front: Front) -> Check:

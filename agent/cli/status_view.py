@@ -21,8 +21,8 @@ from agent.core.errors import cap
 from agent.core.inventory.condition import Condition
 
 GIB: Final = 1024
-GPU_HEALTH: Final = "gpu_health"
-"""The check that repeats what the lines about the GPUs say."""
+OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
+"""The checks that repeat what the lines about the GPUs say."""
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS: Final = " .:-=+*%#"
 
@@ -80,7 +80,7 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
         yield from _note(gpu, found.node.name, now, style)
     yield from _idle(found.allocations or (), now, style)
     for check in found.node.checks:
-        if not check.ok and check.name != GPU_HEALTH:
+        if not check.ok and check.name not in OF_GPUS:
             word = "not ready" if check.required else "degraded"
             yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
     yield from _refused(found.refusals or (), now, style)

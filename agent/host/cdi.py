@@ -57,6 +57,8 @@ class CdiDirectories:
             raise OSError(f"{directory}: too many files, or removed")
         for path in sorted(paths):
             status = path.stat()  # a link may lead to where only the host's root leads
+            if status.st_size > FILE_BYTES:
+                raise OSError(f"{path}: too large")
             if stat.S_ISREG(status.st_mode):
                 yield path, status.st_ino, status.st_size, status.st_ctime_ns
 
@@ -67,9 +69,7 @@ def _defined(directories: Sequence[Sequence[_File]]) -> frozenset[str]:
     twice: set[str] = set()
     for files in directories:
         here: set[str] = set()
-        for path, _, size, _ in files:
-            if size > FILE_BYTES:
-                raise OSError(f"{path}: too large")
+        for path, *_ in files:
             names = read_specification(path.read_bytes())
             twice |= here & names
             here |= names

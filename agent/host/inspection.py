@@ -20,6 +20,7 @@ FILE_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of a library; HAMi-core's has less than 1 MiB."""
 _BYTECODE_HEAD: Final = struct.Struct("<4x3L")
 """Of a file with bytecode (PEP 552): flags; if they are 0, time and size of the source."""
+_NSPID: Final = re.compile("^NSpid:(.*)$", re.MULTILINE)
 _GPU: Final = re.compile(r"nvidia[0-9]+")
 _DENIALS: Final = {
     # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
@@ -120,7 +121,8 @@ def _agents(run: Path, processes: Path) -> Iterator[tuple[int, Sequence[str]]]:
             except OSError:  # it ended
                 continue
             if _is_agent(words) and _run_directory(words) == str(run):
-                yield int(entry.name), _ids(status, entry.name)
+                ids = _NSPID.search(status)
+                yield int(entry.name), ids[1].split() if ids else [entry.name]
 
 
 def _is_agent(words: Sequence[str]) -> bool:
@@ -140,10 +142,3 @@ def _run_directory(words: Sequence[str]) -> str:
         if word == flag or word.startswith(f"{flag}="):
             return value if word == flag else word.partition("=")[2]
     return "/run/hami-agent"
-
-
-def _ids(status: str, outer: str) -> Sequence[str]:
-    for line in status.splitlines():
-        if line.startswith("NSpid:"):
-            return line.split()[1:]
-    return [outer]

@@ -19,7 +19,9 @@ def look_at(path: Path) -> PathFacts:
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return PathFacts(str(path), "", writable=_can_be_made(path))
+        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        can_be_made = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+        return PathFacts(str(path), "", writable=can_be_made)
     except OSError as error:
         return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
     kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
@@ -41,12 +43,6 @@ def _is_full(path: Path) -> bool:
     finally:
         os.close(directory)
     return False
-
-
-def _can_be_made(path: Path) -> bool:
-    """Whether the agent may create entries in the nearest existing directory above `path`."""
-    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:

@@ -52,7 +52,7 @@ async def test_of_three_gpus_the_one_that_nothing_defines_is_not_on_offer(strate
         (event,) = left_out(node)
         assert f"GPU {G1} is not shared: no single CDI specification" in event.text
         assert "nvidia-ctk cdi generate" in event.text
-        assert ["gpu_health"] == degraded(node)
+        assert ["cdi"] == degraded(node)
 
 
 async def test_what_is_said_of_its_health_is_true():

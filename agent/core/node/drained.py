@@ -64,22 +64,10 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
     if not now:
         return None
     holds = [hold for hold in _holds(ledger) if any(map(hold.value, now))]
-    return SettingsError(_sentence([one for one in wanted if one.key in now], now, holds, node))
-
-
-def _holds(ledger: Ledger) -> Iterator[_Hold]:
-    for row in ledger.rows:
-        pod = f"{row.namespace}/{row.pod}" if row.holder else ""
-        scheduler = "" if row.adopted else _SCHEDULERS[row.decided_by]
-        yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
-
-
-def _sentence(
-    wanted: Sequence[LastingSetting], now: Mapping[str, str], holds: Sequence[_Hold], node: str
-) -> str:
     changes = " and ".join(
         f"{one.origin}: {one.key} cannot change from {now[one.key]} to {one.value}"
         for one in wanted
+        if one.key in now
     )
     old = " and ".join(now.values())
     restart = ", then restart the agent" if SCHEDULER in now else ""
@@ -90,12 +78,19 @@ def _sentence(
     if unnamed:
         loose = f"{_count(unnamed, 'slice')} of pods that the kubelet has not named"
         held = f"{held}, and {loose}" if pods else f"{loose} are held"
-    return (
+    return SettingsError(
         f"{changes} while {held}; running pods go on, and {old} "
         f"{'stays' if len(now) == 1 else 'stay'} in force; drain the node (kubectl drain {node}) "
         f"or delete what holds them{restart}, or set it back to {old}; slices are held for up to a "
         "minute after their pod has gone"
     )
+
+
+def _holds(ledger: Ledger) -> Iterator[_Hold]:
+    for row in ledger.rows:
+        pod = f"{row.namespace}/{row.pod}" if row.holder else ""
+        scheduler = "" if row.adopted else _SCHEDULERS[row.decided_by]
+        yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
 
 
 def _count(number: int, what: str) -> str:

@@ -33,7 +33,7 @@ _CAUSES: Final[Mapping[str, tuple[PreflightCheck, ...]]] = {
     "driver": (PreflightCheck.DRIVER,),
     "gpus": (PreflightCheck.DRIVER,),
     "gpus_answering": (PreflightCheck.DRIVER,),
-    "gpu_health": (PreflightCheck.CDI,),
+    "cdi": (PreflightCheck.CDI,),
     "offer": (*_CORE, PreflightCheck.PATHS, PreflightCheck.KUBELET),
 }
 """The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
@@ -75,7 +75,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         return
     failed = [match for match in lines if match[1] != "+"]
     for sign, name, text in (match.groups() for match in failed):
-        is_of_gpus = name == "gpu_health"
+        is_of_gpus = name in {"gpu_health", "cdi"}
         advice, said = _OF_GPUS if is_of_gpus else _READ, text or "fails"
         finding = Finding.wrong(check, name, said, advice)
         if sign != "-":

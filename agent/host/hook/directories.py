@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVarTuple
 
@@ -178,8 +178,9 @@ class HostHookDirs:
             last, name = self._own(open_directories), str(self._hook)
             # A missing directory would be made in the last existing one.
             with contextlib.suppress(FileNotFoundError):
-                last, name = _found_parent(open_directories, "vgpu", last), "vgpu"
-                last, name = _found_parent(open_directories, "containers", last), "containers"
+                for below in ("vgpu", "containers"):
+                    last, name = open_in(open_directories, below, last), below
+                    _owned(last, name)
             check_writable(last, name)
 
     def _own(self, open_directories: contextlib.ExitStack) -> int:
@@ -207,8 +208,15 @@ class HostHookDirs:
                 above = open_containers(self._hook, open_directories)
             except FileNotFoundError:
                 return {}
+            found = {}
             with os.scandir(above) as entries:
-                return dict(_changes(itertools.islice(entries, LISTED)))
+                listed = itertools.islice(entries, LISTED)
+                for entry in (one for one in listed if LEFT_BEHIND.fullmatch(one.name)):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(status.st_mode):
+                            found[entry.name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
+            return found
 
 
 def _head(file: Path, size: int) -> bytes | None:
@@ -218,18 +226,6 @@ def _head(file: Path, size: int) -> bytes | None:
             return opened.read(size)
     except OSError:
         return None
-
-
-def _changes(
-    entries: "Iterator[os.DirEntry[str]]",
-) -> Iterator[tuple[str, dt.datetime]]:
-    """The container directories among the entries, no links, and when each changed."""
-    for entry in entries:
-        if LEFT_BEHIND.fullmatch(entry.name):
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    yield entry.name, dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
 
 
 def _checked(name: str) -> str:
@@ -247,13 +243,6 @@ def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> in
     opened = open_in(open_directories, name, above)
     if _owned(opened, name) != PARENT_MODE:
         os.fchmod(opened, PARENT_MODE)
-    return opened
-
-
-def _found_parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
-    """Open the directory `name`, which root or we must own. Raises StateError, OSError."""
-    opened = open_in(open_directories, name, above)
-    _owned(opened, name)
     return opened
 
 

@@ -11,7 +11,7 @@ from agent.codec.leftovers import decode_traces
 from agent.codec.narrow import inside
 from agent.codec.quantity import decode_quantity
 from agent.core.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
-from agent.core.node.api_excess import skew_of
+from agent.core.node.api_rights import skew_of
 from agent.core.node.config_entries import NamedNode
 from agent.core.node.leftovers import NodeTraces
 from agent.core.node.scheduling import OfferSeen

@@ -8,7 +8,17 @@ MINUTES: Final = 75
 TARGET: Final = 'job="hami-agent",instance="10.0.0.1:9394",node="gpu-a"'
 CONDITIONS: Final = ("state", "inventory", "server", "registered", "stream", "api_synced")
 REASONS: Final = (
-    *("api", "driver", "gpu_health", "gpus", "gpus_answering", "offer", "report", "settings"),
+    *(
+        "api",
+        "cdi",
+        "driver",
+        "gpu_health",
+        "gpus",
+        "gpus_answering",
+        "offer",
+        "report",
+        "settings",
+    ),
     *("web", "web_socket"),
 )
 

@@ -4,8 +4,14 @@ import datetime as dt
 
 import pytest
 
-from agent.core.node.api_excess import UNNEEDED, judge_clock, judge_excess, skew_of
-from agent.core.node.api_rights import right_to_get, rights
+from agent.core.node.api_rights import (
+    UNNEEDED,
+    judge_clock,
+    judge_excess,
+    right_to_get,
+    rights,
+    skew_of,
+)
 from tests.builders import NODE, NOON
 
 
