@@ -6,10 +6,11 @@ import contextlib
 import pytest
 
 from agent.kit import running_time
+from agent.sandbox.patching import merge_patch
 from tests.app.story import a_story, told
 from tests.machine.api import SlowGate
 from tests.machine.kubelet import RESOURCE
-from tests.machine.pods import Box, Shape
+from tests.machine.pods import NAMESPACE, Box, Shape
 from tests.machine.virtual import stall, starved
 
 WINDOW = 61.0
@@ -39,11 +40,20 @@ class PodsInTurn:
         elif event.kind in ("allocated", "allocate_refused"):
             self.held.append(loop.time() - self._began)
 
-    async def run(self, asked=lambda: None, within=60.0):
-        """A pod that must run; `asked` is called when the kubelet asks for it."""
+    async def run(self, asked=lambda: None, within=60.0, *, generated=False):
+        """A pod that must run; `asked` is called when the kubelet asks for it.
+
+        `generated`: its controller generated its name, so that no other pod can have it.
+        """
         name, self._asked = f"p{self._number}", asked
         self._number += 1
-        await self.story.bound(name, SMALL)
+        assert self.story.world.create(name, SMALL)
+        if generated:
+            own = {"metadata": {"generateName": "p"}}
+            self.story.world.store.update(
+                "pods", NAMESPACE, name, lambda held: merge_patch(held, own)
+            )
+        await self.story.placed(name)
         await self.story.until(
             lambda: self.story.is_running(name) or self.story.phase(name) == "Failed", within
         )
@@ -139,7 +149,7 @@ async def test_where_answers_are_as_late_as_the_watches_a_watch_that_comes_in_ti
         faults.trip = 2 * late
         await asyncio.sleep(20)
         for _ in range(3):
-            await pods.run()
+            await pods.run(generated=True)
             await asyncio.sleep(10)
 
 
