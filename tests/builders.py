@@ -132,18 +132,18 @@ def a_container(
     count: int = 1,
     control_disabled: bool = False,
     running_id: str | None = None,
-    dropped_memory: str = "",
+    asks: Mapping[str, int] | None = None,
     resource: str = RESOURCE,
 ) -> ContainerView:
-    """A container that asks for `count` slices."""
+    """A container that asks for `count` slices; `asks`: mem, mem-percentage, cores."""
     return ContainerView(
         name=name,
         role=role,
         count=count,
         control_disabled=control_disabled,
         running_id=running_id,
-        dropped_memory=dropped_memory,
         resource=resource,
+        others=tuple((f"nvidia.com/gpu{what}", amount) for what, amount in (asks or {}).items()),
     )
 
 
@@ -159,6 +159,8 @@ def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
     annotations: Mapping[str, str] | None = None,
     static: bool = False,
     scheduled: bool = True,
+    started: bool = False,
+    scheduler: str = "hami-scheduler",
     reason: str = "",
     message: str = "",
     resource_version: str = "1",
@@ -178,6 +180,8 @@ def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
         annotations={} if annotations is None else dict(annotations),
         static=static,
         scheduled=scheduled,
+        started=started,
+        scheduler=scheduler,
         reusable_name=reusable_name,
         reason=reason,
         message=message,

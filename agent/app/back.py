@@ -116,13 +116,7 @@ async def open_back(
             session=session,
             events=events,
             node=KubeNode(session, settings.node),
-            pods=KubePods(
-                session,
-                settings.node,
-                settings.sharing.resource,
-                events,
-                memory_resource=settings.memory_resource,
-            ),
+            pods=KubePods(session, settings.node, settings.sharing.resource, events),
             witness=witness,
             records=KubeletRecordsFile(paths.plugins, adapters.worker),
         )
@@ -215,7 +209,7 @@ def _source(
             lag=front.allocator.lag,
         ),
         adapters.hooks,
-        AllocationSettings(match=settings.match, edits=facts.edits),
+        AllocationSettings(match=facts.match, edits=facts.edits),
     )
 
 

@@ -116,7 +116,7 @@ class Front(msgspec.Struct, frozen=True):
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
     """Build the front half around its cells and ports."""
-    facts = new_facts(settings.sharing, settings.report, settings.edits)
+    facts = new_facts(settings)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
     journal = NodeJournal(adapters.clock, adapters.disk)

@@ -49,6 +49,10 @@ TOLD: Final = 16
 _BUSY = f"the kubelet admits pods without a pause; the settings are read again in {AGAIN:g} s"
 _UNFIT = "the settings do not fit so many GPUs: see Event ConfigRejected"
 _RESTART = "these settings take effect at the next start: restart the agent"
+_UNCHECKED = (
+    "no settings of HAMi's scheduler (files.deviceConfig): no annotation is checked against what "
+    "its pod requests; mount the ConfigMap with device-config.yaml"
+)
 _REPORTED = "; remove the report from the Node, or HAMi's scheduler may still place pods (RUNBOOK)"
 
 log = structlog.get_logger(__name__)
@@ -198,6 +202,8 @@ class SettingsService:
         """Report what of the sources is not in force since the start."""
         if start.refusal is not None:
             self.reject(start.refusal)
+        if self._plan.labelled and not self._cells.match.value.requests.known:
+            log.warning("config.requests_unchecked", what=_UNCHECKED)
         self._tell_held()
 
     def accepted(self) -> tuple[Values, frozenset[str]]:
@@ -371,6 +377,7 @@ class SettingsService:
         changed = cells.sharing.set(settings.sharing)
         changed = cells.report.set(settings.report) or changed
         changed = cells.edits.set(settings.edits) or changed
+        changed = cells.match.set(settings.match) or changed
         if changed:
             self._outside.refresh()
         if self._facts.gpus is not None:

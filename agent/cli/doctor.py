@@ -162,10 +162,10 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
         Finding.note(PreflightCheck.SETTINGS, "settings", text, "it changes nothing here")
         for text in plan.warnings
     ]
-    return [main, *notes, _hami_files(plan, values, settings.node, before=before)]
+    return [main, *notes, _hami_files(plan, values, settings, before=before)]
 
 
-def _hami_files(plan: NodeValues, values: Values, node: str, *, before: bool) -> Finding:
+def _hami_files(plan: NodeValues, values: Values, settings: Settings, *, before: bool) -> Finding:
     read = plan.sources
     files = {
         str(values[key].value): text is not None
@@ -173,7 +173,8 @@ def _hami_files(plan: NodeValues, values: Values, node: str, *, before: bool) ->
         if values[key].value
     }
     names = [name for profile in plan.node_config.profiles for name in profile.match.nodes]
-    return judge_hami_files(files, node, names, needed=before)
+    is_unchecked = settings.plain is None and not settings.match.requests.known
+    return judge_hami_files(files, settings.node, names, needed=before, unchecked=is_unchecked)
 
 
 def _files(plan: NodeValues) -> str:

@@ -42,6 +42,7 @@ class _ContainerFields(TypedDict, total=False):
 
 class _SpecFields(TypedDict, total=False):
     nodeName: Any
+    schedulerName: Any
     restartPolicy: Any
     initContainers: list[_ContainerFields] | None
     containers: list[_ContainerFields] | None
@@ -62,6 +63,7 @@ class _Condition(TypedDict, total=False):
 
 class _Status(TypedDict, total=False):
     phase: Any
+    startTime: Any
     reason: Any
     message: Any
     conditions: list[_Condition] | None

@@ -23,6 +23,7 @@ from agent.codec.pod import (
     validate,
 )
 from agent.codec.quantity import decode_quantity, decode_whole
+from agent.core.allocation.requests import NOT_WHOLE
 from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
@@ -43,9 +44,6 @@ from agent.core.cluster.pods import (
 )
 from agent.core.errors import MalformedText, cap
 
-MEMORY_RESOURCE = "nvidia.com/gpumem"
-"""The default resource name under which pods request memory."""
-
 WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
 TEXT_KEPT = 1024
 """Characters kept of a text, which is short if HAMi or the kubelet wrote it.
@@ -64,9 +62,7 @@ _ATOI = re.compile(r"\s*([+-]?[0-9]{1,19})", re.ASCII)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def decode_pod(
-    obj: Mapping[str, object], resource: str, memory_resource: str = MEMORY_RESOURCE
-) -> PodView:
+def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     """Decode a pod, with each container's request of `resource`.
 
     The requests of other extended resources are kept: `resource` may get another name.
@@ -85,13 +81,15 @@ def decode_pod(
         node=_text(spec, "nodeName"),
         phase=_phase(_text(status, "phase")),
         created=_stamp(_text(metadata, "creationTimestamp")),
-        containers=tuple(_containers(spec, status, (resource, memory_resource))),
+        containers=tuple(_containers(spec, status, resource)),
         annotations=dict(_kept(annotations)),
         static=MIRROR in annotations,
         scheduled=any(
             (_text(each, "type"), _text(each, "status")) == ("PodScheduled", "True")
             for each in objects_in(status, "conditions")
         ),
+        started=bool(_text(status, "startTime")),
+        scheduler=_text(spec, "schedulerName"),
         reusable_name=not _text(metadata, "generateName"),
         reason=_text(status, "reason"),
         message=_text(status, "message")[:TEXT_KEPT],
@@ -148,21 +146,21 @@ def _kept(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _containers(
-    spec: Mapping[str, object], status: Mapping[str, object], resources: tuple[str, str]
+    spec: Mapping[str, object], status: Mapping[str, object], resource: str
 ) -> Iterator[ContainerView]:
     """Init containers and sidecars first, then app containers, as the kubelet admits them."""
     statuses = _statuses(status, "initContainerStatuses")
     for item in objects_in(spec, "initContainers"):
         is_sidecar = item.get("restartPolicy") == "Always"
         own = statuses.get(_text(item, "name"), {})
-        container = _container(item, Role.SIDECAR if is_sidecar else Role.INIT, own, resources)
+        container = _container(item, Role.SIDECAR if is_sidecar else Role.INIT, own, resource)
         ended = None if is_sidecar else _ended_at(own, "OnFailure")
         yield msgspec.structs.replace(container, ended_at=ended)
     statuses = _statuses(status, "containerStatuses")
     restarts = _text(spec, "restartPolicy")
     for item in objects_in(spec, "containers"):
         own = statuses.get(_text(item, "name"), {})
-        container = _container(item, Role.APP, own, resources)
+        container = _container(item, Role.APP, own, resource)
         # A container's own policy wins, and its rules may start it again after any exit.
         policy = "Always" if item.get("restartPolicyRules") else _text(item, "restartPolicy")
         yield msgspec.structs.replace(container, ended_at=_ended_at(own, policy or restarts))
@@ -172,9 +170,8 @@ def _container(
     item: Mapping[str, object],
     role: Role,
     status: Mapping[str, object],
-    resources: tuple[str, str],
+    resource: str,
 ) -> ContainerView:
-    resource, memory_resource = resources
     state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
     container_id = _text(status, "containerID").rpartition("://")[2]
@@ -191,7 +188,6 @@ def _container(
         started_at=_last(state, last, "startedAt"),
         stopped_at=_last(state, last, "finishedAt"),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
-        dropped_memory=_dropped(_requested(item, memory_resource)),
         priority=_priority(item),
         resource=resource,
         others=tuple(_others(item, resource)),
@@ -234,18 +230,10 @@ def _others(item: Mapping[str, object], resource: str) -> Iterator[tuple[str, in
     resources = inside(item, "resources")
     names = {*inside(resources, "limits"), *inside(resources, "requests")}
     for name in sorted(names - {resource}):
-        count = decode_quantity(_requested(item, name)) if "/" in name else 0
-        if count and count > 0:
-            yield name, count
-
-
-def _dropped(memory: str) -> str:
-    """The text of a memory request that HAMi drops as too large; empty for all others.
-
-    Source: HAMi v2.10 pkg/device/nvidia/device.go, GenerateResourceRequests.
-    """
-    mib = decode_whole(memory) if memory else 0
-    return memory if mib is None or not 0 <= mib <= INT32_MAX else ""
+        text = _requested(item, name) if "/" in name else ""
+        if text:
+            amount = decode_whole(text)
+            yield name, NOT_WHOLE if amount is None else amount
 
 
 def _requested(item: Mapping[str, object], resource: str) -> str:

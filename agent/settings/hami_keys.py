@@ -6,6 +6,11 @@ from typing import Final
 DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "resourceCountName": "sharing.resourceName",
     "resourceMemoryName": "sharing.memoryResourceName",
+    "resourceMemoryPercentageName": "sharing.memoryPercentResourceName",
+    "resourceCoreName": "sharing.coreResourceName",
+    "memoryFactor": "sharing.memoryFactor",
+    "defaultMemory": "sharing.defaultMemoryMiB",
+    "defaultCores": "sharing.defaultCorePercent",
     "deviceSplitCount": "sharing.splitCount",
     "deviceMemoryScaling": "sharing.memoryScaling",
     "deviceCoreScaling": "sharing.coreScaling",

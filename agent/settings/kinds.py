@@ -284,6 +284,9 @@ Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
 """
 
 
+optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
+"""The name of a resource that pods request and no node has; empty: there is none."""
+
 HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
 """The last sentence of each duration's help."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from agent.core.allocation.plain import PlainSettings
+from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import MatchSettings
 from agent.core.containers.edits import EditSettings
 from agent.core.errors import SettingsError
@@ -71,14 +72,12 @@ class Settings(msgspec.Struct, frozen=True):
 
     `plain`: without HAMi's scheduler, the kubelet's ids decide; None in hami mode. `observe`:
     register and write nothing, beside another plugin. `takeover`: another plugin may serve the
-    same resource. `node_condition`: write the Node's condition GpuDegraded. `memory_resource`:
-    the resource name under which pods request memory. `feedback`: limit and hold back containers
-    that share GPUs.
+    same resource. `node_condition`: write the Node's condition GpuDegraded. `feedback`: limit and
+    hold back containers that share GPUs.
     """
 
     node: str
     kubeconfig: str | None
-    memory_resource: str
     library_version: str
     sharing: SharingSettings
     report: ReportSettings
@@ -98,8 +97,12 @@ class Settings(msgspec.Struct, frozen=True):
     log: LogSettings
 
 
-def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
+def build(
+    values: Values, *, host_name: str, gpus: int = 1, knows_requests: bool = False
+) -> Settings:
     """Build the sections from `values` for a node with `gpus` GPUs.
+
+    `knows_requests`: HAMi's device-config.yaml says how its scheduler reads requests.
 
     Raises SettingsError: the list of slices would be too long for the kubelet.
     """
@@ -111,12 +114,13 @@ def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
     parts["health"]["switches"] = switches_of(
         str(values["health.disabledXids"].value), str(values["health.enabledXids"].value)
     )
+    requests = RequestRules(**parts["match.requests"], known=knows_requests)
     is_plain = values["scheduler"].value == "none"
     settings = Settings(
         **top,
         sharing=SharingSettings(**parts["sharing"]),
         report=ReportSettings(**parts["report"]),
-        match=MatchSettings(**parts["match"]),
+        match=MatchSettings(**parts["match"], requests=requests),
         edits=EditSettings(**parts["edits"]),
         plain=PlainSettings(**parts["plain"]) if is_plain else None,
         health=HealthSettings(**parts["health"]),

@@ -1,5 +1,6 @@
 """Settings of sharing, of the answers to containers, and of HAMi-core's library."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from agent.settings.kinds import (
     indexes,
     number,
     optional_path,
+    optional_resource,
     path,
     resource_name,
     several,
@@ -31,6 +33,21 @@ MODES = msgspec.structs.replace(
 )
 """HAMi's operating modes. The agent does not share GPUs in `mig` yet. HAMi's config.json may set it
 for nodes that run HAMi's plugin."""
+
+_INT32 = whole(-(2**31), 2**31 - 1)
+_REQUESTS: Mapping[str, tuple[str, str | int, str]] = {
+    "memoryResourceName": ("memory", "nvidia.com/gpumem", "the resource for MiB of each GPU"),
+    "memoryPercentResourceName": (
+        "memory_percent",
+        "nvidia.com/gpumem-percentage",
+        "the resource for percent of each GPU's memory",
+    ),
+    "coreResourceName": ("cores", "nvidia.com/gpucores", "the resource for percent of compute"),
+    "memoryFactor": ("memory_factor", 1, "the factor on MiB"),
+    "defaultMemoryMiB": ("default_memory_mib", 0, "MiB in place of none; 0: all memory"),
+    "defaultCorePercent": ("default_core_percent", 0, "compute in place of none; 0: no limit"),
+}
+"""How HAMi's scheduler reads requests: attribute of RequestRules, default, help."""
 
 SHARING: tuple[Field, ...] = (
     Field(
@@ -59,7 +76,7 @@ SHARING: tuple[Field, ...] = (
         flag="--resource-name",
         live=True,
         profiled=False,
-        section=("sharing.resource", "edits.resource"),
+        section=("sharing.resource", "edits.resource", "match.resource"),
     ),
     Field(
         "sharing.splitCount",
@@ -134,22 +151,38 @@ SHARING: tuple[Field, ...] = (
         live=True,
         section="sharing.numa_topology",
     ),
-    Field(
-        "sharing.memoryResourceName",
-        "nvidia.com/gpumem",
-        resource_name,
-        "Resource name under which pods request memory in MiB. The scheduler counts it.",
-        section="memory_resource",
+    *(
+        Field(
+            f"sharing.{name}",
+            default,
+            _INT32 if isinstance(default, int) else optional_resource,
+            f"Requests of pods as HAMi's scheduler reads them: {words}.",
+            live=True,
+            profiled=False,
+            section=f"match.requests.{part}",
+        )
+        for name, (part, default, words) in _REQUESTS.items()
     ),
     Field(
         "allocation.unlockedPods",
-        "strict",
-        choice("strict", "unique"),
-        "What to do with a pod that holds no node lock. strict: refuse it. unique: serve it if "
-        "the kubelet (1.34 or later) confirms that it is the one being admitted.",
+        UnlockedPods.SCHEDULED,
+        choice(*UnlockedPods),
+        "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms that "
+        "they are being admitted. strict: none. scheduled: those for which HAMi's scheduler takes "
+        "none, because only init containers request GPUs; it must have bound them, and the "
+        "annotation must be what it makes of their requests. unique: all.",
         flag="--unlocked-pods",
+        live=True,
         section="match.unlocked_pods",
         part=UnlockedPods,
+    ),
+    Field(
+        "allocation.schedulerName",
+        "hami-scheduler",
+        text,
+        "spec.schedulerName of the pods that HAMi's scheduler places.",
+        live=True,
+        section="match.scheduler_name",
     ),
     Field(
         "allocation.fence",

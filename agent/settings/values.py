@@ -68,7 +68,12 @@ class NodeValues:
         """
         name = facts.name or self.name
         values = self.resolve(msgspec.structs.replace(facts, name=name))
-        return build(values, host_name=name, gpus=max(1, len(facts.gpus or ())))
+        return build(
+            values,
+            host_name=name,
+            gpus=max(1, len(facts.gpus or ())),
+            knows_requests=bool(self.device_config.settings),
+        )
 
     def resolve(self, facts: NodeFacts) -> Values:
         """The values of a node with these facts."""

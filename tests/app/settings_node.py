@@ -106,7 +106,7 @@ async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> Settings
     sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
     start = await begin(sources, Inline(), Inline())
     settings = start.taken().settings(NodeFacts())
-    facts = new_facts(settings.sharing, settings.report, settings.edits)
+    facts = new_facts(settings)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
     events: list[NodeEvent] = []
     systemd = SystemdSide()

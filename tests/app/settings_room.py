@@ -84,7 +84,7 @@ def kept_start(start: SourcesRead, ledger: Ledger) -> SourcesRead:
 def cells_of(start: SourcesRead) -> SharedCells:
     """Facts of a node that starts so."""
     settings = start.taken().settings(NodeFacts())
-    return new_facts(settings.sharing, settings.report, settings.edits)
+    return new_facts(settings)
 
 
 @dataclasses.dataclass

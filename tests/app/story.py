@@ -6,10 +6,12 @@ the scheduler are models. After each story all troubles end, and nothing may be 
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from agent.codec.nodelock import encode_node_lock
+from agent.core.allocation.settings import UnlockedPods
 from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK
 from agent.core.state.ledger import Row
 from agent.sandbox.api_errors import Json
@@ -160,9 +162,12 @@ class AllocationStory:
 
 
 @contextlib.asynccontextmanager
-async def a_story(seed: int = 1) -> AsyncIterator[AllocationStory]:
+async def a_story(
+    seed: int = 1, unlocked: UnlockedPods = UnlockedPods.SCHEDULED
+) -> AsyncIterator[AllocationStory]:
     """A node that is up; at the end nothing was broken and nothing is left over."""
     world = MachineWorld(seed, VirtualClock(asyncio.get_running_loop()), start_agent)
+    world.host = dataclasses.replace(world.host, unlocked=unlocked)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         living = group.create_task(world.run(ready))

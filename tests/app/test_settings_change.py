@@ -6,11 +6,15 @@ And whatever is wrong with the files, what was good stays: one Event, one line i
 import json
 
 import pytest
+import structlog
 
 from agent.codec.register import decode_register
 from agent.core.cluster.annotations import REGISTER
 from agent.core.state.last_good import LastGood, SourceFile
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 from tests.app.settings_node import GPUS_8, a_settings_node
+from tests.app.settings_room import SettingsRoom, start_of
 from tests.builders import NODE, a_uuid
 
 GPU = a_uuid(0)
@@ -31,6 +35,8 @@ GOOD = "sharing: {splitCount: 8}\n"
         ("report: {topologyScore: true}", 0, 1),
         ("library: {cudaLogLevel: '4'}", 0, 0),
         ("allocation: {passDeviceSpecs: true}", 0, 0),
+        ("allocation: {unlockedPods: unique}", 0, 0),
+        ("sharing: {memoryFactor: 4}", 0, 0),
         ("sharing: {splitCount: 4, memoryScaling: 2, filterIndexes: [1]}", 1, 1),
         ("sharing: {splitCount: 4}\nreport: {topologyScore: true}", 1, 1),
         ("# nothing", 0, 0),
@@ -46,6 +52,30 @@ async def test_a_change_is_one_list_and_one_write_at_most(tmp_path, change, list
         await node.edit(own="")
         assert (lists, writes) == node.count()
         assert [] == node.events
+
+
+@pytest.mark.parametrize(
+    ("devices", "own", "said"),
+    [
+        ("", "", ["config.requests_unchecked"]),
+        ("nvidia: {}", "sharing: {memoryFactor: 4}", ["config.requests_unchecked"]),
+        ("nvidia: {memoryFactor: 4}", "", []),
+        ("", "scheduler: none", []),
+    ],
+)
+async def test_the_start_says_where_no_annotation_is_checked_against_requests(devices, own, said):
+    files = [SourceFile(name, text.encode()) for name, text in (("d", devices), ("o", own))]
+    room = SettingsRoom(start_of(make_plan(Sources(device_config=files[0], own=files[1]))))
+    with structlog.testing.capture_logs() as logs:
+        room.service.tell_start(room.start)
+
+    assert said == [line["event"] for line in logs]
+    before = room.cells.match.value
+    room.service.take(
+        make_plan(Sources(device_config=SourceFile("d", b"nvidia: {memoryFactor: 7}")))
+    )
+    assert 7 == room.cells.match.value.requests.memory_factor
+    assert before != room.cells.match.value
 
 
 @pytest.mark.parametrize("profile", ["colon", "colon-7"])

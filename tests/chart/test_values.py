@@ -60,6 +60,9 @@ def test_hamis_names_are_the_agents_settings(helm: Helm):
     assert {
         "sharing.resourceName": "example.com/gpu",
         "sharing.memoryResourceName": "example.com/gpumem",
+        "sharing.memoryPercentResourceName": "example.com/gpumem-percentage",
+        "sharing.coreResourceName": "example.com/gpucores",
+        "allocation.schedulerName": "our-scheduler",
         "sharing.splitCount": 20,
         "sharing.memoryScaling": 1.5,
         "sharing.coreScaling": 2.0,

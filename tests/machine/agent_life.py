@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NoReturn, TypeVar
 
+from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
@@ -76,7 +77,8 @@ class AgentLife:
         witness = LifeWitness(MachineBooks(host, step))
         records = MachineRecords(host, step)
         hooks = LifeHooks(host, step)
-        match = MatchSettings(NODE, unlocked_pods=host.unlocked)
+        requests = RequestRules(known=True)
+        match = Cell(MatchSettings(NODE, unlocked_pods=host.unlocked, requests=requests))
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
             AllocationViews(

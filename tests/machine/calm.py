@@ -107,7 +107,7 @@ class CalmSite(MachineSite):
     def make_audit(self) -> CalmAudit:
         audit = self.judge = CalmAudit(self.store, self.kubelet, self.scheduler, self.disk)
         audit.lenient = self.pace.is_old
-        audit.serves_unlocked = self.pace.unlocked is UnlockedPods.UNIQUE
+        audit.serves_unlocked = self.pace.unlocked is not UnlockedPods.STRICT
         audit.was_shown = lambda text: text in self.faults.shown_locks
         audit.all_listed = self._offers_all
         return audit

@@ -45,7 +45,7 @@ class CalmAudit(Audit):
 
     lenient = False
     serves_unlocked = False
-    """Whether the agent serves pods without a lock (`unlockedPods: unique`)."""
+    """Whether the agent serves pods without a lock."""
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*parts)  # type: ignore[arg-type]  # as Audit has them
@@ -169,8 +169,8 @@ class CalmAudit(Audit):
     def _has_ghost(self, uid: str, text: str) -> bool:
         """Whether another pod that the refusal names just took the name of one that is gone.
 
-        PodResources tells no UID. With `unlockedPods: unique` the agent cannot know whether the
-        kubelet admits the new one or has not forgotten the old one.
+        PodResources tells no UID. Without a lock the agent cannot know whether the kubelet admits
+        the new one or has not forgotten the old one.
         """
         return any(
             self._named[gone] != self._named.get(uid)

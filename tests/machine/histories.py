@@ -117,11 +117,15 @@ class Histories(RuleBasedStateMachine):
         pod = self.pick(place)
         self.after(pause, None if pod is None else partial(self.world.create_anew, pod, shape))
 
-    @rule(place=picks, pause=pauses)
-    def a_tenant_lies(self, place: int, pause: float) -> None:
-        """The GPU seems empty then, and the next pod is placed on it."""
+    @rule(
+        place=picks,
+        amounts=st.sampled_from(("1,0", "1,0", "1,1", "0,0", "16000,100", "12000,0")),
+        pause=pauses,
+    )
+    def a_tenant_lies(self, place: int, amounts: str, pause: float) -> None:
+        """The GPU may seem empty then, and the next pod is placed on it."""
         pod = self.pick(place, is_bound)
-        self.after(pause, None if pod is None else partial(self.world.lie, pod))
+        self.after(pause, None if pod is None else partial(self.world.lie, pod, amounts))
         self.write(0.7, partial(self.world.create_and_schedule, "v", Shape((Box(mib=12000),))))
 
     @rule(is_pods=flags, frames=st.sampled_from((0, 0, 1, 2, 5)), pause=pauses)

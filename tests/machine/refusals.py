@@ -10,7 +10,11 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 
+from agent.codec.pod import decode_pod_devices
+from agent.core.allocation.settings import UnlockedPods
+from agent.core.cluster.annotations import ALLOCATED
 from agent.core.inventory.condition import Condition
+from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.seen import KubeletEvent
 from tests.machine.audit import asked_containers, key_of
@@ -29,6 +33,8 @@ class Fact(enum.Enum):
     STATIC = "a static pod: HAMi's scheduler never saw it, nor can the agent"
     STRAY = "a pod that HAMi's scheduler did not place"
     LOCKLESS = "HAMi takes no lock for it, and `unlockedPods: strict` refuses such a pod"
+    STARTED = "HAMi takes no lock for it, and the kubelet has started it without asking"
+    EDITED = "its annotation is not what the scheduler wrote"
     UNLOCKED = "the lock on the Node does not name it: the scheduler gave it up or away"
     NO_API = "the API server does not answer"
     NO_LIST = "the pods of the node cannot be listed"
@@ -58,7 +64,9 @@ RIGHT = (
     ExpectedRight(Fact.OVER, _UNSEEN),
     ExpectedRight(Fact.STATIC),
     ExpectedRight(Fact.STRAY),
-    ExpectedRight(Fact.LOCKLESS, frozenset(("HA-2004", "HA-2005"))),
+    ExpectedRight(Fact.EDITED, frozenset(("HA-3001", "HA-3004", "HA-3005", "HA-3006", "HA-3007"))),
+    ExpectedRight(Fact.LOCKLESS, frozenset(("HA-2005",))),
+    ExpectedRight(Fact.STARTED, frozenset(("HA-2005",))),
     ExpectedRight(Fact.UNLOCKED, frozenset(("HA-2004", "HA-2005"))),
     ExpectedRight(Fact.NO_API, _UNSEEN | {"HA-2004", "HA-2005"}),
     ExpectedRight(Fact.NO_LIST, _UNSEEN),
@@ -135,10 +143,15 @@ class Refusals:
         groups = self._site.scheduler.placed.get(uid)
         if groups is None:
             yield Fact.STRAY
-        if not _takes_lock(pod):
+        elif _written(pod) != [tuple(group) for group in groups if group]:
+            yield Fact.EDITED
+        if _takes_lock(pod):
+            if not self._site.scheduler.lock().endswith(f",{key_of(pod)}"):
+                yield Fact.UNLOCKED
+        elif self._site.host.unlocked is UnlockedPods.STRICT:
             yield Fact.LOCKLESS
-        if not self._site.scheduler.lock().endswith(f",{key_of(pod)}"):
-            yield Fact.UNLOCKED
+        elif "startTime" in pod["status"]:
+            yield Fact.STARTED
         if audit.room.is_oversold(uid):
             yield Fact.SOLD
         conditions = dict(zip(self._site.gpu_uuids(), self._site.conditions, strict=True))
@@ -159,6 +172,12 @@ class Refusals:
                 is_asked = bool(one.limits.get(RESOURCE))
                 if is_asked and is_known and owner not in held and audit.is_live(uid):
                     yield owner
+
+
+def _written(pod: Json) -> list[tuple[Share, ...]]:
+    """What the pod's annotation gives its containers now."""
+    text = pod["metadata"]["annotations"].get(ALLOCATED, "")
+    return [group for group in decode_pod_devices(text) if group]
 
 
 def _takes_lock(pod: Json) -> bool:

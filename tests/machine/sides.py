@@ -70,7 +70,7 @@ class MachineHost:
     clock: Clock
     chance: random.Random
     trouble: MachineTrouble = dataclasses.field(default_factory=MachineTrouble)
-    unlocked: UnlockedPods = UnlockedPods.STRICT
+    unlocked: UnlockedPods = UnlockedPods.SCHEDULED
     is_old: bool = False
 
 

@@ -29,7 +29,7 @@ class StoryPace:
     spread: bool = False
     is_old: bool = False
     hides: bool = False
-    unlocked: UnlockedPods = UnlockedPods.STRICT
+    unlocked: UnlockedPods = UnlockedPods.SCHEDULED
     crowd: float = 0.0
 
 
@@ -161,7 +161,7 @@ def a_story(seed: int) -> MachineStory:
     chance = Seeded(seed)
     pace = _a_pace(chance)
     shapes = [chance.choice(_APPS) for _ in range(4)]
-    if pace.unlocked is UnlockedPods.UNIQUE:
+    if pace.unlocked is UnlockedPods.UNIQUE or seed % 3 == 0:
         shapes[0] = _LOCKLESS
     deeds = tuple(_a_deed(number, chance, shapes) for number in range(chance.randint(2, 7)))
     return MachineStory(seed, pace, tuple(sorted(deeds, key=lambda deed: deed.at)))
@@ -176,7 +176,7 @@ def _a_pace(chance: random.Random) -> StoryPace:
         spread=chance.random() < 0.5,
         is_old=chance.random() < OLD_KUBELETS,
         hides=chance.random() < 0.3,
-        unlocked=UnlockedPods.UNIQUE if is_unlocked else UnlockedPods.STRICT,
+        unlocked=UnlockedPods.UNIQUE if is_unlocked else UnlockedPods.SCHEDULED,
         crowd=chance.choice((0.0, 0.0, 0.0, 0.5)),
     )
 

@@ -19,7 +19,7 @@ from tests.machine.telling import ToldVerdict, cut, tell_number
 
 STORIES = range(40)
 PART = 10
-GHOST_STORY = 29960
+GHOST_STORY = 6624
 ENOUGH = 200
 """Stories within which each planted bug is found."""
 

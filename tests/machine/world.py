@@ -63,10 +63,10 @@ class MachineWorld(MachineSite):
         self.delete(pod, 0)
         self.create_and_schedule(pod["metadata"]["name"], shape)
 
-    def create_stray(self, name: str, shape: Shape) -> None:
+    def create_stray(self, name: str, shape: Shape, scheduler: str = "other") -> None:
         """A pod that names its node itself, so that no scheduler sees it."""
         stamp = int(self.scheduler.clock.now().timestamp())
-        pod = a_pod_object(name, shape, stamp, nodeName=NODE, schedulerName="other")
+        pod = a_pod_object(name, shape, stamp, nodeName=NODE, schedulerName=scheduler)
         with contextlib.suppress(StatusError):
             self.store.create("pods", pod)
 
@@ -94,19 +94,25 @@ class MachineWorld(MachineSite):
         with contextlib.suppress(StatusError):
             self.store.delete("pods", metadata["namespace"], metadata["name"], grace=grace)
 
-    def lie(self, pod: Json) -> None:
-        """A tenant makes little of what a pod holds, and the scheduler, started again, believes."""
+    def lie(self, pod: Json, amounts: str = "1,0") -> None:
+        """A tenant makes little or much of what a pod holds; the restarted scheduler believes."""
         uid, notes = pod["metadata"]["uid"], pod["metadata"].get("annotations") or {}
         groups = self.scheduler.placed.get(uid)
         if groups is None or ALLOCATED not in notes:
             return
-        text = "".join("".join(f"{s.uuid},NVIDIA,1,0:" for s in group) + ";" for group in groups)
-        changes = {"metadata": {"annotations": {ALLOCATED: text}}}
-        name = pod["metadata"]["name"]
-        with contextlib.suppress(StatusError):  # it may have ended meanwhile
-            self.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, changes))
+        shares = ("".join(f"{s.uuid},NVIDIA,{amounts}:" for s in group) for group in groups)
+        if self.edit(pod["metadata"]["name"], "".join(f"{group};" for group in shares)):
             self.scheduler.restart()
             self.refusals.lies += 1
+
+    def edit(self, name: str, text: str) -> bool:
+        """A tenant writes what a pod is given; False: there is no such pod any more."""
+        changes = {"metadata": {"annotations": {ALLOCATED: text}}}
+        try:
+            self.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, changes))
+        except StatusError:
+            return False
+        return True
 
     # What happens on the node
 

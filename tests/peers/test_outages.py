@@ -66,7 +66,7 @@ async def serve_while_away(cluster, agent, table, *, killed):
 
     When the API server was let come back, in Unix seconds.
     """
-    server, mine = cluster.plane.apiserver, share(cluster, 3, 5000, 20)
+    server, mine = cluster.plane.apiserver, share(cluster, 3, 2000, 5)
     async with bound_unseen(cluster, a_telling_pod(cluster, "late"), mine):
         assert "late" in (await lock_held(cluster) or "")
         server.freeze()
@@ -131,7 +131,7 @@ async def test_who_is_back_before_the_agent_after_an_outage_finds_it_ready(clust
 
     for index in range(3):
         name = f"soon-{index}"
-        await place(cluster, a_telling_pod(cluster, name), [[share(cluster, index, 5000, 20)]])
+        await place(cluster, a_telling_pod(cluster, name), [[share(cluster, index, 2000, 5)]])
         await until_running(cluster, name)
         assert expected_inside(cluster, name) == await seen_inside(cluster, name)
         await until_unlocked(cluster)

@@ -6,7 +6,10 @@ from agent.core.cluster import annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, Cluster
+from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import WHOLE, expected_inside, grants, seen_inside
+from tests.peers.lab.node_state import until_unlocked
+from tests.peers.lab.placement import annotate, place, share
 from tests.peers.lab.pods import (
     as_seen,
     create,
@@ -47,9 +50,18 @@ WITH_INITS = (
     a_pod("escorted", a_container(memory=2048), inits=(SIDECAR,)),
 )
 WITHOUT_GPU = a_pod("without", a_container(gpus=0))
-INIT_ONLY = a_pod(
-    "init-only", a_container(gpus=0), inits=(a_container("load", memory=1024, script="true"),)
+LOAD = a_container("load", memory=1024, script="true")
+INIT_ONLY = a_pod("init-only", a_container(gpus=0), inits=(LOAD,))
+LOCKLESS = (
+    INIT_ONLY,
+    a_pod(
+        "two-inits",
+        a_container(gpus=0),
+        inits=(LOAD, a_container("again", gpus=2, memory=None, script="true")),
+    ),
+    a_pod("sidecar-only", a_container(gpus=0), inits=(SIDECAR,)),
 )
+"""HAMi up to and including 2.10 takes no lock for them."""
 
 
 @pytest.mark.timeout(240)
@@ -74,22 +86,39 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
     assert of_pods(len(served)) == counted(requests)
 
 
-@pytest.mark.usefixtures("agent")
 async def test_a_pod_whose_init_container_alone_has_a_gpu_is_refused_with_the_setting(cluster):
+    await cluster.start_registered_agent("--unlocked-pods", "strict")
     await create(cluster, INIT_ONLY)
     status = await until_failed(cluster, "init-only")
     await until_bind_phase(cluster, "init-only", annotations.PHASE_FAILED)
 
     assert "UnexpectedAdmissionError" == status["reason"]
-    assert "allocation.unlockedPods" in status["message"]
+    assert "set allocation.unlockedPods to scheduled" in status["message"]
 
 
-async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster):
-    await cluster.start_registered_agent("--unlocked-pods", "unique")
-    await run(cluster, telling(cluster, INIT_ONLY), within=60.0)
-    await until_settled(cluster, "init-only")
+@pytest.mark.parametrize("policy", ["scheduled", "unique"])
+async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, policy):
+    flags = ("--unlocked-pods", policy) if policy == "unique" else ()
+    agent = await cluster.start_registered_agent(*flags)
+    for pod in LOCKLESS:
+        name = name_of(pod)
+        await run(cluster, telling(cluster, pod), within=60.0)
+        await until_settled(cluster, name)
+        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+    assert [] == agent.events("alloc.refused")
 
-    assert expected_inside(cluster, "init-only") == await seen_inside(cluster, "init-only")
+
+async def test_no_more_is_given_than_was_requested_whatever_the_annotation_says(cluster, agent):
+    """Its tenant edits it between the bind and the kubelet's request."""
+    for name, amounts in (("more", (3001, 10)), ("all", (0, 10)), ("free", (3000, 0))):
+        with frozen(cluster.kubelet.part):
+            await place(cluster, a_pod(name), [[share(cluster, 0)]])
+            await annotate(cluster, name, [[share(cluster, 0, *amounts)]])
+        status = await until_failed(cluster, name)
+        assert "requests 3000 MiB and 10 % of the compute" in status["message"]
+        assert "[HA-3007]" in status["message"]
+        await until_unlocked(cluster)
+    assert 3 == len(agent.events("alloc.refused"))
 
 
 def _annotated(cluster: Cluster, names: list[str]) -> dict[str, set[str]]:

@@ -49,7 +49,9 @@ from tests.peers.lab.switch import (
     until_adopted,
 )
 from tests.peers.lab.waiting import until_answer
-from tests.peers.lab.workloads import a_pod
+from tests.peers.lab.workloads import a_container, a_pod
+
+LARGE = a_container(memory=21560)
 
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
@@ -83,11 +85,11 @@ async def test_a_new_pod_gets_no_more_than_what_those_before_leave(cluster, thei
     await until_adopted(cluster, agent, ["before"])
 
     gpu = gpu_uuids(cluster).index(GpuUuid(held.uuid))
-    await place(cluster, a_pod("greedy"), [[share(cluster, gpu, memory=21560)]])
+    await place(cluster, a_pod("greedy", LARGE), [[share(cluster, gpu, memory=21560)]])
 
     assert "[HA-4003]" in (await until_failed(cluster, "greedy"))["message"]
     await until_unlocked(cluster)
-    await place(cluster, a_pod("modest"), [[share(cluster, gpu, memory=21559)]])
+    await place(cluster, a_pod("modest", LARGE), [[share(cluster, gpu, memory=21559)]])
     await until_running(cluster, "modest")
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from agent.codec.register import RegisteredGpu
+from agent.core.allocation.requests import ContainerRequest
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.fit import Wishes, fit_pod
 from agent.sandbox.scheduler.model import (
-    ContainerRequest,
     GpuView,
     RegisteredNode,
     SchedulerSettings,

@@ -4,6 +4,7 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
+from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
@@ -86,7 +87,12 @@ class TracedAgent:
                 look=self._node.look,
             ),
             hooks,
-            AllocationSettings(MatchSettings(trace.node["metadata"]["name"]), Cell(EditSettings())),
+            AllocationSettings(
+                Cell(
+                    MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
+                ),
+                Cell(EditSettings()),
+            ),
         )
         self.allocation = Allocation(
             self.shares, Storage(self.state.commit, hooks), self.said.append

@@ -1,8 +1,10 @@
 """Decides whether a container may get what the scheduler's annotation says.
 
-Tenants can write annotations. So every GPU and amount is checked against the inventory and the
-ledger.
+Tenants can write annotations. So every GPU and amount is checked against the pod's request, which
+nobody can change, the inventory and the ledger.
 """
+
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -15,6 +17,7 @@ from agent.core.allocation.evidence import (
     ListPods,
     Question,
 )
+from agent.core.allocation.requests import read_request
 from agent.core.allocation.right import lock_of
 from agent.core.allocation.room import (
     RoomClaim,
@@ -25,7 +28,7 @@ from agent.core.allocation.room import (
     scheduled_role,
     shortage,
 )
-from agent.core.allocation.settings import MatchSettings
+from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.cluster.annotations import ALLOCATED, VGPU_NODE
 from agent.core.cluster.pods import PodView
 from agent.core.errors import Refusal, RefusalReason, cap
@@ -62,6 +65,8 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     """Grant what the annotation says if its GPUs serve and have room, or ask. Raises Refusal."""
     group, shares = _assigned(candidate, settings)
     gpus = _usable(candidate, shares, evidence)
+    lock = lock_of(candidate.pod, evidence)
+    _require_requested(candidate, shares, gpus, settings, has_lock=lock is not None)
     uid, pods = candidate.pod.uid, evidence.table.pods
     # A dead row does not count here. Reconcile closes it and removes its directory.
     beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}
@@ -76,7 +81,6 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     role = scheduled_role(wanted.role, group, candidate.pod)
     short = oversold and shortage(msgspec.structs.replace(wanted, role=role), hami, gpus)
     if short is None or oversold is None:
-        lock = lock_of(candidate.pod, evidence)
         return Grant(candidate, group, shares, lock=lock.value if lock else "", oversold=oversold)
     # One of the two sums must fit. Another pod that has ended, unseen as yet, may be in the way.
     full = {oversold.gpu.uuid, short.gpu.uuid}
@@ -92,6 +96,47 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         # The scheduler's watch may have shown a change that the agent's watch has not.
         return ListPods()
     raise _oversold(candidate, oversold)
+
+
+def _require_requested(
+    candidate: Candidate,
+    shares: Iterable[Share],
+    gpus: Mapping[GpuUuid, SharedGpu],
+    settings: MatchSettings,
+    *,
+    has_lock: bool,
+) -> None:
+    """Require that no share is more than the container requests. Raises Refusal.
+
+    HAMi after 2.10 requires the same. `gpus` have the greatest amounts that they registered lately,
+    so that a percentage of an earlier amount is not more. 0 % of compute is no limit, and 0 MiB is
+    all of the memory. Without a lock, nothing else tells that the scheduler wrote the annotation:
+    amounts must be the same as in the request then, and the rules that are known must do.
+    """
+    container, rules = candidate.container, settings.requests
+    is_exact = settings.unlocked_pods is UnlockedPods.SCHEDULED and not has_lock
+    request = read_request(container.count, dict(container.others), rules)
+    if request is None or not (rules.known or is_exact):
+        return
+    for share in shares:
+        registered_mib = gpus[share.uuid].registered_mib
+        most = request.memory_on(registered_mib) or registered_mib
+        memory, cores = share.memory_mib or registered_mib, share.core_percent
+        is_more = memory > most or 0 < request.cores < (cores or 101)
+        is_other = cores != request.cores or (memory != most and request.memory_mib > 0)
+        if is_more or (is_exact and is_other):
+            raise Refusal(
+                RefusalReason.NOT_AS_REQUESTED,
+                f"Container {container.name} of pod {'/'.join(candidate.pod.key)} requests {most} "
+                f"MiB and {_percent(request.cores)} of a GPU, but annotation {ALLOCATED} gives it "
+                f"{memory} MiB and {_percent(cores)} of {share.uuid}: it was changed after "
+                "HAMi's scheduler wrote it, or the agent has other settings than the scheduler; "
+                "delete the pod, and its controller makes a new one.",
+            )
+
+
+def _percent(cores: int) -> str:
+    return f"{cores} % of the compute" if cores else "all of the compute"
 
 
 def _oversold(candidate: Candidate, short: Shortage, *, alone: bool = False) -> Refusal:

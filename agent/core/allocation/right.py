@@ -1,38 +1,40 @@
 """Decides whether a pod has a right to an answer: the node lock must name it."""
 
 from agent.core.allocation.evidence import AwaitLock, Candidate, Evidence, LookAtNode, Question
+from agent.core.allocation.requests import read_request
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.cluster.pods import NodeLock, PodView, Role
-from agent.core.errors import Refusal, RefusalReason, cap
+from agent.core.errors import Refusal, RefusalReason
 
 
 def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
     """The next question about the pod's right; None: the pod has it. Raises Refusal.
 
     The lock's time stamp and the pod's bind-time do not count: HAMi's scheduler writes the two in
-    an order that differs by release, seconds apart. With unlockedPods=unique the agent still waits
-    for the lock if HAMi takes one: only a lock that a row notes is removed at once.
+    an order that differs by release, seconds apart. A pod that needs no lock is still waited for
+    where HAMi takes one, and else the Node is read once, because HAMi after 2.10 takes one for
+    each: only a lock that a row notes is removed at once.
     """
     pod = candidate.pod
-    hopeless = _hopeless(candidate)
+    hopeless = _hopeless(candidate, settings)
     if hopeless is not None:
         raise hopeless
     if lock_of(pod, evidence):
         return None
-    if pod.scheduled and (not _may_be_unlocked(evidence, settings) or _takes_lock(pod)):
-        if not evidence.waited:
+    may_be_unlocked = _may_be_unlocked(pod, evidence, settings)
+    if pod.scheduled:
+        if (_takes_lock(pod) or not may_be_unlocked) and not evidence.waited:
             return AwaitLock(*pod.key)
         if not evidence.node_read:
             return LookAtNode()
-    refusal = _refusal(pod, evidence, settings)
-    if refusal is not None:
-        raise refusal
+    if not may_be_unlocked:
+        raise _refusal(pod, evidence, settings)
     return None
 
 
-def _hopeless(candidate: Candidate) -> Refusal | None:
+def _hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
     """Why the pod is refused with or without a lock; None: the lock decides."""
-    pod, dropped = candidate.pod, candidate.container.dropped_memory
+    pod, rules = candidate.pod, settings.requests
     name = "/".join(pod.key)
     if candidate.deleted:
         return Refusal(
@@ -46,65 +48,69 @@ def _hopeless(candidate: Candidate) -> Refusal | None:
             f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
             "API server.",
         )
-    if dropped and not any(pod.groups or ()):  # the scheduler then takes no lock for it
-        return Refusal(
-            RefusalReason.DROPPED_REQUEST,
-            f"HAMi's scheduler dropped the request of pod {name}: it cannot read gpumem "
-            f"{cap(dropped, 40)} as a number of MiB; write the number of MiB without a unit.",
-        )
+    for container in pod.asking(settings.resource):
+        # The scheduler takes no lock for such a request, and leaves forged annotations as they are.
+        amounts = dict(container.others)
+        if read_request(container.count, amounts, rules) is None:
+            return Refusal(
+                RefusalReason.DROPPED_REQUEST,
+                f"HAMi's scheduler dropped the request of container {container.name} of pod "
+                f"{name}: it cannot count {amounts[rules.memory]} MiB; write {rules.memory} as a "
+                "number of MiB without a unit.",
+            )
     return None
 
 
-def _may_be_unlocked(evidence: Evidence, settings: MatchSettings) -> bool:
-    """Whether the operator's settings allow a pod without a lock.
+def _may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
+    if settings.unlocked_pods is UnlockedPods.SCHEDULED:
+        return evidence.books.witnessed and _was_bound_without(pod, settings)
+    return evidence.books.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
 
-    `unique` means a pod that the kubelet confirms. A kubelet before 1.34 confirms none.
+
+def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
+    """Whether HAMi's scheduler bound the pod, and took no lock for it.
+
+    Of this the pod's author writes only the scheduler's name. A Binding sets PodScheduled; for a
+    pod that was created with its node the kubelet does, and then it sets startTime with it, after
+    the admission. Whether the annotation is the scheduler's is checked with the share.
     """
-    return settings.unlocked_pods is UnlockedPods.UNIQUE and evidence.books.witnessed
+    is_bound = pod.scheduled and not pod.started
+    return is_bound and pod.scheduler == settings.scheduler_name and not _takes_lock(pod)
 
 
-def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal | None:
-    """Why a pod without a lock is refused; None: the operator's settings allow it."""
-    if _may_be_unlocked(evidence, settings):
-        return None
-    name = "/".join(pod.key)
-    lock = evidence.lock
-    if lock is not None and lock.owner not in {None, pod.key}:
+def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal:
+    """Why a pod without a lock is refused, and what its owner and the operator can do."""
+    name, lock = "/".join(pod.key), evidence.lock
+    if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         return Refusal(
             RefusalReason.NO_RIGHT,
             f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
             f"{'/'.join(lock.owner)} on this node: another scheduler bound the pod, or another pod "
             "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
+    policy = UnlockedPods.UNIQUE
+    if not pod.scheduled:
+        why = ": it was created with its node (spec.nodeName); create it again without nodeName"
+    elif _was_bound_without(pod, settings):
+        policy = UnlockedPods.SCHEDULED
+        why = (
+            " (it takes none if only init containers request GPUs); request the GPU in an app "
+            "container too"
+        )
+    else:
+        why = (
+            ": another scheduler bound it, the lock was removed, or it started before without its "
+            f"GPU; create it again with schedulerName {settings.scheduler_name}"
+        )
+    advice = [] if evidence.books.witnessed else ["upgrade the kubelet to 1.34"]
+    if settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
+        advice.append(f"set allocation.unlockedPods to {policy}")
     return Refusal(
         RefusalReason.NO_LOCK,
-        f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}, or ask the operator to "
-        + _setting(evidence, settings),
+        f"Pod {name} holds no node lock of HAMi's scheduler{why}, or ask the operator to "
+        f"{' and '.join(advice)}.",
     )
-
-
-def _why(pod: PodView) -> str:
-    """Why the pod has no lock, and what its owner can do; part of a sentence."""
-    if not pod.scheduled:
-        return ": it was created with its node (spec.nodeName); create it again without nodeName"
-    if _takes_lock(pod):
-        return (
-            ": another scheduler bound it, or the lock was removed; create it again with "
-            "schedulerName of HAMi's scheduler"
-        )
-    return (
-        " (it takes none if only init containers request GPUs); request the GPU in an app "
-        "container too"
-    )
-
-
-def _setting(evidence: Evidence, settings: MatchSettings) -> str:
-    """What the operator can do for pods without a lock; the end of a sentence."""
-    upgrade = "" if evidence.books.witnessed else "upgrade the kubelet to 1.34"
-    if settings.unlocked_pods is UnlockedPods.UNIQUE:
-        return f"{upgrade}."
-    joined = " and " if upgrade else ""
-    return f"{upgrade}{joined}set allocation.unlockedPods to unique."
 
 
 def _takes_lock(pod: PodView) -> bool:

@@ -37,8 +37,9 @@ class Role(enum.StrEnum):
 class ContainerView(msgspec.Struct, frozen=True):
     """One container that requests `count` slices (0: none).
 
-    - `resource`: the resource name of the request. `others`: its other extended resources with
-      their amounts, because the agent's resource may get another name.
+    - `resource`: the resource name of the request. `others`: the amounts of its other extended
+      resources (-1: not a whole number), which say what of a GPU it asks for. The agent's resource
+      may get another name.
     - `control_disabled`: it has a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as
       true.
     - `running_id`: the runtime's id while its status is running, else None.
@@ -46,7 +47,6 @@ class ContainerView(msgspec.Struct, frozen=True):
     - `started_at`, `stopped_at`: when it last started and last ended; None: never.
     - `ended_at`: `stopped_at` if the kubelet never starts it again, else None.
     - `succeeded`: it ended with exit code 0 at least once.
-    - `dropped_memory`: the text of a `gpumem` limit that HAMi drops; empty if there is none.
     - `priority`: its literal env CUDA_TASK_PRIORITY as HAMi-core reads it.
     """
 
@@ -60,7 +60,6 @@ class ContainerView(msgspec.Struct, frozen=True):
     stopped_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
     succeeded: bool = False
-    dropped_memory: str = ""
     priority: int = DEFAULT_PRIORITY
     resource: str = "nvidia.com/gpu"
     others: tuple[tuple[str, int], ...] = ()
@@ -74,7 +73,7 @@ class ContainerView(msgspec.Struct, frozen=True):
             asked[self.resource] = self.count
         count = asked.pop(resource, 0)
         return msgspec.structs.replace(
-            self, count=count, resource=resource, others=tuple(sorted(asked.items()))
+            self, count=max(0, count), resource=resource, others=tuple(sorted(asked.items()))
         )
 
 
@@ -86,7 +85,9 @@ class PodView(msgspec.Struct, frozen=True):
     - `static`: it is the mirror of a static pod.
     - `scheduled`: its condition PodScheduled is true. The API server sets it with a Binding, the
       kubelet after it has admitted the pod; a pod that was created with its node lacks it until
-      then, and its author cannot write it.
+      then, and its author cannot write it. `started`: the kubelet has admitted it once and written
+      status.startTime.
+    - `scheduler`: its spec.schedulerName.
     - `reusable_name`: its name was not generated, so a later pod can have the same name.
     - `groups`: the decoded `…-devices-allocated`; None if it is absent. `groups_error`: why it
       could not be decoded.
@@ -102,6 +103,8 @@ class PodView(msgspec.Struct, frozen=True):
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     static: bool = False
     scheduled: bool = False
+    started: bool = False
+    scheduler: str = ""
     reusable_name: bool = False
     reason: str = ""
     """status.reason, for example `UnexpectedAdmissionError`."""

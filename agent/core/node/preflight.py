@@ -339,19 +339,27 @@ def judge_report(node: str, differences: Sequence[str]) -> Finding:
 
 
 def judge_hami_files(
-    files: Mapping[str, bool], node: str, names: Sequence[str], *, needed: bool = True
+    files: Mapping[str, bool],
+    node: str,
+    names: Sequence[str],
+    *,
+    needed: bool = True,
+    unchecked: bool = False,
 ) -> Finding:
     """Judge HAMi's two files: whether each path exists, and the nodes (`names`) that they name.
 
     `needed`: without them the node may share otherwise than before, which a running agent has done.
+    `unchecked`: they do not say how HAMi's scheduler reads requests, and pods need it.
     """
-    check, there = PreflightCheck.HAMI_FILES, [path for path, exists in files.items() if exists]
-    if not there:
-        said, subject = "not there: the agent's own settings and defaults apply", ", ".join(files)
-        advice = "to keep the settings of HAMi's release, mount its ConfigMaps"
-        found = Finding.note(check, subject or "HAMi's ConfigMaps", said, advice)
-        return found if needed else Finding.ok(check, found.subject, said)
-    said = "read"
-    if names:
+    there = [path for path, exists in files.items() if exists]
+    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
+    said = "read" if there else "not there: the agent's own settings and defaults apply"
+    if names and there:
         said += f"; {node} is named" if node in names else f"; {node} is not among the nodes named"
-    return Finding.ok(check, ", ".join(there), said)
+    advice = "" if there or not needed else "to keep the settings of HAMi's release"
+    if unchecked:
+        said += "; annotations are not checked against what their pods request"
+        advice = advice or "to check them as HAMi after 2.10 does"
+    if not advice:
+        return Finding.ok(PreflightCheck.HAMI_FILES, subject, said)
+    return Finding.note(PreflightCheck.HAMI_FILES, subject, said, f"{advice}, mount its ConfigMaps")

@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 
 from agent.codec.narrow import Raw, read_object, read_pod
-from agent.codec.objects import MEMORY_RESOURCE, decode_node, decode_pod
+from agent.codec.objects import decode_node, decode_pod
 from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
@@ -133,12 +133,11 @@ class KubePods:
         resource: str,
         events: EventPoster,
         pace: WatchTimes = DEFAULT_PACE,
-        memory_resource: str = MEMORY_RESOURCE,
     ) -> None:
         self._session = session
         self._lists = Lists(session)
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
-        self._resources = (resource, memory_resource)
+        self._resource = resource
         self._events = events
         self._pace = pace
 
@@ -154,7 +153,7 @@ class KubePods:
         request = ApiRequest("get", "pods", path)
         try:
             body = await self._session.call(request)
-            return await aside(body, lambda raw: decode_pod(read_pod(raw), *self._resources))
+            return await aside(body, lambda raw: decode_pod(read_pod(raw), self._resource))
         except ApiNotFound:
             return None
         except MalformedText as error:
@@ -200,7 +199,7 @@ class KubePods:
 
     def _view(self, obj: Mapping[str, Any]) -> PodView | None:
         try:
-            return decode_pod(obj, *self._resources)
+            return decode_pod(obj, self._resource)
         except MalformedText as error:
             log.warning("kube.pod_unreadable", err=str(error))
             return None

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from agent.codec.pod import decode_pod_devices
+from agent.core.allocation.requests import ContainerRequest
 from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEventView
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.eligible import refuse_node
@@ -15,14 +16,13 @@ from agent.sandbox.explain.story import GpuVerdict, NodeVerdict
 from agent.sandbox.explain.words import (
     KUBE_SCHEDULER,
     NODE_UNREGISTERED,
-    asked_mib,
     counted,
     mib,
     refused_gpu,
 )
 from agent.sandbox.explain.world import UNREGISTERED, World, version_of
 from agent.sandbox.scheduler.fit import NodeFit
-from agent.sandbox.scheduler.model import ContainerRequest, GpuView
+from agent.sandbox.scheduler.model import GpuView
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.requests import pod_requests
 
@@ -121,7 +121,8 @@ def _is_oversized(fits: Iterable[NodeFit], requests: Sequence[ContainerRequest |
         for gpu in fit.gpus
     ]
     return bool(tried) and all(
-        gpu.capacity.registered_mib < asked_mib(gpu, request) for gpu, request in tried
+        gpu.capacity.registered_mib < request.memory_on(gpu.capacity.registered_mib)
+        for gpu, request in tried
     )
 
 
@@ -189,7 +190,7 @@ def _gpu(gpu: GpuView, fit: NodeFit, request: ContainerRequest, said: str) -> Gp
         said=said,
         registered_mib=has.registered_mib,
         promised_mib=used.memory_mib,
-        asked_mib=asked_mib(gpu, request),
+        asked_mib=request.memory_on(gpu.capacity.registered_mib),
         core_percent=has.core_percent,
         promised_percent=used.core_percent,
         asked_percent=min(request.core_percent, 100),

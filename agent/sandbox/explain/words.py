@@ -3,8 +3,9 @@
 import datetime as dt
 from typing import Final
 
+from agent.core.allocation.requests import ContainerRequest
 from agent.core.errors import cap
-from agent.sandbox.scheduler.model import ContainerRequest, GpuView
+from agent.sandbox.scheduler.model import GpuView
 from agent.sandbox.scheduler.steering import Steering
 
 NODE_UNREGISTERED: Final = "NodeUnregistered"
@@ -46,7 +47,7 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
         "CardTimeSlicingExhausted": f"{used.slots} of {has.split_count} slices are held",
         "CardInsufficientMemory": (
             f"{mib(free_mib)} free ({has.registered_mib:,} registered - {used.memory_mib:,} "
-            f"promised to others), {asked_mib(gpu, request):,} asked"
+            f"promised to others), {request.memory_on(has.registered_mib):,} asked"
         ),
         "CardInsufficientCore": (
             f"{free_percent} % of cores free ({has.core_percent} registered - {used.core_percent} "
@@ -63,13 +64,6 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
         "ResourceQuotaNotFit": "the namespace's ResourceQuota has no room for this share",
     }
     return sentences[reason]
-
-
-def asked_mib(gpu: GpuView, request: ContainerRequest) -> int:
-    """The memory that the request means on this GPU, in MiB."""
-    if request.memory_mib:
-        return request.memory_mib
-    return gpu.capacity.registered_mib * min(request.memory_percent, 100) // 100
 
 
 def held_slices(number: int) -> str:

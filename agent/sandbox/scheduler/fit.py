@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.core.allocation.requests import ContainerRequest
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.model import (
-    PERCENT_UNSET,
-    ContainerRequest,
     GpuView,
     Links,
     Load,
@@ -111,7 +110,8 @@ class _ContainerFit:
                     reasons["NumaNotFit"] += len(picked)
                     self._refuse_all(picked, "NumaNotFit")
                 numa, picked = gpu.capacity.numa, []
-            share = _share_of(gpu, self.request)
+            memory_mib = self.request.memory_on(gpu.capacity.registered_mib)
+            share = Share(gpu.capacity.uuid, memory_mib, self.request.cores)
             refusal = refusal or self._refuse_share(gpu, share, picked)
             if refusal is not None:
                 reasons[refusal] += 1
@@ -199,13 +199,6 @@ def _refuse_room(gpu: GpuView, share: Share) -> str | None:
         ("CardComputeUnitsExhausted", is_full and asked == 0),
     )
     return next((reason for reason, applies in refusals if applies), None)
-
-
-def _share_of(gpu: GpuView, request: ContainerRequest) -> Share:
-    memory_mib = request.memory_mib
-    if memory_mib == 0 and request.memory_percent != PERCENT_UNSET:
-        memory_mib = gpu.capacity.registered_mib * request.memory_percent // 100
-    return Share(gpu.capacity.uuid, memory_mib, min(request.core_percent, 100))
 
 
 def _place(gpus: Sequence[GpuView], shares: Sequence[Share]) -> list[GpuView]:

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from agent.codec.register import RegisteredGpu
+from agent.core.allocation.requests import RequestRules
 from agent.core.inventory.gpu import GpuUuid
 
 Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
-
-PERCENT_UNSET: Final = 101
-"""The memory percentage of a request that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +82,6 @@ class RegisteredNode:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerRequest:
-    """The request of one container: `count` GPUs, each with memory (0: by percent) and cores."""
-
-    count: int
-    memory_mib: int
-    memory_percent: int
-    core_percent: int
-
-
-@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
 
@@ -119,6 +106,16 @@ class SchedulerSettings:
     lock_retry_timeout: float = 28.0
     kube_qps: float = 5.0
     kube_burst: int = 10
+
+    @property
+    def rules(self) -> RequestRules:
+        """How it reads requests."""
+        return RequestRules(
+            memory_factor=self.memory_factor,
+            default_memory_mib=self.default_memory_mib,
+            default_core_percent=self.default_core_percent,
+            known=True,
+        )
 
     def quick(self) -> "SchedulerSettings":
         """The same with a client that hardly waits: `--kube-qps=500 --kube-burst=1000`."""

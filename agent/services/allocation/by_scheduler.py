@@ -45,9 +45,9 @@ PREFER_BUDGET = 0.2
 
 
 class AllocationSettings(msgspec.Struct, frozen=True):
-    """How pods are matched and how answers are made. `edits` also has the resource name."""
+    """How pods are matched and how answers are made."""
 
-    match: MatchSettings
+    match: Cell[MatchSettings]
     edits: Cell[EditSettings]
 
 
@@ -195,8 +195,7 @@ class SchedulerShares:
 
     def _inquiry(self, call: AllocateCall | None) -> Inquiry:
         """The inquiry of an Allocate; None: of a preference."""
-        resource = self._settings.edits.value.resource
-        match = msgspec.structs.replace(self._settings.match, resource=resource)
+        match = self._settings.match.value
         return Inquiry(
             self._views,
             self._peers,

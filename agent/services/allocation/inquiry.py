@@ -166,11 +166,9 @@ class Inquiry:
             elif isinstance(step, LookAtPod):
                 pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
                 self._looked[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
-            elif (
-                isinstance(step, LookAtNode)
-                or self._is_restarting(evidence)
-                or not await self._caught_up(step, evidence)
-            ):
+            elif isinstance(step, LookAtNode):  # a preference takes no lock
+                self._state = msgspec.structs.replace(self._state, node_read=True)
+            elif self._is_restarting(evidence) or not await self._caught_up(step, evidence):
                 return None
         raise Refusal(
             RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True

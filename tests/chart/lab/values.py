@@ -34,7 +34,9 @@ MATRIX: Final[Mapping[str, Values]] = {
     "hami": {
         "resourceName": "example.com/gpu",
         "resourceMem": "example.com/gpumem",
-        "resourceCores": "nvidia.com/gpucores",
+        "resourceMemPercentage": "example.com/gpumem-percentage",
+        "resourceCores": "example.com/gpucores",
+        "schedulerName": "our-scheduler",
         "devices": {"nvidia": {"gpuCorePolicy": "force", "libCudaLogLevel": 2}},
         "devicePlugin": {
             "deviceSplitCount": 20,
@@ -245,14 +247,9 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
         {"devicePlugin": {"migStrategy": "mixed"}},
         "devicePlugin.migStrategy=mixed: GPUs in MIG mode are not shared; leave it out",
     ),
-    "another name of compute": (
-        {"resourceCores": "example.com/gpucores"},
-        "resourceCores=example.com/gpucores has no effect here",
-    ),
-    "another name of priority": ({"resourcePriority": "example.com/p"}, "resourcePriority="),
-    "another name of a share": (
-        {"resourceMemPercentage": "example.com/m"},
-        "resourceMemPercentage=",
+    "another name of priority": (
+        {"resourcePriority": "example.com/p"},
+        "resourcePriority=example.com/p has no effect here",
     ),
     "a variable that is no text": (
         {"devicePlugin": {"extraEnvs": {"A": ["b"]}}},

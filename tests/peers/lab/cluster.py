@@ -25,7 +25,12 @@ from tests.peers.lab.control import ControlPlane, open_control_plane
 from tests.peers.lab.identities import CONTROLLERS, EXTENDER, NODE, NODE_USER, SCHEDULER
 from tests.peers.lab.kubelet import Kubelet
 from tests.peers.lab.part import Part
-from tests.peers.lab.placing import lay_out_placing, placing_parts, register_webhook
+from tests.peers.lab.placing import (
+    device_config,
+    lay_out_placing,
+    placing_parts,
+    register_webhook,
+)
 from tests.peers.lab.ports import free_ports
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.reading import Reading
@@ -91,7 +96,8 @@ class Cluster:
     ) -> Agent:
         """Start an agent as one of its two identities; the last one must have ended.
 
-        It reports as this cluster's scheduler reads, unless the flags say how.
+        It reports as this cluster's scheduler reads, and reads HAMi's device-config.yaml as that
+        does, unless the flags say otherwise.
 
         Raises:
             RefusedError, OSError, TimeoutError: it cannot be started.
@@ -99,7 +105,8 @@ class Cluster:
         kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
             kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
-        command = agent_command(kubeconfig, gpus, (*self.release.flags, *flags))
+        hamis = ("--device-config", str(device_config(self.plane)))
+        command = agent_command(kubeconfig, gpus, (*hamis, *self.release.flags, *flags))
         self.started += 1
         made = make_agent(f"{name}-{self.started}", command, self.root / "logs", self.space)
         await made.part.start()

@@ -63,6 +63,12 @@ def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
         "extenders": [extender],
     }
     (plane.root / "scheduler.json").write_text(json.dumps(configuration, indent=2))
+    device_config(plane).write_text(json.dumps(_DEVICE_CONFIG))
+
+
+def device_config(plane: ControlPlane) -> Path:
+    """HAMi's device-config.yaml, which scheduler and agents read."""
+    return plane.root / "device-config.yaml"
 
 
 def placing_parts(
@@ -102,13 +108,11 @@ def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: i
         )
         environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
         return Part("extender", command, logs, space=space, environment=environment)
-    settings = plane.root / "device-config.yaml"
-    settings.write_text(json.dumps(_DEVICE_CONFIG))
     command = (
         *(str(programs.hami_scheduler), f"--http_bind={address}"),
         *(f"--cert_file={files.cert}", f"--key_file={files.key}"),
         *(f"--scheduler-name={HAMI_SCHEDULER}", "--metrics-bind-address=127.0.0.1:0"),
-        *(f"--device-config-file={settings}", "-v=4"),
+        *(f"--device-config-file={device_config(plane)}", "-v=4"),
     )
     environment = {"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin", "HOME": "/root"}
     return Part("extender", command, logs, space=space, environment=environment)

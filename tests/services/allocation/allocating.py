@@ -122,7 +122,7 @@ class Desk:
                 self._look,
             ),
             self.hooks,
-            AllocationSettings(MatchSettings(NODE, unlocked_pods=unlocked), self.edits),
+            AllocationSettings(Cell(MatchSettings(NODE, unlocked_pods=unlocked)), self.edits),
         )
         storage = Storage(self.state.commit, self.hooks)
         noted = front.refused if front else lambda _refusal, _row: None

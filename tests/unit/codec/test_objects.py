@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.codec.objects import EPOCH, decode_node, decode_pod
+from agent.core.allocation.requests import NOT_WHOLE
 from agent.core.cluster.annotations import ALLOCATED, REGISTER
 from agent.core.cluster.pods import NodeView, Phase, PodView, Role
 from agent.core.errors import MalformedText
@@ -109,29 +110,33 @@ def test_the_count_is_the_limit_else_the_request(resources, count: int):
 
 
 @pytest.mark.parametrize(
-    ("written", "dropped"),
+    ("written", "amount"),
     [
-        ("3000", ""),
-        ("3k", ""),  # how an API server writes 3000
-        (3000, ""),
-        ("0", ""),
-        (2**31 - 1, ""),
-        (2**31, "2147483648"),
-        ("3Gi", "3Gi"),
-        ("1500m", "1500m"),
-        ("-1", "-1"),
-        ("much", "much"),
+        ("3000", 3000),
+        ("3k", 3000),  # how an API server writes 3000
+        (3000, 3000),
+        ("0", 0),
+        ("3Gi", 3 * 2**30),
+        ("2000m", 2),
+        ("1500m", NOT_WHOLE),
+        ("-1", -1),
+        ("much", NOT_WHOLE),
     ],
 )
-def test_a_memory_limit_is_kept_only_where_hami_drops_it(written: object, dropped: str):
-    limits = {GPU: "1", "nvidia.com/gpumem": written}
-    assert dropped == container(resources={"limits": limits}).containers[0].dropped_memory
+def test_an_amount_of_another_resource_is_the_limit_else_the_request(written: object, amount: int):
+    for resources in (
+        {"limits": {GPU: "1", "a.com/mem": written}, "requests": {"a.com/mem": 7}},
+        {"limits": {GPU: "1"}, "requests": {"a.com/mem": written}},
+    ):
+        assert (("a.com/mem", amount),) == container(resources=resources).containers[0].others
 
 
-def test_the_memory_resource_can_have_another_name():
-    limits = {GPU: "1", "nvidia.com/gpumem": "3Gi", "ours/mem": "7Gi"}
-    obj = pod_object(spec={"containers": [{"name": "main", "resources": {"limits": limits}}]})
-    assert "7Gi" == decode_pod(obj, GPU, "ours/mem").containers[0].dropped_memory
+@pytest.mark.parametrize(("start", "started"), [("2026-09-01T12:00:00Z", True), (None, False)])
+def test_the_scheduler_of_a_pod_and_its_start_by_the_kubelet_are_read(start, started):
+    pod = pod_object(spec={"schedulerName": "hami-scheduler"}, status={"startTime": start})
+    found = decode_pod(pod, GPU)
+
+    assert ("hami-scheduler", started) == (found.scheduler, found.started)
 
 
 @pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])
@@ -377,7 +382,8 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
     requests = {"example.com/vgpu": 2, "example.com/bad": "x"}
     (found,) = container(resources={"limits": limits, "requests": requests}).containers
 
-    assert (("example.com/vgpu", 2), ("nvidia.com/gpumem", 3000)) == found.others
+    others = {"example.com/bad": NOT_WHOLE, "example.com/none": 0, "example.com/vgpu": 2}
+    assert others | {"nvidia.com/gpumem": 3000} == dict(found.others)
     assert (1, GPU) == (found.count, found.resource)
     renamed = found.asking_by("example.com/vgpu")
     assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)

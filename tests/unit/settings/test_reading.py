@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.allocation.plain import PlainSettings
+from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import SettingsError
 from agent.settings.fields import Values
@@ -70,8 +71,8 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("library: {hookPath: 3}", "text"),
         ("library: {cudaLogLevel: true}", "text in quotes, found `true`"),
         ("library: {cudaLogLevel: 1.5}", "text in quotes, found `1.5`"),
-        ("allocation: {unlockedPods: always}", "one of strict, unique"),
-        ("allocation: {unlockedPods: legacy}", "one of strict, unique"),
+        ("allocation: {unlockedPods: always}", "one of strict, scheduled, unique"),
+        ("allocation: {unlockedPods: legacy}", "one of strict, scheduled, unique"),
         ("allocation: {fence: always}", "one of none, prestart"),
         ("allocation: {mpsRoot: here}", "an absolute path"),
         ("sharing: {operatingMode: mi}", "one of hami-core, mps, mig"),
@@ -298,7 +299,7 @@ def test_what_is_set_reaches_the_parts_that_use_it() -> None:
     }
     settings = build(loaded(None, environ), host_name="n")
 
-    assert "a.com/mem" == settings.memory_resource
+    assert RequestRules(memory="a.com/mem") == settings.match.requests
     assert not settings.sharing.numa_topology
     assert ("mps", "mps") == (settings.sharing.mode, settings.edits.mode)
     assert "force" == settings.edits.core_policy

@@ -11,7 +11,7 @@ from agent.core.health.xids import XidClass
 from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
-from agent.settings.sections import Settings, build
+from agent.settings.sections import build
 from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
 from agent.settings.values import make_plan
@@ -34,13 +34,13 @@ def settings_of(text: str) -> Values:
     return make_plan(given).resolve(NodeFacts())
 
 
-def attributes(settings: Settings) -> Iterator[tuple[str, object, object]]:
+def attributes(settings: msgspec.Struct) -> Iterator[tuple[str, object, object]]:
     """Of Settings and its sections: the name in the table, the type, and the value."""
-    for name, hint in typing.get_type_hints(Settings).items():
+    for name, hint in typing.get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         if isinstance(value, msgspec.Struct):
-            for inner, type_ in typing.get_type_hints(type(value)).items():
-                yield f"{name}.{inner}", type_, getattr(value, inner)
+            for inner, type_, own in attributes(value):
+                yield f"{name}.{inner}", type_, own
         else:
             yield name, hint, value
 

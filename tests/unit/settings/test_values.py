@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent.core.allocation.requests import RequestRules
 from agent.core.errors import SettingsError
 from agent.settings.profiles import NodeFacts, ProfileMatch
 from tests.unit.settings.plans import plan_of
@@ -118,6 +119,11 @@ def test_every_key_of_hamis_files_reaches_its_setting():
     devices = {
         "resourceCountName": "a.com/gpu",
         "resourceMemoryName": "a.com/mem",
+        "resourceMemoryPercentageName": "a.com/percent",
+        "resourceCoreName": "",
+        "memoryFactor": 1024,
+        "defaultMemory": -1,
+        "defaultCores": 30,
         "deviceSplitCount": 2,
         "deviceMemoryScaling": 1.5,
         "deviceCoreScaling": 2,
@@ -132,6 +138,11 @@ def test_every_key_of_hamis_files_reaches_its_setting():
     expected = {
         "sharing.resourceName": "a.com/gpu",
         "sharing.memoryResourceName": "a.com/mem",
+        "sharing.memoryPercentResourceName": "a.com/percent",
+        "sharing.coreResourceName": "",
+        "sharing.memoryFactor": 1024,
+        "sharing.defaultMemoryMiB": -1,
+        "sharing.defaultCorePercent": 30,
         "sharing.splitCount": 2,
         "sharing.memoryScaling": 1.5,
         "sharing.coreScaling": 2.0,
@@ -145,10 +156,26 @@ def test_every_key_of_hamis_files_reaches_its_setting():
 
 
 def test_keys_that_concern_the_scheduler_alone_are_checked_and_not_used():
-    text = "nvidia: {defaultMemory: 5, memoryFactor: 2, runtimeClassName: x, overwriteEnv: true, "
-    plan = plan_of(text + "resourceCoreName: a.com/cores, resourcePriorityName: a.com/prio}")
+    text = "nvidia: {defaultGPUNum: 5, runtimeClassName: x, overwriteEnv: true, "
+    plan = plan_of(text + "resourcePriorityName: a.com/prio}")
     assert () == plan.warnings
     assert {"default"} == {one.origin for one in plan.resolve(HERE).values()}
+
+
+@pytest.mark.parametrize(
+    ("devices", "rules"),
+    [
+        ("nvidia: {memoryFactor: 4}", RequestRules(memory_factor=4, known=True)),
+        ("nvidia: {deviceSplitCount: 4}", RequestRules(known=True)),
+        ("nvidia: {}", RequestRules()),
+        ("cambricon: {memoryFactor: 4}", RequestRules()),
+    ],
+)
+def test_the_schedulers_rules_are_known_where_its_file_says_something(devices, rules):
+    settings = plan_of(devices, "sharing: {}").settings(HERE)
+
+    assert rules == settings.match.requests
+    assert not plan_of("", "sharing: {memoryFactor: 4}").settings(HERE).match.requests.known
 
 
 def test_a_log_level_that_is_empty_is_not_set_for_the_containers():

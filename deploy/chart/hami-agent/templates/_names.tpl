@@ -149,6 +149,9 @@ imagePullSecrets:
 {{- $given := dict
   "sharing.resourceName" .Values.resourceName
   "sharing.memoryResourceName" .Values.resourceMem
+  "sharing.memoryPercentResourceName" .Values.resourceMemPercentage
+  "sharing.coreResourceName" .Values.resourceCores
+  "allocation.schedulerName" .Values.schedulerName
   "sharing.splitCount" $plugin.deviceSplitCount
   "sharing.memoryScaling" $plugin.deviceMemoryScaling
   "sharing.coreScaling" $plugin.deviceCoreScaling

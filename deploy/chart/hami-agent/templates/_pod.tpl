@@ -81,15 +81,9 @@ command: [/bin/sh, -euc]
 {{- if ne $mode "none" -}}
 {{- fail (printf "devicePlugin.migStrategy=%s: GPUs in MIG mode are not shared; leave it out, or set it to none" $mode) -}}
 {{- end -}}
-{{- range $key, $usual := dict
-  "resourceMemPercentage" "nvidia.com/gpumem-percentage"
-  "resourceCores" "nvidia.com/gpucores"
-  "resourcePriority" "nvidia.com/priority"
--}}
-{{- $name := get $.Values $key | default $usual -}}
-{{- if ne $name $usual -}}
-{{- fail (printf "%s=%s has no effect here: HAMi's scheduler alone reads that resource of pods; leave it out" $key $name) -}}
-{{- end -}}
+{{- $priority := .Values.resourcePriority | default "nvidia.com/priority" -}}
+{{- if ne $priority "nvidia.com/priority" -}}
+{{- fail (printf "resourcePriority=%s has no effect here: HAMi's scheduler alone reads that resource of pods; leave it out" $priority) -}}
 {{- end -}}
 {{- with .Values.devicePlugin.nodeConfiguration.config -}}
 {{- with get (fromJson .) "Error" -}}

@@ -30,6 +30,7 @@ RESOURCE = "nvidia.com/gpu"
 NOW_KUBELET = KubeletEpoch(inode=7, ctime_ns=2)
 OLD_KUBELET = KubeletEpoch(inode=7, ctime_ns=1)
 SETTINGS = MatchSettings(node=NODE)
+STRICT = MatchSettings(node=NODE, unlocked_pods=UnlockedPods.STRICT)
 UNIQUE = MatchSettings(node=NODE, unlocked_pods=UnlockedPods.UNIQUE)
 
 

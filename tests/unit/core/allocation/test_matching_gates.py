@@ -2,14 +2,17 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from agent.core.allocation.evidence import Evidence
+from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import PodTable, PodView, Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.condition import Condition
 from tests.builders import (
+    NODE,
     a_container,
     a_gpu,
     a_health,
@@ -24,6 +27,7 @@ from tests.unit.core.allocation.matching_scene import (
     G1,
     OLD_KUBELET,
     SETTINGS,
+    STRICT,
     a_scene,
     annotated,
     ask,
@@ -39,7 +43,8 @@ from tests.unit.core.allocation.refusals import check_refusal
 POD = named_pod(1)
 OTHER = named_pod(2)
 INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
-DROPPED = a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))
+DROPPED = a_pod(name="train-1", containers=(a_container(asks={"mem": 3 << 30}),))
+CHECKED = MatchSettings(node=NODE, requests=RequestRules(known=True))
 NAME = "team-a/train-1"
 AGAIN = "it again"
 
@@ -162,7 +167,22 @@ TABLE = {
         RefusalReason.NO_LOCK,
         unlocked(admitting(INIT_ONLY)),
         "holds no node lock",
-        "in an app container too",
+        "in an app container too, or ask the operator to set allocation.unlockedPods to scheduled",
+        settings=STRICT,
+    ),
+    "it asks in an init container alone, and another scheduler bound it": RefusalCase(
+        RefusalReason.NO_LOCK,
+        unlocked(admitting(msgspec.structs.replace(INIT_ONLY, scheduler="default-scheduler"))),
+        "another scheduler bound it",
+        "create it again with schedulerName hami-scheduler",
+    ),
+    "its annotation gives it more than it asks for": RefusalCase(
+        RefusalReason.NOT_AS_REQUESTED,
+        given(f"{G1},NVIDIA,3000,0:;", containers=(a_container(asks={"mem": 2999, "cores": 30}),)),
+        "requests 2999 MiB and 30 % of the compute of a GPU, but annotation "
+        "hami.io/vgpu-devices-allocated gives it 3000 MiB and all of the compute of GPU-",
+        "delete the pod, and its controller makes a new one",
+        settings=CHECKED,
     ),
     "it is static": RefusalCase(
         RefusalReason.STATIC_POD,
@@ -201,14 +221,20 @@ TABLE = {
     "the request was dropped": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         admitting(DROPPED),
-        "gpumem 3Gi",
+        "cannot count 3221225472 MiB",
         "without a unit",
     ),
     "the request was dropped, and HAMi took no lock": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         knowing(a_scene(DROPPED), holding(DROPPED)),
-        "gpumem 3Gi",
+        "cannot count 3221225472 MiB",
         "without a unit",
+    ),
+    "the request was dropped, and the annotation is forged": RefusalCase(
+        RefusalReason.DROPPED_REQUEST,
+        given(f"{ONE};{ONE};", containers=(a_container(name="a"), *DROPPED.containers)),
+        "the request of container main",
+        "write nvidia.com/gpumem as a number",
     ),
     "the text cannot be read": RefusalCase(
         RefusalReason.MALFORMED_ANNOTATION,
@@ -294,7 +320,6 @@ def test_foreign_words_in_a_sentence_stay_on_one_line_and_short() -> None:
     scenes = (
         admitting(a_pod(name="train-1", annotations=annotated(node=noise))),
         admitting(named_pod(1, groups=None, groups_error=noise)),
-        admitting(a_pod(name="train-1", containers=(a_container(dropped_memory=noise),))),
     )
     for scene in scenes:
         with pytest.raises(Refusal) as caught:

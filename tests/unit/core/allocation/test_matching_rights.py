@@ -64,14 +64,6 @@ def test_the_grant_names_the_text_of_the_lock_that_proves_the_right() -> None:
     assert "" == granted(changed(unseen, waited=True, node_read=True), settings=UNIQUE).lock
 
 
-def test_unique_waits_for_no_lock_where_hami_takes_none() -> None:
-    init = named_pod(1, containers=(a_container(role=Role.INIT), a_container(name="app", count=0)))
-    scene = knowing(a_scene(init), holding(init))
-
-    settled = changed(scene, books=Books(NOW_KUBELET, frozenset()), records_read=True)
-    assert "" == granted(settled, settings=UNIQUE).lock
-
-
 def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_under_it() -> None:
     scene = knowing(a_scene(POD, STRAY, lock=POD), holding(POD), absent=(STRAY,))
     went = changed(scene, lock=None, former=(scene.lock,))

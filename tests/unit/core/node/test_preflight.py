@@ -299,6 +299,16 @@ def test_a_directory_of_another_user_or_of_all_is_wrong(place, said):
         assert "chown root and chmod 0755 /d" == finding.advice
 
 
+@pytest.mark.parametrize("files", [{}, {"/a": False}, {"/a": False, "/b": True}])
+@pytest.mark.parametrize("needed", [True, False])
+def test_it_is_noted_where_no_annotation_is_checked_against_requests(files, needed):
+    finding = judge_hami_files(files, NODE, [], needed=needed, unchecked=True)
+
+    assert "note" == judged(PreflightCheck.HAMI_FILES, finding)
+    assert "annotations are not checked against what their pods request" in finding.said
+    assert finding.advice.endswith("mount its ConfigMaps")
+
+
 def test_a_running_agent_needs_no_files_of_hami():
     finding = judge_hami_files({"/c.json": False}, NODE, [], needed=False)
 

@@ -1,0 +1,245 @@
+"""Pods without a lock: which of them come from HAMi's scheduler all the same, and get what."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from agent.core.allocation.evidence import AwaitLock, Books, Evidence, LookAtNode, LookAtPod
+from agent.core.allocation.requests import RequestRules
+from agent.core.allocation.settings import MatchSettings, UnlockedPods
+from agent.core.cluster.pods import PodView, Role
+from agent.core.errors import RefusalReason
+from tests.builders import NODE, a_container, a_lock, a_pod, a_row
+from tests.unit.core.allocation.matching_scene import (
+    G1,
+    G2,
+    NOW_KUBELET,
+    SETTINGS,
+    STRICT,
+    UNIQUE,
+    a_scene,
+    annotated,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    refused_by,
+    without_witness,
+)
+
+ASKS = {"mem": 3000, "cores": 30}
+APP = a_container(name="app", count=0)
+ONE = f"{G1},NVIDIA,3000,30:"
+INIT = a_container(role=Role.INIT, asks=ASKS)
+SIDECAR = a_container(role=Role.SIDECAR, asks=ASKS)
+CHECKED = msgspec.structs.replace(SETTINGS, requests=RequestRules(known=True))
+
+
+def lockless(*inits: object, text: str = f"{ONE};", **changes: object) -> PodView:
+    """The pod team-a/train-1 with these init containers, and an app that needs no GPU."""
+    containers = (*(inits or (INIT,)), APP)
+    fields = {"name": "train-1", "annotations": annotated(text), "containers": containers}
+    return a_pod(**(fields | changes))  # type: ignore[arg-type]
+
+
+def settled(pod: PodView, **changes: object) -> Evidence:
+    """The kubelet admits the pod, which has no lock; the Node was read."""
+    scene = changed(knowing(a_scene(pod), holding(pod)), node_read=True, records_read=True)
+    return changed(changed(scene, books=Books(NOW_KUBELET, frozenset())), **changes)
+
+
+@pytest.mark.parametrize("inits", [(INIT,), (SIDECAR,), (a_container(name="x", count=0), INIT)])
+@pytest.mark.parametrize("lock", [None, a_lock(name="other"), a_lock(name="")])
+def test_a_pod_for_which_hami_takes_no_lock_is_served_whoever_holds_one(inits, lock) -> None:
+    grant = granted(settled(lockless(*inits), lock=lock))
+
+    assert ("main", "", 0) == (grant.candidate.container.name, grant.lock, grant.group)
+
+
+def test_each_of_two_init_containers_gets_its_own() -> None:
+    second = a_container(name="second", role=Role.INIT, count=2, asks={"mem": 10, "cores": 0})
+    pod = lockless(INIT, second, text=f"{ONE};{G1},NVIDIA,10,0:{G2},NVIDIA,10,0:;;")
+    row = a_row(pod_uid=pod.uid, pod=pod.name, role=Role.INIT, epoch=NOW_KUBELET)
+
+    assert 0 == granted(settled(pod)).group
+    assert (1, 2) == ((grant := granted(beside(pod, row), 2)).group, len(grant.shares))
+
+
+def beside(pod: PodView, row: object) -> Evidence:
+    """The scene after the kubelet has booked the row."""
+    recorded = frozenset({row.key})  # type: ignore[attr-defined]
+    scene = changed(a_scene(pod, rows=(row,)), books=Books(NOW_KUBELET, recorded))  # type: ignore[arg-type]
+    return changed(knowing(scene, holding(pod)), node_read=True, records_read=True)
+
+
+def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -> None:
+    pod = lockless()
+    scene = settled(pod, node_read=False)
+    lock = a_lock(name=pod.name)
+
+    for settings in (SETTINGS, UNIQUE):
+        assert ask(scene, settings=settings) == LookAtNode()  # it waits for no watch
+    assert ask(scene, settings=STRICT) == AwaitLock(*pod.key)
+    for settings in (SETTINGS, UNIQUE, STRICT):
+        assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
+
+
+def test_a_pod_whose_name_can_return_is_looked_at_before() -> None:
+    pod = lockless(reusable_name=True)
+
+    assert ask(settled(pod)) == LookAtPod(*pod.key)
+    assert granted(settled(pod, looked={pod.key: pod.uid}))
+
+
+DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
+APP_TOO = a_container(name="app", asks=ASKS)
+REFUSED = {
+    "its author named the node": (lockless(scheduled=False), RefusalReason.NO_LOCK),
+    "the kubelet started it before": (lockless(started=True), RefusalReason.NO_LOCK),
+    "it is for another scheduler": (lockless(scheduler="mine"), RefusalReason.NO_LOCK),
+    "it names none": (lockless(scheduler=""), RefusalReason.NO_LOCK),
+    "hami drops its request": (
+        lockless(a_container(role=Role.INIT, asks={"mem": 3 << 30})),
+        RefusalReason.DROPPED_REQUEST,
+    ),
+    "hami drops the request of another container": (
+        lockless(INIT, DROPPED, text=f"{ONE};{ONE};"),
+        RefusalReason.DROPPED_REQUEST,
+    ),
+    "hami drops the request of its app container, and so takes no lock": (
+        lockless(containers=(INIT, a_container(name="app", asks={"mem": 3 << 30}))),
+        RefusalReason.DROPPED_REQUEST,
+    ),
+    **{
+        f"its annotation says {text}": (
+            lockless(text=f"{G1},NVIDIA,{text}:;"),
+            RefusalReason.NOT_AS_REQUESTED,
+        )
+        for text in ("3001,30", "2999,30", "3000,31", "3000,29", "3000,0", "0,30")
+    },
+    "one of its two GPUs has more": (
+        lockless(
+            a_container(role=Role.INIT, count=2, asks=ASKS),
+            text=f"{ONE}{G2},NVIDIA,4000,30:;",
+        ),
+        RefusalReason.NOT_AS_REQUESTED,
+    ),
+    "there is an annotation for one of two": (
+        lockless(INIT, a_container(name="second", role=Role.INIT, asks=ASKS)),
+        RefusalReason.COUNT_MISMATCH,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
+def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalReason]) -> None:
+    pod, gate = row
+    count = pod.gpu_containers[0].count
+
+    for lock in (None, a_lock(name="other")):
+        refused_by(settled(pod, lock=lock, waited=True), gate, count)
+
+
+def test_a_pod_that_asks_in_an_app_container_too_needs_its_lock() -> None:
+    scene = settled(lockless(containers=(INIT, APP_TOO), text=f"{ONE};{ONE};"), waited=True)
+
+    refused_by(scene, RefusalReason.NO_LOCK)
+    refused_by(changed(scene, lock=a_lock(name="other")), RefusalReason.NO_RIGHT)
+
+
+def test_a_kubelet_that_confirms_no_pod_serves_none_without_a_lock() -> None:
+    pod = lockless()
+    scene = without_witness(a_scene(pod), recorded=frozenset())
+    scene = changed(scene, waited=True, node_read=True, listed=True)
+
+    for settings, advice in (
+        (SETTINGS, ""),
+        (STRICT, " and set allocation.unlockedPods to scheduled"),
+    ):
+        refusal = refused_by(scene, RefusalReason.NO_LOCK, settings=settings)
+        assert refusal.sentence.endswith(f"upgrade the kubelet to 1.34{advice}.")
+
+
+@pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])
+@pytest.mark.parametrize("mib", [81559, 40000, 0])
+def test_a_part_of_the_gpu_may_be_less_than_now_because_it_registered_less(asks, mib) -> None:
+    pod = lockless(a_container(role=Role.INIT, asks=asks), text=f"{G1},NVIDIA,{mib},0:;")
+
+    assert granted(settled(pod))
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        (RequestRules(memory_factor=4), "12000,30"),
+        (RequestRules(memory="a.com/mem", default_memory_mib=7), "7,30"),
+        (RequestRules(cores="a.com/cores", default_core_percent=20), "3000,20"),
+    ],
+)
+def test_the_schedulers_own_settings_count(rules: RequestRules, text: str) -> None:
+    settings = MatchSettings(node=NODE, requests=rules)
+
+    assert granted(settled(lockless(text=f"{G1},NVIDIA,{text}:;")), settings=settings)
+    refused_by(settled(lockless()), RefusalReason.NOT_AS_REQUESTED, settings=settings)
+
+
+@pytest.mark.parametrize("policy", [UnlockedPods.UNIQUE, UnlockedPods.SCHEDULED])
+@pytest.mark.parametrize("text", ["3001,30", "3000,31", "0,30", "3000,0"])
+def test_with_unique_too_no_more_is_given_than_is_asked_for(policy, text) -> None:
+    settings = msgspec.structs.replace(CHECKED, unlocked_pods=policy)
+
+    refused_by(
+        settled(lockless(text=f"{G1},NVIDIA,{text}:;")),
+        RefusalReason.NOT_AS_REQUESTED,
+        settings=settings,
+    )
+
+
+EDITED: Mapping[str, tuple[dict[str, int], str, bool]] = {
+    "as asked": ({"mem": 3000, "cores": 30}, "3000,30", True),
+    "less": ({"mem": 3000, "cores": 30}, "1,1", True),
+    "more memory": ({"mem": 3000, "cores": 30}, "3001,30", False),
+    "0 MiB, which is the whole GPU": ({"mem": 3000, "cores": 30}, "0,30", False),
+    "more compute": ({"mem": 3000, "cores": 30}, "3000,31", False),
+    "0 %, which is no limit": ({"mem": 3000, "cores": 30}, "3000,0", False),
+    "a limit that it does not ask for": ({"mem": 3000, "cores": 0}, "3000,50", True),
+    "clamped compute": ({"mem": 3000, "cores": 150}, "3000,100", True),
+    "the whole GPU, unnamed": ({"cores": 100}, "81559,100", True),
+    "the whole GPU, unnamed, in 0 MiB": ({"cores": 100}, "0,100", True),
+    "a third, rounded down": ({"mem-percentage": 33, "cores": 1}, "26914,1", True),
+    "a third and 1 MiB": ({"mem-percentage": 33, "cores": 1}, "26915,1", False),
+    "memory wins over a percentage": ({"mem": 10, "mem-percentage": 50, "cores": 1}, "11,1", False),
+    "an amount of 0 names none": ({"mem": 0, "cores": 1}, "81559,1", True),
+}
+
+
+@pytest.mark.parametrize("row", EDITED.values(), ids=EDITED)
+def test_an_annotation_that_was_edited_gives_no_more_than_was_asked_for(row) -> None:
+    asks, text, is_served = row
+    pod = a_pod(
+        name="train-1",
+        annotations=annotated(f"{G1},NVIDIA,{text}:;"),
+        containers=(a_container(asks=asks),),
+    )
+    scene = knowing(a_scene(pod, lock=pod), holding(pod))
+
+    assert granted(scene)  # HAMi's device-config.yaml was not read
+    if is_served:
+        assert granted(scene, settings=CHECKED)
+    else:
+        refused_by(scene, RefusalReason.NOT_AS_REQUESTED, settings=CHECKED)
+
+
+def test_the_shares_of_two_containers_cannot_be_swapped() -> None:
+    small, big = (a_container(name=f"c{mib}", asks={"mem": mib}) for mib in (1000, 8000))
+    text = f"{G1},NVIDIA,8000,0:;{G1},NVIDIA,1000,0:;"
+    pod = a_pod(name="train-1", annotations=annotated(text), containers=(small, big))
+
+    refusal = refused_by(
+        knowing(a_scene(pod, lock=pod), holding(pod)),
+        RefusalReason.NOT_AS_REQUESTED,
+        settings=CHECKED,
+    )
+    assert "Container c1000 of pod team-a/train-1 requests 1000 MiB" in refusal.sentence
