@@ -16,7 +16,6 @@ from tests.process.agent_process import (
     copied_settings,
     offers,
     options,
-    run,
     started,
 )
 
@@ -66,9 +65,6 @@ async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
         page = await fetch(cluster.web_address or "", "/readyz")
         assert 200 == page.status
         assert f"[!]observed degraded: would write {REGISTER}" in page.text
-        socket = str(cluster.places.run / "observe" / "api.sock")
-        asked = await asyncio.to_thread(run, "limit", "train", "--reset", "--socket", socket)
-        assert (1, True) == (asked.returncode, "This agent only observes" in asked.stderr)
         assert 0 == await child.stop()
 
         assert 0 == writes(cluster)
