@@ -63,7 +63,7 @@ class MachineRoom:
         roles += ["app"] * (len(groups) - len(roles))
         for gpu in {str(share.uuid) for group in groups for share in group}:
             amounts = [_of_group(group, gpu) for group in groups]
-            own = _true(roles, amounts)
+            own = _true(roles[: len(amounts)], amounts)  # a request that HAMi drops has no group
             true = _sum((own, *(use for other, use in self._sums(gpu)[0].items() if other != uid)))
             counted = _counted(len(inits), amounts)
             counted = _sum((counted, self._sums(gpu, without=uid)[2]))

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 
 from structlog.testing import capture_logs
 
@@ -23,7 +24,8 @@ ACCOUNT = f"{ACCOUNT_PREFIX}kube-system:hami-agent"
 @contextlib.asynccontextmanager
 async def a_node(config: str = "") -> AsyncIterator[SandboxCluster]:
     """A node on which an agent serves and nothing is wrong. `config`: its settings file."""
-    async with open_cluster(options(gpus=2)) as opened:
+    hami = Path(__file__).with_name("device-config.yaml")
+    async with open_cluster(options("--device-config", str(hami), gpus=2)) as opened:
         if config:
             opened.places.config.write_text(config)
         cluster = await started(opened, SLICES)
