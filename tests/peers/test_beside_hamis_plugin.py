@@ -196,7 +196,7 @@ async def hami_alone(site, chart):
 
 
 def args_of(site):
-    pods = [pod for pod in site.agents if "deletionTimestamp" not in pod["metadata"]]
+    pods = site.agents
     return [pod["spec"]["containers"][0]["args"] for pod in pods]
 
 

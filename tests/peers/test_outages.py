@@ -67,7 +67,9 @@ async def serve_while_away(cluster, agent, table, *, killed):
     When the API server was let come back, in Unix seconds.
     """
     server, mine = cluster.plane.apiserver, share(cluster, 3, 2000, 5)
-    async with bound_unseen(cluster, a_telling_pod(cluster, "late"), mine):
+    late = a_telling_pod(cluster, "late")
+    late["metadata"]["generateName"] = "late"  # as a controller's pod: its name does not return
+    async with bound_unseen(cluster, late, mine):
         assert "late" in (await lock_held(cluster) or "")
         server.freeze()
         gone = wall()

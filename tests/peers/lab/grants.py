@@ -77,6 +77,8 @@ def expected_environment(given: Sequence[SeenGrant], gpus: Sequence[str]) -> dic
         return {}
     ordered = sorted(given, key=lambda grant: gpus.index(grant.uuid))
     limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{one.mib}m" for i, one in enumerate(ordered)}
+    if len({one.uuid for one in ordered}) > 1:
+        limits["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return limits | {
         "NVIDIA_VISIBLE_DEVICES": ",".join(one.uuid for one in ordered),
         "CUDA_DEVICE_SM_LIMIT": str(ordered[0].percent),
