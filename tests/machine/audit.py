@@ -77,7 +77,7 @@ class Audit:
         if given != owner and not self.was_there(owner[0]):
             # It asks before the API server hears of it, so no LIST can tell it from a pod whose
             # dead container waits.
-            self.excuses[HEARD_BY_A_STATIC_POD] += 1
+            self.excuses[HEARD_BY_A_STATIC_POD] += owner[0] not in self.mistaken
             self.mistaken.add(owner[0])
             return
         if given != owner and self._is_heard_by_a_ghost(owner[0], given[0]):

@@ -81,14 +81,25 @@ def _still_the_same(
     looked = evidence.looked[pod.key]
     if looked is UNREAD and not evidence.records_read:
         return ReadRecords()
-    recorded = {key.pod_uid for key in evidence.books.recorded or ()}
-    if looked == pod.uid or (looked is UNREAD and pod.uid in recorded):
+    if looked == pod.uid or (looked is UNREAD and _is_recorded(candidate, evidence, settings)):
         return None
     if looked is UNREAD:  # a GET that failed proves nothing
         raise _unknown(f"The name of pod {'/'.join(pod.key)} may be another pod's by now")
     if evidence.list_failed:
         raise _unknown(f"Another pod now has the name {'/'.join(pod.key)}")
     return None if evidence.listed else ListPods()
+
+
+def _is_recorded(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether PodResources names slices for a container that the checkpoint has under this UID.
+
+    The file alone proves nothing: it keeps a rejected pod's until the kubelet allocates again.
+    """
+    known = evidence.known.get(candidate.pod.key)
+    return known is not None and any(
+        key.pod_uid == candidate.pod.uid and known.ids_of(key.container, settings.resource)
+        for key in evidence.books.recorded or ()
+    )
 
 
 def _unknown(what: str) -> Refusal:

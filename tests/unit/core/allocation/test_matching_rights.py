@@ -124,12 +124,19 @@ def test_a_pod_whose_name_can_return_is_looked_at_once_before_it_is_answered() -
 
 
 @pytest.mark.parametrize(
-    ("recorded", "right"),
-    [(None, False), ((), False), ((9,), False), ((1,), True), ((9, 1), True)],
-    ids=["no file", "nobody", "a namesake", "it", "both"],
+    ("recorded", "held", "right"),
+    [
+        (None, True, False),
+        ((), True, False),
+        ((9,), True, False),
+        ((1,), True, True),
+        ((9, 1), True, True),
+        ((1,), False, False),
+    ],
+    ids=["no file", "nobody", "a namesake", "it", "both", "it was rejected"],
 )
 def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_pod(
-    recorded, right
+    recorded, held, right
 ) -> None:
     """The record is that of another container of the pod: it was answered at this admission."""
     text = f"{G1},NVIDIA,10,0:{G1},NVIDIA,10,0:;{G1},NVIDIA,3000,30:;"
@@ -137,17 +144,20 @@ def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_p
     pod = msgspec.structs.replace(
         RETURNING, containers=both, annotations=annotated(text), groups=decode_pod_devices(text)
     )
-    row = a_row(pod_uid=pod.uid, pod=pod.name, container="other", epoch=NOW_KUBELET)
-    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
-    scene = changed(scene, looked={pod.key: UNREAD}, records_read=True)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="other", epoch=OLD_KUBELET)
+    said = holding(pod, other=f"{G1}-0") if held else holding(pod)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), said)
+    scene = changed(scene, looked={pod.key: UNREAD}, records_read=True, listed=True)
+    scene = changed(scene, list_failed=True)
 
     keys = recorded and (ContainerKey(named_pod(n).uid, "other") for n in recorded)
     known = None if recorded is None else frozenset(keys)
-    read = changed(scene, books=Books(NOW_KUBELET, recorded=known))
+    idle = KubeletStart(prompt=True, idle=frozenset({pod.uid}))  # so it is being admitted
+    read = changed(scene, books=Books(NOW_KUBELET, recorded=known, start=idle))
     if right:
         assert "main" == granted(read).candidate.container.name
     else:
-        refused_by(read, RefusalReason.PODS_UNKNOWN, count=2)
+        refused_by(read, RefusalReason.PODS_UNKNOWN)
 
 
 @pytest.mark.parametrize("found", [NOT_HERE, named_pod(9).uid], ids=["gone", "another"])
