@@ -20,7 +20,7 @@ from tests.machine.playing import CHUNK, Many, play, play_chunk, side_by_side, s
 PARTS, HISTORIES = 5, 50
 """Histories that every run of the tests plays, and of how many seeds."""
 MOST_WRONG = 0.01
-"""Answers of another pod, of each history: to one that is gone, or that no LIST can show."""
+"""Pods that heard another one's answer, of each history: it is gone, or no LIST can show it."""
 
 ENOUGH = 1500
 """Histories within which each planted bug is found."""
