@@ -238,9 +238,10 @@ async def test_a_pod_that_was_created_with_its_node_takes_over_no_lock_of_its_na
 async def test_what_an_answer_owes_is_paid_by_the_next_agent_though_the_pod_is_gone(
     cluster, agent, table
 ):
-    server = cluster.plane.apiserver
+    server, pod = cluster.plane.apiserver, a_pod("answered")
+    pod["metadata"]["generateName"] = "answered"  # a name that returns must be looked at
     with frozen(agent.part):
-        await place(cluster, a_pod("answered"), [[share(cluster, 0)]])
+        await place(cluster, pod, [[share(cluster, 0)]])
         await until_taken_up(cluster, "answered")
         server.freeze()
     await sees(agent, "answered", "alloc.answered")
