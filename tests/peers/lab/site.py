@@ -84,11 +84,15 @@ class Site:
     @property
     def agents(self) -> list[Object]:
         """The agent's pods that are to stay: an update starts the next one beside the last."""
+        return [pod for pod in self.all_agents if "deletionTimestamp" not in pod["metadata"]]
+
+    @property
+    def all_agents(self) -> list[Object]:
+        """The agent's pods that are there."""
         return [
             pod
             for pod in self.cluster.pods.objects.values()
             if pod["metadata"].get("labels", {}).get("app.kubernetes.io/name") == RELEASE
-            and "deletionTimestamp" not in pod["metadata"]
         ]
 
     async def install(self, *settings: str) -> None:
