@@ -204,10 +204,9 @@ async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heal
     names = await residents(site, "through")
     before = await held_by(cluster, names)
 
-    # A tenth of the nodes may be missing, and helm takes one of one for that.
     refused = "extraArgs={--simulate,h100:8,--split-count=9000}"
-    waited = await site.try_upgrade(refused, "--wait", "--timeout=20s")
-    assert 0 == waited.code, waited.words
+    # It fails when it takes over. While it waits it is ready, which helm may see in time or not.
+    await site.try_upgrade(refused, "--wait", "--timeout=20s")
     await cluster.pods.until(
         lambda: "CrashLoopBackOff" in waiting_for(site), SERVING, "the agent does not end"
     )
