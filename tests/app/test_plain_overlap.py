@@ -74,7 +74,7 @@ class OverlapScene:
     async def serve(self) -> None:
         """Register, and offer all slices."""
         books = self.kubelet._life.books
-        books.connected(RESOURCE, StoryLine(self.plugin, lambda _: True))
+        books.connected(RESOURCE, StoryLine(self.plugin, lambda: lambda: None, lambda _: True))
         books.listed(RESOURCE, [ListedDevice(text, HEALTHY, None) for text in OFFERED])
         await self.kubelet.until_allocatable(RESOURCE, len(OFFERED))
         self.kubelet.tick()

@@ -17,22 +17,17 @@ GAPS = (0.1, 0.3, 0.5, 0.7)
 
 def wrong_answers(seed: int, gap: float) -> list[str]:
     wrong: list[str] = []
-    asked = [""]
 
     async def play(world):
         answered = world._answered
 
         def check(response):
-            if (given := owner_in(response)[1]) != asked[0]:
-                wrong.append(f"asked for {asked[0]}, answered {given}")
+            asked = world.audit._asking[1]
+            if (given := owner_in(response)[1]) != asked:
+                wrong.append(f"asked for {asked}, answered {given}")
             return answered(response)
 
-        def hear(event):
-            if event.kind == "allocating":
-                asked[0] = event.container
-
         world._answered = check
-        world.kubelet.history.listen(hear)
         uid = world.create("p", Shape((Box(mib=500, cores=0), Box(mib=900, cores=0))))
         await world.scheduler.schedule(uid)
         await asyncio.sleep(60)

@@ -5,7 +5,7 @@ A breach is noted and told after the step in which it happened.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from agent.codec.checkpoint import decode_state
 from agent.codec.nodelock import decode_stamp
@@ -59,6 +59,7 @@ class Audit:
         self._names: dict[str, str] = {}
         self._asked_containers: dict[str, list[str]] = {}
         self._asking: Owner = ("", "")
+        self._asked: Owner = ("", "")
         self._crossed: dict[Owner, bool] = {}
         """Of calls under way: whether the kubelet has asked the agent for another one since."""
         self._could_know = False
@@ -68,6 +69,15 @@ class Audit:
         self._disk = disk
         store.told = self._told
         kubelet.history.listen(self._hear)
+
+    def begins(self) -> Callable[[], None]:
+        """A call begins. The result says that the next answer is its: calls overlap."""
+        owner = self._asked
+
+        def is_answered() -> None:
+            self._asking = owner
+
+        return is_answered
 
     def answered(self, response: ContainerAllocateResponse) -> None:
         """The agent has just answered the container that the kubelet asks for."""
@@ -138,7 +148,7 @@ class Audit:
         elif event.kind == "started":
             self._crossed, self._could_know = {}, False
         if event.kind == "allocating":
-            self._asking = owner
+            self._asked = owner
         elif event.kind == "panicked":
             if self._could_know:
                 self._breach("the kubelet panicked", event.text)

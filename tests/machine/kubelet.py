@@ -154,22 +154,29 @@ class StoryLine(PluginEndpoint):
     """A registration without a socket.
 
     `hear` is told the answer before the kubelet has it, and says whether the kubelet lives on.
+    `begins` is told that a call begins, and what it returns that the next answer is this call's.
     """
 
     def __init__(
-        self, plugin: MachinePlugin, hear: Callable[[ContainerAllocateResponse], bool]
+        self,
+        plugin: MachinePlugin,
+        begins: Callable[[], Callable[[], None]],
+        hear: Callable[[ContainerAllocateResponse], bool],
     ) -> None:
         options = DevicePluginOptions(get_preferred_allocation_available=True)
         super().__init__(RESOURCE, None, options)
         self._plugin = plugin
+        self._begins = begins
         self._hear = hear
 
     async def allocate(self, ids: Iterable[str]) -> list[ContainerAllocateResponse]:
         self._require_plugin()
+        is_answered = self._begins()
         try:
             answer = await self._plugin.allocate(tuple(ids))
         except (GRPCError, OSError) as error:
             raise DeviceError(go_text(error)) from error
+        is_answered()
         if not self._hear(answer):
             await asyncio.Event().wait()
         return [answer]

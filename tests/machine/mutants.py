@@ -177,7 +177,7 @@ def unread_name_taken_for_the_same() -> Mutant:
         }
         return original(count, msgspec.structs.replace(evidence, looked=looked), settings)
 
-    return Mutant(_decided_by(decide), "another one's directory")
+    return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
 
 
 def _decided_by(decide: object) -> contextlib.AbstractContextManager[None]:

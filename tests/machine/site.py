@@ -172,7 +172,7 @@ class MachineSite:
         serving = self.kubelet.life
         if serving is None or serving is not life or agent is not self.agent:
             return
-        serving.books.connected(RESOURCE, StoryLine(agent, self._answered))
+        serving.books.connected(RESOURCE, StoryLine(agent, self.audit.begins, self._answered))
         async for listed in agent.slices.follow():
             if agent is not self.agent or serving is not self.kubelet.life:
                 return
