@@ -29,8 +29,9 @@ class Turn(msgspec.Struct, eq=False):
 
     `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
     granted. `doubted`: it began so soon after another that it may be overtaken too. `yields`: it is
-    refused unless it is alone. `over` is set when its answer is being sent. `absent`: what the
-    question found not to be there.
+    refused unless it is alone. `over` is set when its answer is being sent. `absent`,
+    `present`: what the question found not to be there, or to be there. `beside`: another turn was
+    open when it began.
     """
 
     at: float
@@ -40,6 +41,8 @@ class Turn(msgspec.Struct, eq=False):
     doubted: bool = False
     yields: bool = False
     absent: frozenset[tuple[str, str]] = frozenset()
+    present: frozenset[tuple[str, str]] = frozenset()
+    beside: bool = False
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
@@ -95,6 +98,7 @@ class Turns:
 
     def _begin(self) -> Turn:
         turn = Turn(asyncio.get_running_loop().time(), self._client())
+        turn.beside = bool(self._requests) or bool(self._recent())
         for earlier in (*self._requests, *self._questions):
             earlier.overtaken = True
             turn.doubted |= turn.at - earlier.at < CLOSE and earlier.client == turn.client

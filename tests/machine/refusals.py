@@ -45,6 +45,7 @@ class Fact(enum.Enum):
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
     SOLD = "HAMi's scheduler has sold the same room to others already"
     LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
+    OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
     BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
 
 
@@ -78,6 +79,7 @@ RIGHT = (
     ExpectedRight(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
+    ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
 )
 
 
@@ -94,13 +96,23 @@ class Refusals:
         self.crowded_at = -CROWDED
         self._site = site
         self._before: frozenset[Fact] = frozenset()
+        self._open: set[tuple[str, str]] = set()
+        self._beside: set[str] = set()
+        """Pods whose calls overlapped with another one's."""
         site.kubelet.history.listen(self._hear)
 
     def _hear(self, event: KubeletEvent) -> None:
         if event.kind in ("preferring", "allocating"):
+            self._open.add((event.pod, event.container))
+            if len(self._open) > 1:
+                self._beside |= {pod for pod, _ in self._open}
             self._before = frozenset(self._facts(event.pod))
         elif event.kind == "allocate_refused" and "[HA-" in event.text:
             self._judge(event)
+        if event.kind in ("allocated", "allocate_refused"):
+            self._open.discard((event.pod, event.container))
+        elif event.kind == "started":
+            self._open.clear()
 
     def _judge(self, event: KubeletEvent) -> None:
         gate = "HA-" + event.text.rpartition("[HA-")[2].partition("]")[0]
@@ -130,6 +142,8 @@ class Refusals:
             yield Fact.STARVED
         if self.lies:
             yield Fact.LIE
+        if uid in self._beside and any(self._lost()):
+            yield Fact.OVERLAP
         for lost, _ in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
 

@@ -116,11 +116,13 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     has_begun_since = container.started_at is not None and container.started_at + STAMP > since
     if has_begun_since or ContainerKey(candidate.pod.uid, container.name) in start.ran:
         return False
-    if candidate.pod.uid in start.idle or (row is not None and row.epoch in books.former_boot):
-        return True
-    if container.running_id is not None or not start.prompt:
+    if not start.prompt:
         # A kubelet that knew no plugin when it admitted the pod did not ask. It may ask later, when
         # the back-off of one of the containers is over.
+        return False
+    if candidate.pod.uid in start.idle or (row is not None and row.epoch in books.former_boot):
+        return True
+    if container.running_id is not None:
         return False
     return container.stopped_at is not None and container.stopped_at + LONG_ENDED < since
 

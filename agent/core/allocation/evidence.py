@@ -88,7 +88,8 @@ class Evidence(msgspec.Struct, frozen=True):
     - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
       `list_failed`: the LIST failed. `checked`: the runtime ids that were asked about.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
-    - `absent`: names that the kubelet did not know when it began this call's container.
+    - `absent`, `present`: names that the kubelet did not know, or knew, when it began this call's
+      container. `alone`: no other call came for a moment. `beside`: another was under way.
     """
 
     table: PodTable
@@ -111,6 +112,9 @@ class Evidence(msgspec.Struct, frozen=True):
     node_read: bool = False
     claimed: frozenset[PodUid] = frozenset()
     absent: frozenset[PodKey] = frozenset()
+    present: frozenset[PodKey] = frozenset()
+    alone: bool = False
+    beside: bool = False
 
     @property
     def blind(self) -> bool:
@@ -159,7 +163,20 @@ class LookAtNode(msgspec.Struct, frozen=True):
     """GET the Node, because its watch may lag or be broken."""
 
 
-Question = AskKubelet | ReadRecords | CheckRunning | ListPods | LookAtPod | AwaitLock | LookAtNode
+class AwaitOthers(msgspec.Struct, frozen=True):
+    """Wait a moment for other calls: the new pod's own call comes if this one is not for it."""
+
+
+Question = (
+    AskKubelet
+    | ReadRecords
+    | CheckRunning
+    | ListPods
+    | LookAtPod
+    | AwaitLock
+    | LookAtNode
+    | AwaitOthers
+)
 
 
 class Grant(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from agent.core.allocation.candidates import candidates, is_at_admission
 from agent.core.allocation.evidence import (
     AwaitLock,
+    AwaitOthers,
     Candidate,
     Evidence,
     ListPods,
@@ -42,12 +43,14 @@ def exactly_one(
         # admit it.
         return ListPods()
     new = [each for each in known if is_at_admission(each.pod, evidence, settings.resource)]
-    if len(new) == 1 and new[0].row is None and not any(each.deleted for each in known):
+    is_clear = not evidence.beside and not any(each.deleted for each in known)
+    if len(new) == 1 and new[0].row is None and is_clear:
         # The others have dead containers whose records the kubelet lost. It asks for them every few
         # seconds, and in vain if nothing tells them apart. They must not cost every new pod its
         # start: the kubelet is admitting this one now, and the scheduler has just placed it.
         if lock_of(new[0].pod, evidence):
-            return new[0]
+            is_asking = new[0].pod.key in evidence.present or evidence.alone
+            return new[0] if is_asking else AwaitOthers()
         if not evidence.waited:
             return AwaitLock(*new[0].pod.key)
         if not evidence.node_read:

@@ -191,7 +191,7 @@ class SchedulerShares:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
             return None
         finally:
-            turn.absent = inquiry.absent
+            turn.absent, turn.present = inquiry.told(known=False), inquiry.told(known=True)
 
     def _inquiry(self, call: AllocateCall | None) -> Inquiry:
         """The inquiry of an Allocate; None: of a preference."""
@@ -205,7 +205,7 @@ class SchedulerShares:
             waits=self.calls.waits if call else Waits(),
             disk=call.disk if call else Budget(self.calls.lag, DISK_BUDGET),
             start=self._start if self._started == self._epoch() else KubeletStart(),
-            absent=call.turn.absent if call else frozenset(),
+            turn=call.turn if call else None,
         )
 
     def _underway(self) -> Underway:

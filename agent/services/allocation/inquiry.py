@@ -20,6 +20,7 @@ from agent.core.allocation.evidence import (
     UNREAD,
     AskKubelet,
     AwaitLock,
+    AwaitOthers,
     Books,
     CheckRunning,
     Evidence,
@@ -52,6 +53,7 @@ from agent.kit.again import again
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.running_time import Budget, Starved
+from agent.kit.turns import Turn
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
 from agent.services.allocation.waits import Waits
 
@@ -69,6 +71,10 @@ LOCK_PAUSE = 0.25
 WATCH_PAUSE = 0.1
 """Seconds that the agent's watches have to show a pod that the kubelet's watch has shown already.
 Without this wait a preference would name any GPUs."""
+
+OTHERS_PAUSE = 0.2
+"""Seconds in which the call of a pod that the kubelet is admitting comes. If it comes, the one that
+waits here is another's, and is refused as overtaken."""
 
 LIST_PAUSE = 0.4
 """Seconds for a LIST after the first one."""
@@ -103,6 +109,7 @@ class _Done(msgspec.Struct, frozen=True):
     list_failed: bool = False
     waited: bool = False
     node_read: bool = False
+    alone: bool = False
 
 
 class Inquiry:
@@ -124,7 +131,7 @@ class Inquiry:
         waits: Waits,
         disk: Budget,
         start: KubeletStart,
-        absent: frozenset[PodKey] = frozenset(),
+        turn: Turn | None,
     ) -> None:
         self._views = views
         self._peers = peers
@@ -133,7 +140,7 @@ class Inquiry:
         self._vain = vain
         self._waits = waits
         self._start = start
-        self._absent = absent
+        self._turn = turn
         self._known: dict[PodKey, Holding | None] = {}
         self._looked: dict[PodKey, PodUid | None] = {}
         self._api = Budget(peers.lag, OWNER_BUDGET)
@@ -166,6 +173,8 @@ class Inquiry:
             elif isinstance(step, LookAtPod):
                 pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
                 self._looked[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
+            elif isinstance(step, AwaitOthers):
+                return None
             elif isinstance(step, LookAtNode):  # a preference takes no lock
                 self._state = msgspec.structs.replace(self._state, node_read=True)
             elif self._is_restarting(evidence) or not await self._caught_up(step, evidence):
@@ -174,10 +183,9 @@ class Inquiry:
             RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True
         )
 
-    @property
-    def absent(self) -> frozenset[PodKey]:
-        """The names that the kubelet said it does not know."""
-        return frozenset(key for key, holding in self._known.items() if holding is None)
+    def told(self, *, known: bool) -> frozenset[PodKey]:
+        """The names that the kubelet said it knows, or does not know."""
+        return frozenset(key for key, one in self._known.items() if (one is not None) == known)
 
     def _is_restarting(self, evidence: Evidence) -> bool:
         """Whether the kubelet may be restarting containers after it lost its checkpoint.
@@ -219,7 +227,10 @@ class Inquiry:
             waited=done.waited,
             node_read=done.node_read,
             claimed=underway.claimed,
-            absent=self._absent,
+            absent=self._turn.absent if self._turn else frozenset(),
+            present=self._turn.present if self._turn else frozenset(),
+            alone=done.alone,
+            beside=self._turn is not None and self._turn.beside,
             spent=underway.spent,
             outlived=self._views.outlived.value,
         )
@@ -256,6 +267,9 @@ class Inquiry:
                 await self._await_lock(question)
             case LookAtNode():
                 await self._look_at_node()
+            case AwaitOthers():
+                await asyncio.sleep(OTHERS_PAUSE)
+                self._state = msgspec.structs.replace(self._state, alone=True)
 
     async def _ask_in_turn(self, question: AskKubelet) -> None:
         for key in ((question.namespace, question.name), *question.others):
@@ -378,7 +392,7 @@ class Inquiry:
 
 def _asked(question: Question) -> str:
     """Whom the question is for."""
-    if isinstance(question, AskKubelet | ReadRecords):
+    if isinstance(question, AskKubelet | ReadRecords | AwaitOthers):
         return "kubelet"
     return "runtime" if isinstance(question, CheckRunning) else "api-server"
 

@@ -52,7 +52,7 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     pods = many(30)
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
-    young = msgspec.structs.replace(scene.books, epoch=YOUNG, former_boot=REBOOTED)
+    young = msgspec.structs.replace(scene.books, epoch=YOUNG, former_boot=REBOOTED, start=LOST)
     scene = changed(scene, books=young)
     assert ask(scene) == ReadRecords()
 
@@ -86,7 +86,7 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     )
     rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
     scene = a_scene(*pods, rows=rows)
-    books = Books(YOUNG, frozenset(), frozenset({"r"}), former_boot=REBOOTED)
+    books = Books(YOUNG, frozenset(), frozenset({"r"}), start=LOST, former_boot=REBOOTED)
     scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
 
     first = knowing(scene, holding(pods[0]))
@@ -248,7 +248,7 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
     assert sentence.endswith("delete the pod, and its controller makes a new one.")
 
 
-@pytest.mark.parametrize("start", [SAW, LOST, KubeletStart()])
+@pytest.mark.parametrize("start", [SAW, LOST])
 def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_since(start) -> None:
     def scene(**status: object):
         ran = tuple(

@@ -8,6 +8,7 @@ import pytest
 from agent.core.allocation.evidence import (
     AskKubelet,
     AwaitLock,
+    AwaitOthers,
     CheckRunning,
     Evidence,
     KubeletStart,
@@ -65,7 +66,7 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     assert ask(scene) == AskKubelet(*started.key)
     both = knowing(scene, holding(POD), holding(started))
     assert ask(both) == ListPods()
-    assert granted(changed(both, listed=True)).candidate.pod == POD
+    assert granted(changed(both, listed=True, alone=True)).candidate.pod == POD
     unlocked = changed(both, listed=True, lock=None)
     assert ask(unlocked) == AwaitLock(*POD.key)
     assert ask(changed(unlocked, waited=True)) == LookAtNode()
@@ -129,7 +130,10 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
     )
     scene = changed(a_scene(POD, *others, rows=rows, lock=POD), records_read=True, listed=True)
     asked = knowing(scene, holding(POD), *map(holding, others))
-    assert granted(asked).candidate.pod == POD
+    assert ask(asked) == AwaitOthers()
+    assert granted(changed(asked, alone=True)).candidate.pod == POD
+    assert granted(changed(asked, present=frozenset({POD.key}))).candidate.pod == POD
+    refused_by(changed(asked, beside=True, alone=True), RefusalReason.MANY_PODS_ADMITTED)
 
     before = changed(knowing(scene, absent=(POD,)), absent=frozenset({POD.key}))
     theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
