@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from agent.codec.pod import decode_pod_devices
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.cluster.annotations import ALLOCATED
+from agent.core.cluster.pods import PodUid
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.share import Share
+from agent.core.state.ledger import Ledger
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.seen import KubeletEvent
 from tests.machine.audit import asked_containers, key_of
@@ -178,11 +180,13 @@ class Refusals:
 
         Or that it started without asking.
         """
-        held, audit = self._site.kubelet.held(RESOURCE), self._site.audit
+        held, audit, agent = self._site.kubelet.held(RESOURCE), self._site.audit, self._site.agent
+        ledger = agent.state.ledger.value if agent else Ledger()  # an answer may have been cut off
         for uid, node in self._site.kubelet.node.pods.items():
             for one in node.spec.containers:
                 owner = (uid, one.name)
                 is_known = owner in audit.answers or bool(node.starts.get(one.name))
+                is_known |= bool(ledger.rows_of(PodUid(uid)))
                 is_asked = bool(one.limits.get(RESOURCE))
                 if is_asked and is_known and owner not in held and audit.is_live(uid):
                     yield owner
