@@ -47,6 +47,7 @@ class Fact(enum.Enum):
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
     SOLD = "HAMi's scheduler has sold the same room to others already"
     LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
+    BLIND = "the agent cannot see the pod that asks, and sees several with lost records"
     OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
     BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
 
@@ -82,6 +83,7 @@ RIGHT = (
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
     ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
+    ExpectedRight(Fact.BLIND, frozenset(("HA-2002",))),
 )
 
 
@@ -144,6 +146,8 @@ class Refusals:
             yield Fact.STARVED
         if self.lies:
             yield Fact.LIE
+        if (site.faults.is_down or site.faults.list_fails) and any(self._lost()):
+            yield Fact.BLIND
         if uid in self._beside and any(self._lost()):
             yield Fact.OVERLAP
         for lost, _ in self._lost():
