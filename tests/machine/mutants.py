@@ -93,12 +93,6 @@ def sums_unchecked() -> Mutant:
     return Mutant(replaced(grant, "shortage", shortage), "promised beyond")
 
 
-def requests_unchecked() -> Mutant:
-    """What a tenant writes on a pod is granted, however little its containers request."""
-    unchecked = replaced(grant, "_require_requested", lambda *_, **__: None)
-    return Mutant(unchecked, "was given more")
-
-
 def answered_before_fsync() -> Mutant:
     """The answer does not wait for the disk."""
 
@@ -188,7 +182,6 @@ MUTANTS = (
     witness_ignored,
     uid_ignored,
     sums_unchecked,
-    requests_unchecked,
     answered_before_fsync,
     replayed_by_count,
     order_of_the_spec,
