@@ -91,5 +91,7 @@ def silence() -> Iterator[None]:
     """No log lines."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(**before)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

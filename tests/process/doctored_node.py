@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from unittest import mock
 
 from structlog.testing import capture_logs
 
@@ -65,7 +66,12 @@ async def doctored(cluster: SandboxCluster, *flags: str) -> tuple[int, list[dict
     parser = argparse.ArgumentParser(prog="hami-agent")
     doctor.add_parser(parser.add_subparsers(dest="verb"))
     args = parser.parse_args(["doctor", *cluster.command()[1:], *flags, "-o", "json"])
-    with capture_logs(), contextlib.redirect_stdout(io.StringIO()) as printed:
+    # `configure` would set the log of every later test of this process, at its level.
+    with (
+        mock.patch.object(doctor, "configure"),
+        capture_logs(),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
         code = await asyncio.to_thread(doctor.main, args, ENVIRON)
     return code, json.loads(printed.getvalue())["data"]["findings"]
 
