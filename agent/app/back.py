@@ -193,7 +193,6 @@ def _source(
             front.state.ledger,
             facts.outlived,
             knowing.recent.greatest,
-            front.state.former_boot,
         ),
         AllocationPeers(
             witness=api.witness,
@@ -203,7 +202,7 @@ def _source(
             look_at_pod=pods.look,
             look_at_node=node.refresh,
             epoch=knowing.kubelet.now,
-            epochs=knowing.kubelet.epoch,
+            streams=front.server.traffic.streams,
             clock=adapters.clock,
             look=node.look,
             lag=front.allocator.lag,

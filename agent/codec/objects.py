@@ -185,8 +185,7 @@ def _container(
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
-        started_at=_last(state, last, "startedAt"),
-        stopped_at=_last(state, last, "finishedAt"),
+        started_at=_started_at(state, last),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
         priority=_priority(item),
         resource=resource,
@@ -206,12 +205,10 @@ def _priority(item: Mapping[str, object]) -> int:
     return max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0
 
 
-def _last(
-    state: Mapping[str, object], before: Mapping[str, object], what: str
-) -> dt.datetime | None:
-    """The last start or end (`what`) in two states of a container."""
+def _started_at(state: Mapping[str, object], before: Mapping[str, object]) -> dt.datetime | None:
+    """The last start in two states of a container."""
     texts = (
-        _text(inside(parent, kind), what)
+        _text(inside(parent, kind), "startedAt")
         for parent in (state, before)
         for kind in ("running", "terminated")
     )

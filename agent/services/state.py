@@ -176,10 +176,6 @@ class StateService:
         self._writing = asyncio.Lock()
         self._limit = limit
         self._is_late = False
-        is_rebooted = bool(recovered.boot_id) and recovered.boot_id != boot_id
-        rows = recovered.ledger.rows if is_rebooted else ()
-        self.former_boot = frozenset(row.epoch for row in rows)
-        """The kubelet instances of rows that were answered before this boot."""
         self._lag = Lag()
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")

@@ -66,6 +66,8 @@ class AgentLife:
         self.node: Cell[NodeView | None] = Cell(None)
         self.slices: Cell[SliceList] = Cell(SliceList())
         self.is_dead = False
+        self.streams = Cell(0)
+        """How many of its list streams the kubelet has open."""
         self._host = host
         self._group = asyncio.TaskGroup()
         self._resource = Cell(RESOURCE)
@@ -87,7 +89,6 @@ class AgentLife:
                 host.inventory,
                 state.ledger,
                 outlived,
-                former_boot=state.former_boot,
             ),
             AllocationPeers(
                 witness=witness,
@@ -97,7 +98,7 @@ class AgentLife:
                 look_at_pod=self._pods.look,
                 look_at_node=self._node.refresh,
                 epoch=lambda: host.epoch.value,
-                epochs=host.epoch,
+                streams=self.streams,
                 clock=host.clock,
                 look=self._node.look,
             ),

@@ -122,7 +122,8 @@ class CalmAudit(Audit):
 
     def _is_heard_by_a_ghost(self, uid: str, heir: str) -> bool:
         """The same; a kubelet that has no Get tells nothing of a pod that is gone again."""
-        if super()._is_heard_by_a_ghost(uid, heir):
+        is_heir = self._names.get(uid) == self._names.get(heir)
+        if is_heir and super()._is_heard_by_a_ghost(uid, heir):
             self.tally["a gone pod heard its successor's answer"] += 1
             return True
         if self.lenient and self.is_gone(uid):

@@ -6,7 +6,7 @@ from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS
 from agent.core.state.ledger import Decider, Holder, Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
-from tests.machine.kubelet import RESOURCE
+from tests.machine.kubelet import REFUSED_ELSEWHERE, RESOURCE
 from tests.machine.site import MachineSite
 
 REASONS = (
@@ -19,6 +19,7 @@ REASONS = (
     "Predicate NodeAffinity failed",
     "error reading from server: EOF",
     "code = Unavailable desc = connection error",
+    REFUSED_ELSEWHERE,
 )
 """What a pod may fail of, beside a refusal of ours that is right: the kubelet's own, our death."""
 

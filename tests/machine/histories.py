@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -16,7 +17,7 @@ from tests.builders import NODE
 from tests.machine.agent_life import AgentLife, start_agent
 from tests.machine.ending import left_over
 from tests.machine.playing import Deed, passing
-from tests.machine.pods import Box, Shape, plain_shapes, shapes
+from tests.machine.pods import Box, Shape, boxes, plain_shapes, shapes
 from tests.machine.virtual import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 
@@ -57,6 +58,7 @@ class Histories(RuleBasedStateMachine):
             return world
 
         self.world = self.loop.run_until_complete(build())
+        self.world.late_registrations = 0.1
         for name, shape in zip(("a", "b", "c"), running, strict=False):
             self.after(1.0, partial(self.world.create_and_schedule, name, shape))
 
@@ -173,6 +175,28 @@ class Histories(RuleBasedStateMachine):
         self.after(pause, partial(self.world.create_anew, pod, shape))
         if ends:
             self.after(0.0, self.world.faults.clear)
+
+    @rule(
+        name=names,
+        first=boxes,
+        shape=st.one_of(shapes, plain_shapes),
+        call=st.sampled_from((1, 2, 2)),
+        late=st.sampled_from((0.0, 1.0, 2.0, 4.0)),
+    )
+    def a_namesake_comes_after_another_plugin_refused(
+        self, *, name: str, first: Box, shape: Shape, call: int, late: float
+    ) -> None:
+        """`call`: the call that was refused; the watch of the pods is so late."""
+        kind = "init" if first.kind == "app" else first.kind
+        two = Shape((dataclasses.replace(first, kind=kind), Box(mib=2000)))
+        self.after(0.0, partial(setattr, self.world.kubelet.drive, "refused_elsewhere", call))
+        self.write(0.7, partial(self.world.create_and_schedule, name, two))
+        pod = self.pick(0, lambda pod: pod["metadata"]["name"] == name)
+        if pod is None:
+            return
+        self.after(0.3, partial(self.world.faults.pods.hold, 0))
+        self.after(late, partial(self.world.create_anew, pod, shape))
+        self.after(0.5, self.world.faults.catch_up)
 
     @rule(pause=pauses)
     def the_kubelet_dies_after_the_next_answer(self, pause: float) -> None:

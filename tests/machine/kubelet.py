@@ -21,6 +21,7 @@ from agent.sandbox.kubelet.life import Life, Paths
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.node import KubeletNode
 from agent.sandbox.kubelet.podresources import PodResourcesLister
+from agent.sandbox.kubelet.pods import ContainerSpec, PodSpec
 from agent.sandbox.kubelet.records import DeviceRecord
 from agent.sandbox.kubelet.seen import KubeletEvent, KubeletLog
 from agent.sandbox.kubelet.workers import PodWorkers, Timings
@@ -28,14 +29,32 @@ from agent.wire.v1beta1 import ContainerAllocateResponse, DevicePluginOptions
 
 RESOURCE = "nvidia.com/gpu"
 NOWHERE = Path("/nowhere")
+REFUSED_ELSEWHERE = "another device plugin has nothing to give"
 TIMINGS = Timings()
 
 
 class Drive:
-    """Where the checkpoint lies: it outlives the process. None: there is no file."""
+    """What outlives the kubelet's process.
+
+    `checkpoint`: None: there is no file. `refused_elsewhere`: the container that another device
+    plugin refuses before the agent is asked, counted from now; 0: none.
+    """
 
     def __init__(self) -> None:
         self.checkpoint: Checkpoint | None = None
+        self.refused_elsewhere = 0
+
+
+class MemoryAllocator(DeviceAllocator):
+    """Beside the agent there is another device plugin."""
+
+    drive: Drive
+
+    async def allocate(self, pod: PodSpec, container: ContainerSpec) -> None:
+        self.drive.refused_elsewhere -= 1
+        if self.drive.refused_elsewhere == 0:
+            raise DeviceError(REFUSED_ELSEWHERE)
+        await super().allocate(pod, container)
 
 
 class MemoryBooks(KubeletBooks):
@@ -80,7 +99,8 @@ class MemoryLife(Life):
     ) -> None:
         super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, timings)
         self.books = MemoryBooks(drive, chance, seen)
-        self.allocator = DeviceAllocator(self.books, chance, seen, node.running(), self._active)
+        self.allocator = MemoryAllocator(self.books, chance, seen, node.running(), self._active)
+        self.allocator.drive = drive
         self._admitter = Admitter(node, self.books, self.allocator, seen)
         self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
         self._servers = {}

@@ -27,16 +27,19 @@ from tests.machine.sides import MachineHost
 SPLIT = 4
 REGISTERS_WITHIN = (0.02, 0.4)
 """Seconds from a kubelet's socket to the agent's registration."""
+REGISTERS_LATE = (0.4, 3.0)
+"""The same of an agent that got no CPU: the kubelet has admitted pods without asking."""
 
 
 class MachineSite:
     """Everything that takes part, and how it lives.
 
-    `gpus`: how many there are, of `split` slices each.
+    `gpus`: how many there are, of `split` slices each. `late_registrations`: the share of them.
     """
 
     gpus = 2
     split = SPLIT
+    late_registrations = 0.0
     timings = TIMINGS
 
     def __init__(
@@ -168,11 +171,14 @@ class MachineSite:
 
     async def _register(self, agent: AgentLife, life: object) -> None:
         """What the registration does once it sees the kubelet's socket."""
-        await asyncio.sleep(self.chance.uniform(*REGISTERS_WITHIN))
+        is_late = self.late_registrations and self.chance.random() < self.late_registrations
+        within = REGISTERS_LATE if is_late else REGISTERS_WITHIN
+        await asyncio.sleep(self.chance.uniform(*within))
         serving = self.kubelet.life
         if serving is None or serving is not life or agent is not self.agent:
             return
         serving.books.connected(RESOURCE, StoryLine(agent, self.audit.begins, self._answered))
+        agent.streams.set(1)
         async for listed in agent.slices.follow():
             if agent is not self.agent or serving is not self.kubelet.life:
                 return
@@ -193,6 +199,7 @@ class MachineSite:
             made = int(self.clock.now().timestamp() * 1e9)
             self.host.epoch.set(KubeletEpoch(self.kubelet.lives, made))
             if self.agent is not None:
+                self.agent.streams.set(0)
                 self.spawn(self._register(self.agent, self.kubelet._life))
 
     def pods(self) -> list[Json]:

@@ -7,8 +7,8 @@ import io
 import json
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from unittest import mock
 
+import pytest
 from structlog.testing import capture_logs
 
 from agent.cli import doctor
@@ -66,12 +66,13 @@ async def doctored(cluster: SandboxCluster, *flags: str) -> tuple[int, list[dict
     parser = argparse.ArgumentParser(prog="hami-agent")
     doctor.add_parser(parser.add_subparsers(dest="verb"))
     args = parser.parse_args(["doctor", *cluster.command()[1:], *flags, "-o", "json"])
-    # `configure` would set the log of every later test of this process, at its level.
+    # The verb would set the log of every later test of this process, at its level.
     with (
-        mock.patch.object(doctor, "configure"),
+        pytest.MonkeyPatch.context() as patched,
         capture_logs(),
         contextlib.redirect_stdout(io.StringIO()) as printed,
     ):
+        patched.setattr(doctor, "configure", lambda *_: None)
         code = await asyncio.to_thread(doctor.main, args, ENVIRON)
     return code, json.loads(printed.getvalue())["data"]["findings"]
 

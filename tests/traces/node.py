@@ -82,7 +82,7 @@ class TracedAgent:
                 look_at_pod=self._pods.look,
                 look_at_node=self._node.refresh,
                 epoch=lambda: epoch,
-                epochs=Cell[KubeletEpoch | None](epoch),
+                streams=Cell(1),
                 clock=clock,
                 look=self._node.look,
             ),

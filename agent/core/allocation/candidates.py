@@ -34,10 +34,6 @@ candidate, and two candidates cause a refusal."""
 STAMP = dt.timedelta(seconds=1)
 """The resolution of times in a pod's status: an event may be this much later than its time."""
 
-LONG_ENDED = dt.timedelta(seconds=5)
-"""A container that ended this long before the kubelet's socket appeared did not run when the
-kubelet asked the runtime, 0.35 s before."""
-
 
 def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
     """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
@@ -81,11 +77,8 @@ def possible(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate
     first = next((place for place, one in enumerate(found) if _was_dead(one, evidence)), None)
     if first is None:
         return found
-    # It was dead when the kubelet started and has no record: the pod is being admitted. What ran
-    # then is passed over; what may have run then is asked for or passed over.
-    ran = evidence.books.start.ran
-    before = (one for one in found[:first] if ContainerKey(pod.uid, one.container.name) not in ran)
-    return (*before, found[first])
+    # It was dead when the kubelet started and has no record: the pod is being admitted.
+    return found[: first + 1]
 
 
 def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
@@ -109,22 +102,13 @@ def is_alive(container: ContainerView, books: Books) -> bool:
 def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     """Whether the kubelet found the container dead when it started, and asks for it at admission.
 
-    That nobody saw it run proves nothing: it can have died between the kubelet's look and ours.
+    Only a pod without a cgroup proves it. A status that says so may be out of date: the former
+    kubelet may have started the container again without telling. That nobody saw it run proves
+    nothing either: it can have died between the kubelet's look and the agent's.
     """
-    books, container, row = evidence.books, candidate.container, candidate.row
-    since, start = books.epoch.since, books.start
-    has_begun_since = container.started_at is not None and container.started_at + STAMP > since
-    if has_begun_since or ContainerKey(candidate.pod.uid, container.name) in start.ran:
-        return False
-    if not start.prompt:
-        # A kubelet that knew no plugin when it admitted the pod did not ask. It may ask later, when
-        # the back-off of one of the containers is over.
-        return False
-    if candidate.pod.uid in start.idle or (row is not None and row.epoch in books.former_boot):
-        return True
-    if container.running_id is not None:
-        return False
-    return container.stopped_at is not None and container.stopped_at + LONG_ENDED < since
+    since, started = evidence.books.epoch.since, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > since
+    return candidate.pod.uid in evidence.books.start.idle and not has_begun_since
 
 
 def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:

@@ -20,6 +20,8 @@ PodKey = tuple[str, str]
 Known = Mapping[PodKey, Holding | None]
 """The witness's answers so far; None: it does not know the pod. A missing key: it was not asked."""
 
+ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
+
 NOT_HERE = PodUid("")
 """The result of a GET of a pod that is gone, or that this node may not read."""
 
@@ -41,18 +43,15 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class KubeletStart(msgspec.Struct, frozen=True):
-    """What the agent saw of this kubelet's start. By default it was not there and saw nothing.
+    """What the agent saw when this kubelet began to take its lists.
 
-    - `ran`: containers that ran then. While the kubelet admits the pods that were there before, it
-      asks for none of them, even if they have died meanwhile.
-    - `prompt`: the agent saw the new socket before the kubelet admitted its first pod. So it was
-      registered by then, and the kubelet has asked for each other container.
-    - `idle`: pods that had no cgroup then, so that none of their containers ran. Only if `prompt`.
-    Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning.
+    - `asks_since`: the kubelet asks for the containers of every pod that was made since then. Of
+      the pods before it may have admitted some without asking, if it had lost its checkpoint.
+    - `idle`: pods that had no cgroup before the kubelet admitted its first pod. So it asks for each
+      of their containers when it admits them.
     """
 
-    ran: frozenset[ContainerKey] = frozenset()
-    prompt: bool = False
+    asks_since: dt.datetime = ALWAYS
     idle: frozenset[PodUid] = frozenset()
 
 
@@ -64,7 +63,7 @@ class Books(msgspec.Struct, frozen=True):
     - `alive`: the runtime ids of containers that run. After a reboot, the API server still reports
       containers as running that are gone.
     - `witnessed`: this kubelet serves Get; otherwise the agent uses the checkpoint file instead.
-    - `start`: what was seen of its start. `former_boot`: instances from before this boot.
+    - `start`: what the agent saw of its start.
     """
 
     epoch: KubeletEpoch
@@ -72,7 +71,6 @@ class Books(msgspec.Struct, frozen=True):
     alive: frozenset[str] = frozenset()
     witnessed: bool = True
     start: KubeletStart = KubeletStart()
-    former_boot: frozenset[KubeletEpoch] = frozenset()
 
 
 class Evidence(msgspec.Struct, frozen=True):

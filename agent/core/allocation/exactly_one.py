@@ -42,7 +42,12 @@ def exactly_one(
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
         # admit it.
         return ListPods()
-    new = [each for each in known if is_at_admission(each.pod, evidence, settings.resource)]
+    new = [
+        each
+        for each in known
+        if each.pod.created >= evidence.books.start.asks_since
+        and is_at_admission(each.pod, evidence, settings.resource)
+    ]
     is_clear = not evidence.beside and not any(each.deleted for each in known)
     if len(new) == 1 and new[0].row is None and is_clear:
         # The others have dead containers whose records the kubelet lost. It asks for them every few
@@ -56,7 +61,7 @@ def exactly_one(
         if not evidence.node_read:
             return LookAtNode()
     if present:
-        raise _several(known)
+        raise _several(known, evidence)
     if known:
         return known[0]
     raise _nobody(count, evidence)
@@ -72,6 +77,8 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     possible = candidates(count, evidence, settings)
     is_witnessed = evidence.books.witnessed
     if is_witnessed:
+        if any(each.pod.key not in evidence.known for each in possible):
+            return None
         possible = admitted(possible, evidence, settings)
     deleted = [each for each in possible if each.deleted]
     if deleted and (not is_witnessed or len({each.pod.key for each in possible}) == 1):
@@ -118,8 +125,15 @@ def _silent(found: tuple[Candidate, ...]) -> Refusal:
     return Refusal(RefusalReason.WITNESS_SILENT, sentence, transient=True)
 
 
-def _several(known: tuple[Candidate, ...]) -> Refusal:
+def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
     names = cap(", ".join(sorted({"/".join(each.pod.key) for each in known})))
+    if evidence.list_failed:
+        return Refusal(
+            RefusalReason.PODS_UNKNOWN,
+            f"The kubelet may admit one of several pods ({names}), but the API server does not "
+            "say which pods are on this node; the pod's controller or the kubelet starts it again.",
+            transient=True,
+        )
     if all(each.row is not None and not each.deleted for each in known):
         return Refusal(
             RefusalReason.MANY_PODS_ADMITTED,

@@ -22,7 +22,6 @@ from agent.core.allocation.grant import check, replay
 from agent.core.allocation.right import right
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import to_ask
-from agent.core.cluster.pods import Role
 from agent.core.errors import Refusal, RefusalReason
 
 
@@ -114,17 +113,13 @@ def _unknown(what: str) -> Refusal:
 def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
     """Whether an earlier container of the pod was answered at this admission.
 
-    PodResources must say that the kubelet holds it, or a new pod may have its name. It does not
-    list ordinary init containers.
+    PodResources must say that the kubelet holds it, or a new pod may have its name. Of ordinary
+    init containers it says nothing, so that they prove nothing.
     """
     epoch, known = evidence.books.epoch, evidence.known.get(candidate.pod.key)
     return candidate.row is None and any(
         row.epoch == epoch
-        and (
-            row.role is Role.INIT
-            or known is None
-            or bool(known.ids_of(row.key.container, row.resource))
-        )
+        and (known is None or bool(known.ids_of(row.key.container, row.resource)))
         for row in evidence.ledger.rows_of(candidate.pod.uid)
     )
 

@@ -44,8 +44,8 @@ class ContainerView(msgspec.Struct, frozen=True):
       true.
     - `running_id`: the runtime's id while its status is running, else None.
     - `has_run`: the runtime has created it.
-    - `started_at`, `stopped_at`: when it last started and last ended; None: never.
-    - `ended_at`: `stopped_at` if the kubelet never starts it again, else None.
+    - `started_at`: when it last started; None: never.
+    - `ended_at`: when it ended if the kubelet never starts it again, else None.
     - `succeeded`: it ended with exit code 0 at least once.
     - `priority`: its literal env CUDA_TASK_PRIORITY as HAMi-core reads it.
     """
@@ -57,7 +57,6 @@ class ContainerView(msgspec.Struct, frozen=True):
     running_id: str | None = None
     has_run: bool = False
     started_at: dt.datetime | None = None
-    stopped_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
     succeeded: bool = False
     priority: int = DEFAULT_PRIORITY

@@ -25,6 +25,8 @@ _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _RETOLD: Final = frozenset(
     {"admitted", "rejected", "container_started", "init_ended", "container_waiting"}
 )
+_STATES: Final = {"container_started": "running", "init_ended": "terminated"}
+_TIMES: Final = {"running": "startedAt", "terminated": "finishedAt"}
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class KubeletPodLoop:
         self._dirty: dict[str, None] = {}
         self._has_dirty = asyncio.Event()
         self._started = -math.inf
+        self._times: dict[tuple[str, str, str], str] = {}
+        """When a container of a pod began to be in a state, by the runtime."""
         self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
 
     async def run(self) -> None:
@@ -194,8 +198,13 @@ class KubeletPodLoop:
 
     def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings
+        if event.kind in _STATES:
+            state = _STATES[event.kind]
+            self._times[event.pod, event.container, state] = self._stamp()
         if event.kind == "started":
             self._started = event.elapsed
+            loop = asyncio.get_running_loop()
+            loop.call_at(self._started + timings.full_report, self._has_dirty.set)
         elif event.kind == "rejected" and event.elapsed < self._started + timings.housekeeping:
             loop = asyncio.get_running_loop()
             loop.call_at(self._started + timings.full_report, self._mark, [event.pod])
@@ -213,6 +222,8 @@ class KubeletPodLoop:
             await self._has_dirty.wait()
             self._has_dirty.clear()
             await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
+            if not self._model.is_up:
+                continue  # a dead process tells nobody; the next one tells what it finds
             dirty, self._dirty = self._dirty, {}
             for uid in dirty:
                 self._report(uid)
@@ -226,6 +237,11 @@ class KubeletPodLoop:
             names = [container.name for container in pod.spec.containers]
             health = {name: self._model.health(uid, name) for name in names}
             status = podstatus.running_status(pod, health, self._stamp())
+            entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
+            for entry in entries:
+                for state, told in entry["state"].items():
+                    at = self._times.get((uid, entry["name"], state))
+                    told.update({} if at is None else {_TIMES[state]: at})
         else:
             status = podstatus.rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)

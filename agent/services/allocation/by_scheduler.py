@@ -1,6 +1,7 @@
 """Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote."""
 
 import asyncio
+import contextlib
 import datetime as dt
 from collections.abc import Callable
 from itertools import chain
@@ -20,7 +21,7 @@ from agent.core.errors import AgentError, Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import HookDirs
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Ledger
+from agent.core.state.ledger import Ledger
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.running_time import Budget
@@ -34,8 +35,8 @@ from agent.services.allocation.waits import Waits
 log = structlog.get_logger(__name__)
 
 PROMPT = dt.timedelta(seconds=0.5)
-"""A look this soon after a kubelet's socket appeared is one before its first admission, which comes
-0.9 to 1.0 s after the socket."""
+"""What comes this soon after a kubelet's socket comes before its first admission, which is 0.9 to
+1.0 s after the socket."""
 
 LOOK_DEADLINE = 5.0
 """Seconds for a look at the cgroups when a kubelet has started."""
@@ -84,38 +85,26 @@ class SchedulerShares:
         self.calls = AllocateCalls(Turns(peers.epoch), peers.lag)
 
     async def run(self) -> NoReturn:
-        """See each kubelet start, for ever: which containers run, and of which pods none does.
+        """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
 
-        A container that runs now started before the socket appeared: a new kubelet starts none
-        before its first admission.
+        From then on it asks for the containers of each pod that it admits; before, if it has lost
+        its checkpoint, it does not know the resource, and starts them without asking. A new kubelet
+        starts no container before its first admission.
         """
-        async for epoch in self._peers.epochs.follow():
-            if epoch is None:
+        async for streams in self._peers.streams.follow():
+            epoch, now = self._peers.epoch(), self._peers.clock.now()
+            if streams == 0 or epoch is None or epoch == self._started:
                 continue
-            running = {
-                one.running_id: ContainerKey(pod.uid, one.name)
-                for pod in self._views.pods.value.pods.values()
-                for one in pod.gpu_containers
-                if one.running_id is not None
-                and one.started_at is not None
-                and one.started_at < epoch.since
-            }
-            pods = frozenset(self._views.pods.value.pods)
-            self._started, self._start = None, KubeletStart()
-            try:
-                async with asyncio.timeout(LOOK_DEADLINE):
-                    alive = await self._peers.containers.running(frozenset(running))
-                    begun = await self._peers.containers.begun(pods)
-            except TimeoutError:
-                continue
-            prompt = self._peers.clock.now() < epoch.since + PROMPT
-            self._start = KubeletStart(
-                ran=frozenset(running[one] for one in alive or ()),
-                prompt=prompt,
-                idle=pods - begun if prompt and begun is not None else frozenset(),
-            )
+            is_prompt = now < epoch.since + PROMPT
             self._started = epoch
-        raise AssertionError("the kubelet's instances are never closed")
+            self._start = start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
+            pods = frozenset(self._views.pods.value.pods)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_DEADLINE):
+                    begun = await self._peers.containers.begun(pods)
+                if begun is not None and self._peers.clock.now() < epoch.since + PROMPT:
+                    self._start = msgspec.structs.replace(start, idle=pods - begun)
+        raise AssertionError("the list streams are never closed")
 
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall

@@ -214,7 +214,6 @@ class Inquiry:
                 done.alive,
                 done.can_ask,
                 self._start,
-                self._views.former_boot,
             ),
             now=self._peers.clock.now(),
             known=self._known,

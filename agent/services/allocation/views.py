@@ -20,7 +20,6 @@ class AllocationViews(msgspec.Struct, frozen=True):
 
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
     - `outlived`: the locks that still stood when the pod that was answered under them was gone.
-    - `former_boot`: the kubelet instances of rows that were answered before this boot.
     """
 
     pods: Cell[PodTable]
@@ -29,7 +28,6 @@ class AllocationViews(msgspec.Struct, frozen=True):
     ledger: Cell[Ledger]
     outlived: Cell[Mapping[str, PodUid]]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
-    former_boot: frozenset[KubeletEpoch] = frozenset()
 
 
 class AllocationPeers(msgspec.Struct, frozen=True):
@@ -37,7 +35,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
 
     - `refresh`: makes the one LIST of this node's pods.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
-    - `epoch`: the present kubelet instance. `epochs`: the same, as soon as it is noticed.
+    - `epoch`: the present kubelet instance. `streams`: how many list streams it has open.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
       kubelet may be back before it.
     - `lag`: extends the deadlines of all calls.
@@ -50,7 +48,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]
     epoch: Callable[[], KubeletEpoch | None]
-    epochs: Cell[KubeletEpoch | None]
+    streams: Cell[int]
     clock: Clock
     look: Callable[[], None]
     lag: Lag = msgspec.field(default_factory=Lag)

@@ -84,7 +84,8 @@ class Desk:
         self.records = FakeRecords()
         self.containers = FakeContainers()
         self.hooks = hooks or FakeHookDirs()
-        self.epochs: Cell[KubeletEpoch | None] = Cell(EPOCH)
+        self.kubelet_epoch: KubeletEpoch | None = EPOCH
+        self.streams = Cell(1)
         self.edits = Cell(EditSettings())
         self.unseen: list[PodView] = []
         self.looked: Callable[[], object] = lambda: None
@@ -107,7 +108,6 @@ class Desk:
                 self.inventory,
                 self.state.ledger,
                 self.outlived,
-                former_boot=self.state.former_boot,
             ),
             AllocationPeers(
                 self.witness,
@@ -117,7 +117,7 @@ class Desk:
                 self._look_at_pod,
                 self._look_at_node,
                 lambda: self.epoch,
-                self.epochs,
+                self.streams,
                 self.clock,
                 self._look,
             ),
@@ -131,11 +131,12 @@ class Desk:
     @property
     def epoch(self) -> KubeletEpoch | None:
         """The kubelet that is there."""
-        return self.epochs.value
+        return self.kubelet_epoch
 
     @epoch.setter
     def epoch(self, epoch: KubeletEpoch | None) -> None:
-        self.epochs.set(epoch)
+        self.kubelet_epoch = epoch
+        self.streams.set(self.streams.value + 1)
 
     @property
     def ledger(self) -> Ledger:

@@ -39,8 +39,6 @@ def row_of(pod: PodView, **changes: object) -> Row:
 YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
 """A kubelet that is taking up its pods."""
 
-REBOOTED = frozenset({OLD_KUBELET})
-
 
 def many(number: int) -> tuple[PodView, ...]:
     """So many pods that a kubelet with an empty checkpoint takes up again after a reboot."""
@@ -52,7 +50,8 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     pods = many(30)
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
-    young = msgspec.structs.replace(scene.books, epoch=YOUNG, former_boot=REBOOTED, start=LOST)
+    start = KubeletStart(idle=frozenset(pod.uid for pod in pods))
+    young = msgspec.structs.replace(scene.books, epoch=YOUNG, start=start)
     scene = changed(scene, books=young)
     assert ask(scene) == ReadRecords()
 
@@ -67,7 +66,7 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
 
 def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between() -> None:
     at = NOON + dt.timedelta(seconds=5)
-    ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at)
     pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
     scene = changed(scene, books=Books(YOUNG), records_read=True)
@@ -86,7 +85,8 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     )
     rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
     scene = a_scene(*pods, rows=rows)
-    books = Books(YOUNG, frozenset(), frozenset({"r"}), start=LOST, former_boot=REBOOTED)
+    start = KubeletStart(idle=frozenset(pod.uid for pod in pods[:29]))
+    books = Books(YOUNG, frozenset(), frozenset({"r"}), start=start)
     scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
 
     first = knowing(scene, holding(pods[0]))
@@ -187,36 +187,26 @@ def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
 
 SINCE = YOUNG.since
 RAN_BEFORE = {"has_run": True, "started_at": SINCE - dt.timedelta(hours=1)}
-LONG_OVER = RAN_BEFORE | {"stopped_at": SINCE - dt.timedelta(seconds=6)}
-JUST_OVER = RAN_BEFORE | {"stopped_at": SINCE - dt.timedelta(seconds=4)}
-SINCE_OVER = {"has_run": True, "started_at": SINCE, "stopped_at": SINCE}
+SINCE_OVER = {"has_run": True, "started_at": SINCE}
 STILL_SAID = RAN_BEFORE | {"running_id": "gone"}
-SAW = KubeletStart(prompt=True, idle=frozenset({named_pod(1).uid}))
-LOST = KubeletStart(prompt=True)
-
-
-def saw(*ran: str) -> KubeletStart:
-    """The checkpoint is lost, and these containers ran."""
-    return KubeletStart(
-        frozenset(ContainerKey(named_pod(1).uid, name) for name in ran), prompt=True
-    )
+IDLE = KubeletStart(idle=frozenset({named_pod(1).uid}))
+"""Nothing of the pod ran when the kubelet started."""
+BUSY = KubeletStart()
+"""Something of it did, or the agent came late."""
 
 
 @pytest.mark.parametrize(
     ("first", "second", "start", "asked"),
     [
-        pytest.param({}, {}, SAW, "a", id="never started: in order"),
-        pytest.param({}, {}, LOST, "", id="they may have been started"),
-        pytest.param(LONG_OVER, LONG_OVER, LOST, "a", id="both dead for long: in order"),
-        pytest.param(LONG_OVER, LONG_OVER, KubeletStart(), "", id="the agent came late"),
-        pytest.param(LONG_OVER, STILL_SAID, LOST, "a", id="dead for long, before one in doubt"),
-        pytest.param(STILL_SAID, LONG_OVER, LOST, "", id="in doubt, before one dead for long"),
-        pytest.param(STILL_SAID, LONG_OVER, saw("a"), "b", id="one that ran is passed over"),
-        pytest.param(STILL_SAID, STILL_SAID, saw("a"), "", id="one ran, the other is in doubt"),
-        pytest.param(STILL_SAID, STILL_SAID, saw("a", "b"), "", id="both ran"),
-        pytest.param(JUST_OVER, LONG_OVER, LOST, "", id="it died just before the start"),
-        pytest.param(SINCE_OVER, LONG_OVER, LOST, "", id="it started and ended since"),
-        pytest.param(SINCE_OVER, SINCE_OVER, LOST, "", id="both started since"),
+        pytest.param({}, {}, IDLE, "a", id="never started: in order"),
+        pytest.param({}, {}, BUSY, "", id="they may have been started"),
+        pytest.param(RAN_BEFORE, RAN_BEFORE, IDLE, "a", id="both dead: in order"),
+        pytest.param(STILL_SAID, RAN_BEFORE, IDLE, "a", id="the status is out of date"),
+        pytest.param(RAN_BEFORE, RAN_BEFORE, BUSY, "", id="one may have been started untold"),
+        pytest.param(STILL_SAID, RAN_BEFORE, BUSY, "", id="neither is said to run"),
+        pytest.param(SINCE_OVER, RAN_BEFORE, IDLE, "", id="it started and ended since"),
+        pytest.param(RAN_BEFORE, SINCE_OVER, IDLE, "a", id="before one that started since"),
+        pytest.param(SINCE_OVER, SINCE_OVER, IDLE, "", id="both started since"),
     ],
 )
 @pytest.mark.parametrize("role", [Role.SIDECAR, Role.APP])
@@ -248,15 +238,14 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
     assert sentence.endswith("delete the pod, and its controller makes a new one.")
 
 
-@pytest.mark.parametrize("start", [SAW, LOST])
-def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_since(start) -> None:
+def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_since() -> None:
     def scene(**status: object):
         ran = tuple(
             msgspec.structs.replace(a_container(name=name), **status) for name in ("a", "b")
         )
         pod = named_pod(1, containers=ran)
         rows = tuple(row_of(pod, key=ContainerKey(pod.uid, one.name)) for one in ran)
-        books = Books(YOUNG, frozenset(), start=start, former_boot=REBOOTED)
+        books = Books(YOUNG, frozenset(), start=IDLE)
         base = knowing(a_scene(pod, rows=rows), holding(pod))
         return changed(
             base, books=books, records_read=True, checked=frozenset({"gone"}), listed=True

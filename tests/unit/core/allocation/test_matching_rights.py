@@ -152,7 +152,7 @@ def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_p
 
     keys = recorded and (ContainerKey(named_pod(n).uid, "other") for n in recorded)
     known = None if recorded is None else frozenset(keys)
-    idle = KubeletStart(prompt=True, idle=frozenset({pod.uid}))  # so it is being admitted
+    idle = KubeletStart(idle=frozenset({pod.uid}))  # so it is being admitted
     read = changed(scene, books=Books(NOW_KUBELET, recorded=known, start=idle))
     if right:
         assert "main" == granted(read).candidate.container.name
@@ -197,11 +197,26 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
     assert ask(changed(namesake, books=books)) == LookAtPod(*pod.key)
 
 
+def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again() -> None:
+    """PodResources lists none, so it cannot tell the pod from one that took its name since."""
+    both = (a_container(name="init", role=Role.INIT), a_container())
+    text = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,10:;"
+    pod = a_pod(name="train-1", containers=both, annotations=annotated(text), reusable_name=True)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="init", epoch=NOW_KUBELET, role=Role.INIT)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
+    books = Books(NOW_KUBELET, recorded=frozenset({row.key}))
+    scene = changed(scene, books=books, records_read=True)
+
+    assert ask(scene) == LookAtPod(*pod.key)
+    same = changed(scene, looked={pod.key: pod.uid})
+    assert "main" == granted(same).candidate.container.name
+
+
 def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     row = a_row(pod_uid=RETURNING.uid, pod=RETURNING.name, epoch=OLD_KUBELET)
     scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
     assert ask(scene) == ListPods()
 
-    start = KubeletStart(prompt=True, idle=frozenset({RETURNING.uid}))
+    start = KubeletStart(idle=frozenset({RETURNING.uid}))
     admitted = msgspec.structs.replace(scene.books, start=start)
     assert ask(changed(scene, books=admitted)) == LookAtPod(*RETURNING.key)

@@ -9,6 +9,7 @@ from agent.core.allocation.evidence import (
     AskKubelet,
     AwaitLock,
     AwaitOthers,
+    Books,
     CheckRunning,
     Evidence,
     KubeletStart,
@@ -71,6 +72,37 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     assert ask(unlocked) == AwaitLock(*POD.key)
     assert ask(changed(unlocked, waited=True)) == LookAtNode()
     refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
+
+
+def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one_that_is_meant() -> (
+    None
+):
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    started = named_pod(3, annotations={}, phase=Phase.RUNNING, containers=(ran,))
+    scene = knowing(a_scene(started, POD, lock=POD), holding(POD), holding(started))
+    scene = changed(scene, listed=True, alone=True)
+
+    def asked_since(moment: dt.datetime) -> Evidence:
+        return changed(scene, books=Books(NOW_KUBELET, start=KubeletStart(asks_since=moment)))
+
+    assert granted(asked_since(POD.created)).candidate.pod == POD
+    late = asked_since(POD.created + dt.timedelta(seconds=1))
+    refused_by(late, RefusalReason.MANY_PODS_ADMITTED)
+    newer = named_pod(4, created=POD.created + dt.timedelta(seconds=1))
+    beside = knowing(a_scene(started, POD, newer, lock=newer), holding(POD), holding(started))
+    beside = changed(knowing(beside, holding(newer)), listed=True, alone=True, books=late.books)
+    assert granted(beside).candidate.pod == newer
+
+
+def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others() -> None:
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    dead = tuple(named_pod(number, phase=Phase.RUNNING, containers=(ran,)) for number in (3, 4))
+    rows = tuple(a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET) for pod in dead)
+    scene = knowing(a_scene(*dead, rows=rows), *map(holding, dead))
+
+    read = changed(scene, records_read=True, listed=True)
+    assert "delete all but one" in refused_by(read, RefusalReason.MANY_PODS_ADMITTED).sentence
+    assert refused_by(changed(read, list_failed=True), RefusalReason.PODS_UNKNOWN).transient
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
@@ -217,6 +249,7 @@ def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
 
     assert None is in_vain(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
     assert None is in_vain(1, knowing(scene, absent=(POD, other)), SETTINGS)
+    assert None is in_vain(1, knowing(scene, holding(other)), SETTINGS)  # POD: no answer
 
 
 def test_a_terminal_pod_is_no_candidate() -> None:
@@ -327,7 +360,7 @@ def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() 
     again = without_witness(a_scene(POD, rows=(row,), lock=POD))
     refused_by(changed(again, **silent), RefusalReason.PODS_UNKNOWN)
     seen = msgspec.structs.replace(
-        again.books, start=KubeletStart(prompt=True, idle=frozenset({POD.uid}))
+        again.books, start=KubeletStart(idle=frozenset({POD.uid}))
     )  # it was never started, so it is being admitted
     assert granted(changed(again, books=seen, **silent)).replay == row
 
