@@ -96,8 +96,9 @@ class SchedulerShares:
             if streams == 0 or epoch is None or epoch == self._started:
                 continue
             is_prompt = now < epoch.since + PROMPT
+            second = now.replace(microsecond=0)  # the resolution of a pod's creation
             self._started = epoch
-            self._start = start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
+            self._start = start = KubeletStart() if is_prompt else KubeletStart(asks_since=second)
             pods = frozenset(self._views.pods.value.pods)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_DEADLINE):
