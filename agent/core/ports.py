@@ -112,7 +112,7 @@ class Containers(Protocol):
         """The runtime ids among `ids` that have a live cgroup; None: that is not known."""
         ...
 
-    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
+    async def begun(self) -> frozenset[PodUid] | None:
         """The pods that have a cgroup: the kubelet has begun to start them; None: not known."""
         ...
 

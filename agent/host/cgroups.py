@@ -14,7 +14,7 @@ from agent.core.cluster.pods import PodUid
 from agent.kit.offload import Offload
 
 _ID = re.compile(r"(^|-)[0-9a-f]{64}(\.scope)?$")
-_POD = re.compile(r"(^|-)pod[0-9a-f]{8}")
+_POD = re.compile(r"(^|-)pod([0-9a-f]{8}[0-9a-f_-]*)")
 
 
 class CgroupContainers:
@@ -34,19 +34,19 @@ class CgroupContainers:
             return ids
         return await self._offload.call(self._running, ids)
 
-    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
+    async def begun(self) -> frozenset[PodUid] | None:
         """Return the pods that have a cgroup, which the kubelet names by their UID.
 
         None: the kubelet's cgroups are not visible.
         """
-        return await self._offload.call(self._begun, pods)
+        return await self._offload.call(self._begun)
 
-    def _begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
+    def _begun(self) -> frozenset[PodUid] | None:
         below = [name for _, names, _ in os.walk(self._root) for name in names]
         if not any("kubepods" in name for name in below):
             return None
-        named = (name.removesuffix(".slice").rpartition("pod")[2] for name in below)
-        return pods & {PodUid(name.replace("_", "-")) for name in named}
+        found = map(_POD.search, below)
+        return frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
 
     def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
         wanted = {text.rpartition("://")[2]: text for text in ids}

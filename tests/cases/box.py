@@ -31,6 +31,7 @@ import structlog
 
 import tests.machine.agent_life as life
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
+from tests.machine.pods import Shape
 from tests.machine.virtual import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 from tests.process.agent_process import ENVIRON, ROOT, options
@@ -251,6 +252,17 @@ async def ran(cluster: SandboxCluster, pod: Any, seconds: float) -> Any:
 
 class CaseWorld(MachineWorld):
     split = 10
+
+    async def run_pod(self, name: str, shape: Shape) -> str:
+        """The UID of a new pod, which runs: HAMi's scheduler may need several tries."""
+        uid = self.create(name, shape)
+        assert uid is not None
+        for _ in range(100):
+            await self.scheduler.schedule(uid)
+            await asyncio.sleep(1)
+            if any(one == uid for one, _ in self.running()):
+                return uid
+        raise AssertionError(f"the scheduler placed no pod {name}")
 
 
 def machine(play: Callable[[MachineWorld], Coroutine[Any, Any, Any]], seed: int) -> Any:

@@ -14,8 +14,7 @@ SMALL = Shape((Box(mib=300, cores=0),))
 
 async def play(world):
     for number in range(2):
-        await world.scheduler.schedule(world.create(f"old-{number}", SMALL))
-        await asyncio.sleep(1)
+        await world.run_pod(f"old-{number}", SMALL)
     await asyncio.sleep(60)
     await world.restart_kubelet(lose=True)
     await asyncio.sleep(120)

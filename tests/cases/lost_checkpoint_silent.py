@@ -23,8 +23,7 @@ async def live(world, chance):
         boxes = tuple(Box(mib=chance.choice((500, 900, 1300)), cores=0) for _ in range(count))
         if chance.random() < 0.3:
             boxes = (Box("sidecar", mib=300, cores=0), *boxes)
-        await world.scheduler.schedule(world.create(f"p{number}", Shape(boxes)))
-        await asyncio.sleep(1.0)
+        await world.run_pod(f"p{number}", Shape(boxes))
     await asyncio.sleep(chance.choice((0.5, 3, 40)))
     for number in range(chance.randint(1, 3)):
         for act in chance.sample(("lose", "silent", "end", "kill"), 4):

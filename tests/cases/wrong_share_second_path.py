@@ -28,8 +28,7 @@ def wrong_answers(seed: int, gap: float) -> list[str]:
             return answered(response)
 
         world._answered = check
-        uid = world.create("p", Shape((Box(mib=500, cores=0), Box(mib=900, cores=0))))
-        await world.scheduler.schedule(uid)
+        uid = await world.run_pod("p", Shape((Box(mib=500, cores=0), Box(mib=900, cores=0))))
         await asyncio.sleep(60)
 
         async def die(name):

@@ -92,11 +92,11 @@ class FakeContainers:
 
     def __init__(self) -> None:
         self.alive: set[str] = set()
-        self.idle: set[PodUid] = set()
-        """Pods that have no cgroup."""
+        self.pods: frozenset[PodUid] | None = None
+        """Pods that have a cgroup; None: not known."""
 
-    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid] | None:
-        return pods - self.idle
+    async def begun(self) -> frozenset[PodUid] | None:
+        return self.pods
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         return ids & self.alive

@@ -2,7 +2,6 @@
 
 import pytest
 
-from agent.core.cluster.pods import PodUid
 from agent.host.cgroups import CgroupContainers
 from tests.fakes.offload import Inline
 
@@ -85,10 +84,9 @@ async def test_a_container_without_a_cgroup_is_dead_where_others_have_theirs(tmp
 )
 async def test_a_pod_has_begun_once_it_has_a_cgroup(tmp_path, names):
     containers = a_tree(tmp_path, *names)
-    later = PodUid("ffffffff-0000-4000-8000-0123456789ab")
 
-    assert {UID} == await containers.begun(frozenset({PodUid(UID), later}))
-    assert await CgroupContainers(tmp_path / "none", Inline()).begun(frozenset({later})) is None
+    assert {UID} == await containers.begun()
+    assert await CgroupContainers(tmp_path / "none", Inline()).begun() is None
 
 
 async def test_nobody_is_looked_for_when_nobody_is_asked_for(tmp_path):

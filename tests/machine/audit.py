@@ -35,6 +35,9 @@ from tests.machine.scheduling import Scheduler
 
 HEARD_BY_A_GHOST = "a deleted pod heard the answer of another pod"
 
+ALL = 100
+"""Percent of the cores: 0 is no limit."""
+
 HEARD_BY_A_STATIC_POD = "a static pod heard the answer of a dead container"
 
 
@@ -158,11 +161,13 @@ class Audit:
     def _is_heard_by_a_ghost(self, uid: str, heir: str) -> bool:
         """Whether a pod that is gone from the API server heard the answer of another one.
 
-        The kubelet still admits it, and no view shows it. It ends at once, and the other one hears
-        the same again. Where nothing fails, the other one can only be the next of its name.
+        The kubelet still admits it. Nothing that the agent can ask tells it from the next pod of
+        its name; and one that was answered before the kubelet lost its records would cost others
+        an answer if it counted. It ends at once, and the other one hears the same again.
         """
-        del heir
-        if uid not in self._names or self.pod(uid) is not None:
+        is_heir = self._names.get(uid) == self._names.get(heir)
+        was_answered = any(owner == uid for owner, _ in self.answers)
+        if self.pod(uid) is not None or not (is_heir or was_answered):
             return False
         self.excuses[HEARD_BY_A_GHOST] += 1
         return True
@@ -254,7 +259,7 @@ class Audit:
             self._breach("a container was given GPUs that are not its own", owner, placed, given)
         elif any(amount[0] > placed[gpu][0] for gpu, amount in given.items()):
             self._breach("a container was given more than its share", owner, placed, given)
-        elif given and given[min(given)][1] > placed[min(placed)][1]:
+        elif given and (given[min(given)][1] or ALL) > (placed[min(placed)][1] or ALL):
             self._breach("a container was given more compute than its share", owner)
 
     def _decided(self, owner: Owner) -> Mapping[str, Amount]:

@@ -6,6 +6,7 @@ One that none of these conditions explains is a breach: a false refusal is as ba
 
 import asyncio
 import dataclasses
+import datetime as dt
 import enum
 from collections import Counter
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ class Fact(enum.Enum):
     LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
     BLIND = "the agent cannot see the pod that asks, and sees several with lost records"
     OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
+    UNPROVEN = "it was made before the kubelet began to take the lists, which was late"
     BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
 
 
@@ -83,6 +85,7 @@ RIGHT = (
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
     ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
+    ExpectedRight(Fact.UNPROVEN, frozenset(("HA-2002",))),
     ExpectedRight(Fact.BLIND, frozenset(("HA-2002",))),
 )
 
@@ -150,6 +153,11 @@ class Refusals:
             yield Fact.BLIND
         if uid in self._beside and any(self._lost()):
             yield Fact.OVERLAP
+        pod, late = site.audit.pod(uid), site.listed_late
+        if pod is not None and late is not None and any(self._lost()):
+            made = dt.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+            if made < late:
+                yield Fact.UNPROVEN
         for lost, _ in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
 

@@ -228,10 +228,10 @@ class MachineRuntime:
         self._host = host
         self._step = step
 
-    async def begun(self, pods: frozenset[PodUid]) -> frozenset[PodUid]:
+    async def begun(self) -> frozenset[PodUid]:
         await self._step()
         known = self._host.kubelet.node.pods
-        return frozenset(uid for uid in pods if uid in known and known[uid].has_cgroup)
+        return frozenset(PodUid(uid) for uid, pod in known.items() if pod.has_cgroup)
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         await self._step()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 from collections.abc import Callable, Coroutine, Iterator
 
 from agent.core.inventory.condition import Condition
@@ -70,6 +71,8 @@ class MachineSite:
         self._kubelet_turn = asyncio.Lock()
         self._agent_task: asyncio.Task[None] | None = None
         self._dies_after_answer = False
+        self.listed_late: dt.datetime | None = None
+        """When the kubelet began to take the agent's lists, if it had admitted pods by then."""
         self._group = asyncio.TaskGroup()
         self.kubelet.history.listen(self._hear)
 
@@ -179,6 +182,9 @@ class MachineSite:
             return
         serving.books.connected(RESOURCE, StoryLine(agent, self.audit.begins, self._answered))
         agent.streams.set(1)
+        now, epoch = self.clock.now(), self.host.epoch.value
+        is_prompt = epoch is not None and (now - epoch.since).total_seconds() < REGISTERS_LATE[0]
+        self.listed_late = None if is_prompt else now
         async for listed in agent.slices.follow():
             if agent is not self.agent or serving is not self.kubelet.life:
                 return

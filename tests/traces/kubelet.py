@@ -135,7 +135,7 @@ class TracedKubelet:
         assert resource == RESOURCE
         return dict.fromkeys(self._records, frozenset[SliceId]())
 
-    async def begun(self, pods: frozenset[PodUid]) -> None:
+    async def begun(self) -> None:
         return None
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:

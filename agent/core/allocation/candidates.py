@@ -106,9 +106,10 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     kubelet may have started the container again without telling. That nobody saw it run proves
     nothing either: it can have died between the kubelet's look and the agent's.
     """
-    since, started = evidence.books.epoch.since, candidate.container.started_at
-    has_begun_since = started is not None and started + STAMP > since
-    return candidate.pod.uid in evidence.books.start.idle and not has_begun_since
+    books, started = evidence.books, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > books.epoch.since
+    begun = books.start.begun
+    return begun is not None and candidate.pod.uid not in begun and not has_begun_since
 
 
 def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:

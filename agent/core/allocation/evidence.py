@@ -47,12 +47,12 @@ class KubeletStart(msgspec.Struct, frozen=True):
 
     - `asks_since`: the kubelet asks for the containers of every pod that was made since then. Of
       the pods before it may have admitted some without asking, if it had lost its checkpoint.
-    - `idle`: pods that had no cgroup before the kubelet admitted its first pod. So it asks for each
-      of their containers when it admits them.
+    - `begun`: the pods that had a cgroup before the kubelet admitted its first pod; None: that is
+      not known. Of all others it asks for each container when it admits them.
     """
 
     asks_since: dt.datetime = ALWAYS
-    idle: frozenset[PodUid] = frozenset()
+    begun: frozenset[PodUid] | None = None
 
 
 class Books(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from agent.core.allocation.evidence import (
     Question,
     ReadRecords,
 )
-from agent.core.allocation.right import lock_of
+from agent.core.allocation.right import lock_of, may_be_unlocked
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import admitted
 from agent.core.cluster.pods import PodUid
@@ -53,7 +53,7 @@ def exactly_one(
         # The others have dead containers whose records the kubelet lost. It asks for them every few
         # seconds, and in vain if nothing tells them apart. They must not cost every new pod its
         # start: the kubelet is admitting this one now, and the scheduler has just placed it.
-        if lock_of(new[0].pod, evidence):
+        if lock_of(new[0].pod, evidence) or may_be_unlocked(new[0].pod, evidence, settings):
             is_asking = new[0].pod.key in evidence.present or evidence.alone
             return new[0] if is_asking else AwaitOthers()
         if not evidence.waited:

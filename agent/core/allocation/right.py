@@ -21,13 +21,13 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         raise hopeless
     if lock_of(pod, evidence):
         return None
-    may_be_unlocked = _may_be_unlocked(pod, evidence, settings)
+    is_free = may_be_unlocked(pod, evidence, settings)
     if pod.scheduled:
-        if (_takes_lock(pod) or not may_be_unlocked) and not evidence.waited:
+        if (_takes_lock(pod) or not is_free) and not evidence.waited:
             return AwaitLock(*pod.key)
         if not evidence.node_read:
             return LookAtNode()
-    if not may_be_unlocked:
+    if not is_free:
         raise _refusal(pod, evidence, settings)
     return None
 
@@ -61,7 +61,7 @@ def _hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
     return None
 
 
-def _may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
+def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
     if settings.unlocked_pods is UnlockedPods.SCHEDULED:
         return evidence.books.witnessed and _was_bound_without(pod, settings)

@@ -159,8 +159,11 @@ class KubeletPodLoop:
         await hosted.leaving.wait()
         runs = admission.admitted and not hosted.is_gone and not hosted.is_over
         seconds = hosted.stop_seconds if runs else 0.0
+        # Without a kubelet nobody ends the containers, and nobody tells.
+        await self._model.history.until(lambda: hosted.is_gone or self._model.is_up)
         await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
+        self._times = {key: at for key, at in self._times.items() if key[0] != hosted.uid}
         if not hosted.is_gone:
             self._finalize(hosted)
 
@@ -240,8 +243,9 @@ class KubeletPodLoop:
             entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
             for entry in entries:
                 for state, told in entry["state"].items():
-                    at = self._times.get((uid, entry["name"], state))
-                    told.update({} if at is None else {_TIMES[state]: at})
+                    for kind in _TIMES if state == "terminated" else {"running"} & {state}:
+                        at = self._times.get((uid, entry["name"], kind))
+                        told.update({} if at is None else {_TIMES[kind]: at})
         else:
             status = podstatus.rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)

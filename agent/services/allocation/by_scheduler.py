@@ -35,11 +35,11 @@ from agent.services.allocation.waits import Waits
 log = structlog.get_logger(__name__)
 
 PROMPT = dt.timedelta(seconds=0.5)
-"""What comes this soon after a kubelet's socket comes before its first admission, which is 0.9 to
-1.0 s after the socket."""
+"""A list that the kubelet begins to take this soon after its socket appeared comes before its first
+admission, 0.9 to 1.0 s after the socket."""
 
-LOOK_DEADLINE = 5.0
-"""Seconds for a look at the cgroups when a kubelet has started."""
+LOOK_DEADLINE = 0.4
+"""Seconds for a look at the cgroups that must be over by then."""
 
 PREFER_BUDGET = 0.2
 """Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate."""
@@ -72,8 +72,8 @@ class SchedulerShares:
         self._settings = settings
         self._vain = Allowance(VAIN, VAIN_REFILL)
         self._start = KubeletStart()
-        self._started: KubeletEpoch | None = None
-        """The kubelet instance of `_start`."""
+        self._started: tuple[KubeletEpoch | None, str] = None, ""
+        """The kubelet instance of `_start`, and the resource that it began to take."""
         self._rows = Rows(
             inventory=views.inventory,
             edits=settings.edits,
@@ -93,18 +93,16 @@ class SchedulerShares:
         """
         async for streams in self._peers.streams.follow():
             epoch, now = self._peers.epoch(), self._peers.clock.now()
-            if streams == 0 or epoch is None or epoch == self._started:
+            kubelet = epoch, self._settings.match.value.resource
+            if streams == 0 or epoch is None or kubelet == self._started:
                 continue
-            is_prompt = now < epoch.since + PROMPT
-            second = now.replace(microsecond=0)  # the resolution of a pod's creation
-            self._started = epoch
-            self._start = start = KubeletStart() if is_prompt else KubeletStart(asks_since=second)
-            pods = frozenset(self._views.pods.value.pods)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_DEADLINE):
-                    begun = await self._peers.containers.begun(pods)
-                if begun is not None and self._peers.clock.now() < epoch.since + PROMPT:
-                    self._start = msgspec.structs.replace(start, idle=pods - begun)
+            is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
+            self._start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
+            self._started = kubelet
+            if is_prompt:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_DEADLINE):
+                        self._start = KubeletStart(begun=await self._peers.containers.begun())
         raise AssertionError("the list streams are never closed")
 
     async def decide(
@@ -185,7 +183,8 @@ class SchedulerShares:
 
     def _inquiry(self, call: AllocateCall | None) -> Inquiry:
         """The inquiry of an Allocate; None: of a preference."""
-        match = self._settings.match.value
+        match, epoch = self._settings.match.value, self._epoch()
+        unseen = KubeletStart(asks_since=epoch.since)  # such as one whose socket was only touched
         return Inquiry(
             self._views,
             self._peers,
@@ -194,7 +193,7 @@ class SchedulerShares:
             vain=self._vain,
             waits=self.calls.waits if call else Waits(),
             disk=call.disk if call else Budget(self.calls.lag, DISK_BUDGET),
-            start=self._start if self._started == self._epoch() else KubeletStart(),
+            start=self._start if self._started == (epoch, match.resource) else unseen,
             turn=call.turn if call else None,
         )
 

@@ -154,7 +154,7 @@ async def test_dead_containers_that_ask_for_different_counts_are_served_in_any_o
 
 async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order():
     async with a_pod_with_dead_containers() as pod:
-        pod.desk.containers.idle = {pod.view.uid}
+        pod.desk.containers.pods = frozenset()
         pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
         pod.say(started_at=NOON - HOUR)
         await asyncio.sleep(0.1)
@@ -223,7 +223,7 @@ async def an_agent_that_is_late(seconds: int = 2) -> AsyncIterator[Pod]:
 @pytest.mark.parametrize("late", [0, 2])
 async def test_after_a_reboot_with_a_lost_checkpoint_an_agent_that_was_there_serves_in_order(late):
     async with an_agent_that_is_late(late) as pod:
-        pod.desk.containers.idle = {pod.view.uid}
+        pod.desk.containers.pods = frozenset()
         pod.say(running_id="before", started_at=NOON - HOUR)
         await asyncio.sleep(0.1)
 

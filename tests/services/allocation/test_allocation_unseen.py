@@ -64,7 +64,7 @@ async def test_an_old_answer_is_given_again_after_a_list_only_where_a_newcomer_m
     pod, idle, lists
 ):
     async with a_desk(LOST) as desk:
-        desk.containers.idle = {pod.uid} if idle else set()
+        desk.containers.pods = frozenset() if idle else frozenset({pod.uid})
         desk.see(pod)
         desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
         desk.witness.admit(pod)
@@ -80,7 +80,7 @@ async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod
         desk.refresh_error = ApiError("away")
         desk.see(OLD)
         desk.witness.admit(OLD)
-        desk.containers.idle = {OLD.uid}
+        desk.containers.pods = frozenset()
         desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
         await asyncio.sleep(0.1)
         await desk.service.allocate(ids(0))

@@ -50,7 +50,7 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     pods = many(30)
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
-    start = KubeletStart(idle=frozenset(pod.uid for pod in pods))
+    start = KubeletStart(begun=frozenset())
     young = msgspec.structs.replace(scene.books, epoch=YOUNG, start=start)
     scene = changed(scene, books=young)
     assert ask(scene) == ReadRecords()
@@ -85,7 +85,7 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     )
     rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
     scene = a_scene(*pods, rows=rows)
-    start = KubeletStart(idle=frozenset(pod.uid for pod in pods[:29]))
+    start = KubeletStart(begun=frozenset({pods[29].uid}))
     books = Books(YOUNG, frozenset(), frozenset({"r"}), start=start)
     scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
 
@@ -189,10 +189,10 @@ SINCE = YOUNG.since
 RAN_BEFORE = {"has_run": True, "started_at": SINCE - dt.timedelta(hours=1)}
 SINCE_OVER = {"has_run": True, "started_at": SINCE}
 STILL_SAID = RAN_BEFORE | {"running_id": "gone"}
-IDLE = KubeletStart(idle=frozenset({named_pod(1).uid}))
+IDLE = KubeletStart(begun=frozenset())
 """Nothing of the pod ran when the kubelet started."""
-BUSY = KubeletStart()
-"""Something of it did, or the agent came late."""
+BUSY = KubeletStart(begun=frozenset({named_pod(1).uid}))
+"""Something of it did."""
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,7 @@ BUSY = KubeletStart()
     [
         pytest.param({}, {}, IDLE, "a", id="never started: in order"),
         pytest.param({}, {}, BUSY, "", id="they may have been started"),
+        pytest.param({}, {}, KubeletStart(), "", id="the agent came late"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, IDLE, "a", id="both dead: in order"),
         pytest.param(STILL_SAID, RAN_BEFORE, IDLE, "a", id="the status is out of date"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, BUSY, "", id="one may have been started untold"),

@@ -152,7 +152,7 @@ def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_p
 
     keys = recorded and (ContainerKey(named_pod(n).uid, "other") for n in recorded)
     known = None if recorded is None else frozenset(keys)
-    idle = KubeletStart(idle=frozenset({pod.uid}))  # so it is being admitted
+    idle = KubeletStart(begun=frozenset())  # so it is being admitted
     read = changed(scene, books=Books(NOW_KUBELET, recorded=known, start=idle))
     if right:
         assert "main" == granted(read).candidate.container.name
@@ -217,6 +217,6 @@ def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
     assert ask(scene) == ListPods()
 
-    start = KubeletStart(idle=frozenset({RETURNING.uid}))
+    start = KubeletStart(begun=frozenset())
     admitted = msgspec.structs.replace(scene.books, start=start)
     assert ask(changed(scene, books=admitted)) == LookAtPod(*RETURNING.key)

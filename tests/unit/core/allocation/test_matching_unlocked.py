@@ -8,7 +8,7 @@ import pytest
 from agent.core.allocation.evidence import AwaitLock, Books, Evidence, LookAtNode, LookAtPod
 from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
-from agent.core.cluster.pods import PodView, Role
+from agent.core.cluster.pods import Phase, PodView, Role
 from agent.core.errors import RefusalReason
 from tests.builders import NODE, a_container, a_lock, a_pod, a_row
 from tests.unit.core.allocation.matching_scene import (
@@ -25,6 +25,7 @@ from tests.unit.core.allocation.matching_scene import (
     granted,
     holding,
     knowing,
+    named_pod,
     refused_by,
     without_witness,
 )
@@ -48,6 +49,17 @@ def settled(pod: PodView, **changes: object) -> Evidence:
     """The kubelet admits the pod, which has no lock; the Node was read."""
     scene = changed(knowing(a_scene(pod), holding(pod)), node_read=True, records_read=True)
     return changed(changed(scene, books=Books(NOW_KUBELET, frozenset())), **changes)
+
+
+def test_a_new_pod_without_a_lock_is_served_beside_dead_containers_whose_records_are_lost() -> None:
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    dead = named_pod(3, phase=Phase.RUNNING, containers=(ran,))
+    pod = lockless()
+    scene = knowing(a_scene(dead, pod), holding(dead), holding(pod))
+    scene = changed(scene, listed=True, waited=True, alone=True, node_read=True, records_read=True)
+
+    assert granted(scene).candidate.pod == pod
+    refused_by(scene, RefusalReason.MANY_PODS_ADMITTED, settings=STRICT)
 
 
 @pytest.mark.parametrize("inits", [(INIT,), (SIDECAR,), (a_container(name="x", count=0), INIT)])

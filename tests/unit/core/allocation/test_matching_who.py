@@ -360,7 +360,7 @@ def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() 
     again = without_witness(a_scene(POD, rows=(row,), lock=POD))
     refused_by(changed(again, **silent), RefusalReason.PODS_UNKNOWN)
     seen = msgspec.structs.replace(
-        again.books, start=KubeletStart(idle=frozenset({POD.uid}))
+        again.books, start=KubeletStart(begun=frozenset())
     )  # it was never started, so it is being admitted
     assert granted(changed(again, books=seen, **silent)).replay == row
 
