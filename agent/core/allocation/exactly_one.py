@@ -85,6 +85,8 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
         return deleted[0].pod.uid
     if len(possible) != 1 or possible[0].row is not None or possible[0].pod.has_run:
         return None
+    if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
+        return None  # the call may have been that of a pod that is gone
     return possible[0].pod.uid
 
 
