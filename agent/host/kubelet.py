@@ -7,7 +7,7 @@ from grpclib import GRPCError
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.core.errors import KubeletError, RegistrationRefused, cap
-from agent.kit.dial import UnixChannel
+from agent.kit.dial import UnixChannel, uncancelled
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
 API_VERSION = "v1beta1"
@@ -45,11 +45,12 @@ class KubeletRegistrar:
             ),
         )
         try:
-            async with (
-                asyncio.timeout(self._deadline),
-                UnixChannel(path=str(self._socket)) as channel,
-            ):
-                await RegistrationStub(channel).register(request, timeout=self._deadline)
+            with uncancelled():
+                async with (
+                    asyncio.timeout(self._deadline),
+                    UnixChannel(path=str(self._socket)) as channel,
+                ):
+                    await RegistrationStub(channel).register(request)
         except GRPCError as error:
             text = error.message or error.status.name
             raise RegistrationRefused(cap(text)) from error

@@ -18,7 +18,7 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import ContainerHolding, Holding
-from agent.kit.dial import UnixChannel
+from agent.kit.dial import UnixChannel, uncancelled
 from agent.wire.v1 import (
     ContainerDevices,
     GetPodResourcesRequest,
@@ -55,7 +55,7 @@ class PodResourcesWitness:
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         try:
             async with self._asking("Get"):
-                answer = await self._stub.get(request, timeout=self._deadline)
+                answer = await self._stub.get(request)
         except _PodUnknown:
             return None
         return None if answer.pod_resources is None else _holding(answer.pod_resources)
@@ -67,7 +67,7 @@ class PodResourcesWitness:
             WitnessThrottled, KubeletError: there was no answer.
         """
         async with self._asking("List"):
-            answer = await self._stub.list(timeout=self._deadline)
+            answer = await self._stub.list()
         return tuple(map(_holding, answer.pod_resources))
 
     def close(self) -> None:
@@ -78,8 +78,9 @@ class PodResourcesWitness:
     async def _asking(self, method: str) -> AsyncIterator[None]:
         """Limit one call, connecting included, to the deadline, and translate its errors."""
         try:
-            async with asyncio.timeout(self._deadline):
-                yield
+            with uncancelled():
+                async with asyncio.timeout(self._deadline):
+                    yield
         except GRPCError as error:
             raise _translated(method, error) from error
         except TimeoutError as error:

@@ -1,6 +1,7 @@
 """PodResources: merged answers, and errors told apart by what the caller does about them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -166,6 +167,44 @@ async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
         with pytest.raises(KubeletError, match=r"not answered within 0\.1 s"):
             await witness.get("ns", "p")
     witness.close()
+
+
+async def outlasted(witness: PodResourcesWitness, seconds: float) -> bool:
+    """Whether a deadline around a call that fails is kept. Else a caller ends without a word."""
+    try:
+        async with asyncio.timeout(seconds):
+            with contextlib.suppress(KubeletError):
+                await witness.get("ns", "p")
+            await asyncio.Event().wait()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_a_call_that_is_given_up_leaves_the_deadlines_around_it_in_force(tmp_path: Path):
+    lister = Lister()
+    lister.hangs = True
+    witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=0.1)
+    async with served(tmp_path / "kubelet.sock", lister):
+        assert await outlasted(witness, 0.3)
+    witness.close()
+
+
+async def test_a_kubelet_that_dies_during_a_call_leaves_the_deadlines_around_it_in_force(
+    tmp_path: Path,
+):
+    lister = Lister()
+    lister.hangs = True
+    witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=5.0)
+    async with asyncio.TaskGroup() as group:
+        async with served(tmp_path / "kubelet.sock", lister):
+            asking = group.create_task(outlasted(witness, 1.0))
+            await asyncio.sleep(0.2)
+        await asyncio.wait([asking])
+    witness.close()
+
+    assert not asking.cancelled()
+    assert asking.result()
 
 
 async def test_an_answer_longer_than_4_mib_is_read(tmp_path: Path):

@@ -5,7 +5,7 @@ A breach is noted and told after the step in which it happened.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from agent.codec.checkpoint import decode_state
 from agent.codec.nodelock import decode_stamp
@@ -172,10 +172,6 @@ class Audit:
         self.excuses[HEARD_BY_A_GHOST] += 1
         return True
 
-    def _running(self, uid: str) -> Collection[str]:
-        pod = self._kubelet.node.pods.get(uid)
-        return pod.running if pod else ()
-
     def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
         """A write to the store: whose lock is it that stands on the Node now?"""
         if resource == "pods" and after is not None:
@@ -213,12 +209,12 @@ class Audit:
 
     def _is_started(self, uid: str) -> bool:
         """Whether a kubelet without its records started it without asking, or rejected it."""
-        pod, running = self.pod(uid), self._running(uid)
-        node = self._kubelet.node.pods.get(uid)
+        pod, node = self.pod(uid), self._kubelet.node.pods.get(uid)
         if node is not None and node.is_rejected:
             return True
         apps = (pod or {"spec": {"containers": ()}})["spec"]["containers"]
-        return bool(apps) and all(one["name"] in running for one in apps)
+        starts = node.starts if node is not None else {}
+        return bool(apps) and all(one["name"] in starts for one in apps)
 
     def _is_refused(self, uid: str) -> bool:
         node = self._kubelet.node.pods.get(uid)

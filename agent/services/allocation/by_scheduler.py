@@ -121,12 +121,14 @@ class SchedulerShares:
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""
-        row, pods = call.row, self._views.pods.value
+        row, pods, epoch = call.row, self._views.pods.value, self._epoch()
         if row is None or call.is_replay or refusal.gate is RefusalReason.OVERLAP:
+            return
+        if row.epoch != epoch:  # a new kubelet asks again
             return
         pod = pods.pods.get(row.key.pod_uid)
         if pod is None or not pod.has_run:
-            self.calls.use_up(row.key.pod_uid, pods, self._epoch())
+            self.calls.use_up(row.key.pod_uid, pods, epoch)
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
@@ -150,7 +152,7 @@ class SchedulerShares:
 
     async def _granted(self, count: int, call: AllocateCall) -> tuple[Grant, HookFacts]:
         """Which container the call is for, what it gets, and what it mounts. Raises Refusal."""
-        inquiry = self._inquiry(call)
+        inquiry, epoch = self._inquiry(call), self._epoch()
         try:
             async with call.disk.within():
                 with self.calls.waits.waiting("hook-path"):
@@ -159,8 +161,8 @@ class SchedulerShares:
             grant = await inquiry.grant(count, self._underway)
         except (Refusal, StateError, TimeoutError, asyncio.CancelledError):
             refused = inquiry.in_vain(count, self._underway())
-            if refused is not None:
-                self.calls.use_up(refused, self._views.pods.value, self._epoch())
+            if refused is not None and epoch == self._epoch():  # else a new kubelet asks again
+                self.calls.use_up(refused, self._views.pods.value, epoch)
             raise
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
