@@ -211,3 +211,22 @@ async def test_the_lock_of_a_pod_whose_name_can_return_goes_behind_the_patch_wit
         (settle,) = desk.effects(EffectKind.SETTLE_POD)
         released = [effect.value for effect in desk.effects(EffectKind.RELEASE_LOCK)]
         assert (("", [lock]) if pod is NEW else (lock, [])) == (settle.value, released)
+
+
+async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next():
+    """It is cut off while the agent waits, and the next kubelet admits the same pod."""
+    pod = placed(1, reusable_name=True)
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        desk.bind(pod)
+        desk.witness.admit(pod)
+        desk.silent = asyncio.Event()
+        first = group.create_task(desk.service.allocate(ids(1)))
+        await asyncio.sleep(0.05)
+        desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
+        first.cancel()
+        await asyncio.wait([first])
+        desk.silent.set()
+
+        await desk.service.allocate(ids(2))
+
+    assert {("ok", ""): 1} == {key: n for key, n in desk.results.items() if key[0] == "ok"}
