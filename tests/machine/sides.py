@@ -154,18 +154,13 @@ class MachineBooks:
         self._host = host
         self._step = step
 
-    async def get(
-        self,
-        message: GetPodResourcesRequest,
-        *,
-        timeout: float,  # noqa: ASYNC109 -- the stub's
-    ) -> GetPodResourcesResponse:
+    async def get(self, message: GetPodResourcesRequest) -> GetPodResourcesResponse:
         life = await self._life()
         if self._host.is_old:
             raise GRPCError(Status.UNIMPLEMENTED, "unknown method Get")
         return await life.lister.get(message)
 
-    async def list(self, *, timeout: float) -> ListPodResourcesResponse:  # noqa: ASYNC109 -- the stub's
+    async def list(self) -> ListPodResourcesResponse:
         answer = await (await self._life()).lister.list(ListPodResourcesRequest())
         answer.pod_resources += self._ended() if self._host.is_old else ()
         return answer
