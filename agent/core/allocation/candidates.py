@@ -178,7 +178,7 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
 
     - A pod that was answered before the kubelet lost its records is left out. It ends at once with
       any answer, but as a candidate it would cost its successor an answer.
-    - A pod is left out if this kubelet has already sent Allocate for its successor.
+    - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
     - A deletion time in the future was taken before the clock was set back; the pod is left out.
     """
     books, rows_of = evidence.books, evidence.ledger.rows_of
@@ -193,5 +193,6 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
         if not pod.terminal and pod.gpu_containers and not rows_of(pod.uid):
             successor = evidence.table.named(*pod.key)
             rows = rows_of(successor.uid) if successor else ()
-            if all(row.epoch != books.epoch for row in rows):
+            is_over = successor is not None and successor.has_run
+            if not is_over and all(row.epoch != books.epoch for row in rows):
                 yield pod

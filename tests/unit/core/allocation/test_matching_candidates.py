@@ -210,6 +210,16 @@ def test_deleted_pods_that_ended_or_were_answered_ask_for_nothing() -> None:
     assert [] == asked(scene_of(gone=(ended, settled, POD), rows=(ROW,)))
 
 
+def test_a_deleted_pod_whose_successor_has_run_asks_for_nothing() -> None:
+    """The kubelet admits pods in their order. PodResources would answer for the successor."""
+    plain = a_container(count=0)
+    ran = msgspec.structs.replace(plain, has_run=True)
+    grave = named_pod(1, uid=named_pod(9).uid)
+
+    assert [] == asked(scene_of(named_pod(1, containers=(ran,)), gone=(grave,)))
+    assert asked(scene_of(named_pod(1, containers=(plain,)), gone=(grave,)))
+
+
 def test_a_pod_that_asks_for_no_gpu_is_nobody() -> None:
     assert [] == asked(scene_of(named_pod(1, containers=(a_container(count=0),))))
 
