@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -28,6 +28,16 @@ def whole() -> tuple[int, dict[str, Any]]:
     """The exit code and the document of the default scenario, run once."""
     ended = run("sandbox", "-o", "json", within=WITHIN)
     return ended.returncode, json.loads(ended.stdout)
+
+
+def greeting(output: IO[str]) -> list[str]:
+    """What `sandbox --interactive` says once all is there; the last line names the agent."""
+    told = []
+    for line in output:
+        told.append(line)
+        if line.startswith("  kill -9 "):
+            break
+    return told
 
 
 @pytest.mark.slow
@@ -141,11 +151,7 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
         text=True,
     ) as sandbox:
         assert sandbox.stdout is not None
-        told = []
-        for line in sandbox.stdout:
-            told.append(line)
-            if line.startswith("  kill -9 "):
-                break
+        told = greeting(sandbox.stdout)
         agent = int(told[-1].split()[-1])
         os.kill(agent, 0)  # it is there
         assert list(temporary.iterdir())
@@ -175,11 +181,7 @@ def test_a_node_that_offers_nothing_stays_up_to_be_looked_at(short_directory: Pa
         text=True,
     ) as sandbox:
         assert sandbox.stdout is not None
-        told = []
-        for line in sandbox.stdout:
-            told.append(line)
-            if line.startswith("  kill -9 "):
-                break
+        told = greeting(sandbox.stdout)
         sandbox.send_signal(signal.SIGINT)
         sandbox.stdout.read()
 

@@ -193,6 +193,6 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
         if not pod.terminal and pod.gpu_containers and not rows_of(pod.uid):
             successor = evidence.table.named(*pod.key)
             rows = rows_of(successor.uid) if successor else ()
-            is_over = successor is not None and successor.has_run
-            if not is_over and all(row.epoch != books.epoch for row in rows):
+            is_past = successor is not None and successor.has_run  # it admits them in their order
+            if not is_past and all(row.epoch != books.epoch for row in rows):
                 yield pod

@@ -21,6 +21,7 @@ Known = Mapping[PodKey, Holding | None]
 """The witness's answers so far; None: it does not know the pod. A missing key: it was not asked."""
 
 ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
+"""Before any pod was made."""
 
 NOT_HERE = PodUid("")
 """The result of a GET of a pod that is gone, or that this node may not read."""

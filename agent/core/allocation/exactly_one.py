@@ -42,6 +42,7 @@ def exactly_one(
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
         # admit it.
         return ListPods()
+    # A pod from before may have been admitted without asking, and ask when its container starts.
     new = [
         each
         for each in known
@@ -78,7 +79,7 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     is_witnessed = evidence.books.witnessed
     if is_witnessed:
         if any(each.pod.key not in evidence.known for each in possible):
-            return None
+            return None  # the call may have been for the one of which the kubelet said nothing
         possible = admitted(possible, evidence, settings)
     deleted = [each for each in possible if each.deleted]
     if deleted and (not is_witnessed or len({each.pod.key for each in possible}) == 1):

@@ -25,8 +25,9 @@ _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _RETOLD: Final = frozenset(
     {"admitted", "rejected", "container_started", "init_ended", "container_waiting"}
 )
-_STATES: Final = {"container_started": "running", "init_ended": "terminated"}
-_TIMES: Final = {"running": "startedAt", "terminated": "finishedAt"}
+_STARTED: Final = {"startedAt": "container_started"}
+_TIMES: Final = {"running": _STARTED, "terminated": _STARTED | {"finishedAt": "init_ended"}}
+"""The events that times in a container's state are of."""
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class KubeletPodLoop:
         self._has_dirty = asyncio.Event()
         self._started = -math.inf
         self._times: dict[tuple[str, str, str], str] = {}
-        """When a container of a pod began to be in a state, by the runtime."""
+        """When such an event happened to a container of a pod last."""
         self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
 
     async def run(self) -> None:
@@ -201,9 +202,8 @@ class KubeletPodLoop:
 
     def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings
-        if event.kind in _STATES:
-            state = _STATES[event.kind]
-            self._times[event.pod, event.container, state] = self._stamp()
+        if event.kind in ("container_started", "init_ended"):
+            self._times[event.pod, event.container, event.kind] = self._stamp()
         if event.kind == "started":
             self._started = event.elapsed
             loop = asyncio.get_running_loop()
@@ -243,9 +243,9 @@ class KubeletPodLoop:
             entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
             for entry in entries:
                 for state, told in entry["state"].items():
-                    for kind in _TIMES if state == "terminated" else {"running"} & {state}:
-                        at = self._times.get((uid, entry["name"], kind))
-                        told.update({} if at is None else {_TIMES[kind]: at})
+                    for key, kind in _TIMES.get(state, {}).items():
+                        if (at := self._times.get((uid, entry["name"], kind))) is not None:
+                            told[key] = at
         else:
             status = podstatus.rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)
