@@ -119,6 +119,14 @@ test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print w
 	then $(BIN)/python -m pytest -q -m gpu --gpu-watch=$(WATCH) tests/contract; \
 	else echo "test-gpu: skipped: $$reason"; fi
 
+GPU_STUB = build/gpu-stub
+.PHONY: test-gpu-stub
+test-gpu-stub: $(STAMP)  ## the same over a stub of the driver's library, under its name
+	rm -rf $(GPU_STUB) && mkdir -p $(GPU_STUB)
+	cc -shared -fPIC -O1 -o $(GPU_STUB)/libnvidia-ml.so.1 tests/fakes/nvml_stub.c -ldl
+	LD_LIBRARY_PATH=$(GPU_STUB) $(BIN)/python -m tests.contract.real_driver
+	LD_LIBRARY_PATH=$(GPU_STUB) $(BIN)/python -m pytest -q -m gpu --gpu-watch=2 tests/contract
+
 .PHONY: check
 check: $(STAMP) $(LINT)/.in-step-with-uv.lock proto-check systemd-check manifests-check  ## formatting, lint, types, import directions, spelling, wire, units, manifests
 	$(BIN)/ruff format --check .
@@ -219,6 +227,14 @@ image: $(STAMP)  ## build the image twice, byte for byte the same, into build/im
 .PHONY: test-image
 test-image: $(STAMP)  ## build the image and run it read-only under runc
 	tests/image/run
+
+.PHONY: release
+release: $(STAMP)  ## build wheel, sources, chart, manifests, image, SBOM and checksums into build/release
+	deploy/release
+
+.PHONY: test-release
+test-release: $(STAMP)  ## build a release and install it under a systemd and in a real cluster
+	tests/release/run
 
 .PHONY: facts
 facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were measured here

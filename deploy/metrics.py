@@ -36,6 +36,8 @@ UNITS: Final = {
     "_timestamp_seconds": "seconds since 1970",
     "_seconds": "seconds",
     "_bytes": "bytes",
+    "_celsius": "degrees Celsius",
+    "_watts": "watts",
     "_ratio": "0 to 1",
     "_info": "always 1",
 }
@@ -69,8 +71,8 @@ how to scrape the agents, and has alerts and a dashboard.
 ## HAMi's series
 
 `metrics.hami` chooses: `current` (the default) serves the names that begin with `hami_`, `legacy`
-the older ones, `both` all, `none` none. Names, labels, texts and scales are those of HAMi's
-vGPUmonitor 2.10 (`zone` is always `vGPU`).
+the older ones, `both` all, `none` none. Names, labels and scales are those of the vGPUmonitor of
+HAMi after 2.10 (`zone` is always `vGPU`). What a GPU does not support has no series.
 [COMPATIBILITY.md](COMPATIBILITY.md#hamis-metrics) says what differs.
 
 {hami}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
-ASKED = ("browser", "chart", "hostile", "image", "peers", "prometheus", "systemd")
+ASKED = ("browser", "chart", "hostile", "image", "peers", "prometheus", "release", "systemd")
 OPTIONS = {folder: f"--{folder}" for folder in ASKED}
 """Folders whose tests run only for those who ask, with the option that asks for them."""
 MODELS = ("test_apiserver_*.py", "test_kubelet_*.py", "test_witness.py")

@@ -29,9 +29,9 @@ from agent.core.node.check_groups import ALL_GROUPS, FROM_API, MEMBERS, CheckGro
 from agent.core.node.config_entries import NamedNode, judge_entries
 from agent.core.node.device_access import judge_access
 from agent.core.node.findings import Finding, PreflightCheck, traced
-from agent.core.node.leftovers import NodeTraces
 from agent.core.node.preflight import PluginSocket
 from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
+from agent.core.node.scheduling import NodeTraces
 from agent.core.ports import Clock
 from agent.host.hook.sizes import directory_sizes
 from agent.host.inspection import device_nodes, waiting_agents
@@ -178,7 +178,7 @@ class _Checkup(msgspec.Struct, eq=False):
             stamp = said.stamp if said.stamp is not None and said.stamp.tzinfo else None
             seen = scheduling.HandshakeSeen(text, said.word.value, stamp)
         yield scheduling.judge_handshake(name, seen, report, profile, now)
-        yield scheduling.judge_writer(traces)
+        yield scheduling.judge_writer(traces, report)
         lock = traces.annotations.get(MUTEX_LOCK)
         yield scheduling.judge_lock(name, lock, _decoded(decode_node_lock, lock), now)
         stale = [one.path for one in self.sockets if one.theirs and not one.alive]

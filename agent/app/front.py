@@ -216,7 +216,9 @@ def _services(
     return KnowledgeServices(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
-        gpu_events=GpuEvents(facts.inventory, state.ledger, keeper.left_out, notices.say),
+        gpu_events=GpuEvents(
+            facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
+        ),
         cordons=CordonEvents(facts.node, facts.inventory, notices.say),
         listing=listing,
         discovery=discovery,

@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,7 @@ from agent.kit.cell import Cell
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
+from agent.kit.thread_name import show_thread_name
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
 from agent.services.report.announce import NodeEventQueue
@@ -113,6 +115,8 @@ async def run_agent(process: Process) -> int:
     for warning in process.start.taken().warnings:
         log.warning("config.ignored", what=warning)
     code = OK
+    pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
+    asyncio.get_running_loop().set_default_executor(pool)
     try:
         with _signals() as signals:
             await _run(process, notifier, signals)

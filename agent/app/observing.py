@@ -13,6 +13,7 @@ from agent.core.errors import AgentError, ApiError, MalformedText
 from agent.core.ports import Clock
 from agent.host.kube.cluster.node_reader import NodeReader
 from agent.host.kube.connection import Connection, check
+from agent.host.kube.lists import EndlessList
 from agent.host.kube.session import KubeSession
 
 PROGRAM: Final = "hami-agent-status"
@@ -52,6 +53,8 @@ async def read_node(
             if ask:
                 found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
                 return NodeRead(found, at)
+        except EndlessList:
+            raise  # its objects would not end either
         except (ApiError, MalformedText) as error:
             missing = str(error)
         at = clock.now()

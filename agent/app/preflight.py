@@ -207,7 +207,7 @@ async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
 async def witness_finding(settings: Settings, *, serving: bool = False) -> Finding:
     """Ask PodResources, and judge its answers. `serving`: an agent runs here."""
     path = settings.paths.pod_resources_socket
-    witness = PodResourcesWitness(path)
+    witness = PodResourcesWitness(path, deadline=2.0)  # a person waits for this, and no pod
     held: int | None = None
     failure = ""
     asks = True

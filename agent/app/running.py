@@ -111,6 +111,11 @@ def tiers(
 
         return task(name, run)
 
+    async def discover() -> None:
+        """Wait for the Node's labels before the first scan: the first list may depend on them."""
+        await front.settings.await_labels()
+        await knowing.discovery.run()
+
     async def report() -> None:
         """Wait for the Node's labels before the first report: profiles may depend on them."""
         await front.settings.labelled.wait()
@@ -130,7 +135,7 @@ def tiers(
             *(() if parts.observe else (task("clearing", knowing.clearing.run),)),
             *(() if parts.observe else (task("room", knowing.clearing.follow_room),)),
             task("listing", knowing.listing.run),
-            task("discovery", knowing.discovery.run),
+            task("discovery", discover),
             task("health", knowing.health.run),
             task("samples", knowing.samples.run),
             task("kubelet", knowing.kubelet.run),

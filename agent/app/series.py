@@ -16,7 +16,8 @@ def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
     """The counters and gauges of all services."""
     knowing, traffic = front.knowing, front.server.traffic
     if isinstance(back, PlainBack):
-        tallies, readings = _plain_tallies(back), _plain_readings(back)
+        tallies: tuple[Tally, ...] = (back.allocation.results,)
+        readings: tuple[Gauge, ...] = (_unconfirmed(lambda: back.reconcile.unconfirmed.value),)
     else:
         tallies, readings = _tallies(back), _readings(back)
     return MetricSources(
@@ -51,10 +52,6 @@ def _tallies(back: "Back") -> tuple[Tally, ...]:
         api.session.requests,
         api.session.received,
     )
-
-
-def _plain_tallies(back: PlainBack) -> tuple[Tally, ...]:
-    return (back.allocation.results,)
 
 
 def _front_readings(front: Front) -> tuple[Gauge, ...]:
@@ -98,10 +95,6 @@ def _readings(back: "Back") -> tuple[Gauge, ...]:
             lambda: back.reconcile.drifted.value,
         ),
     )
-
-
-def _plain_readings(back: PlainBack) -> tuple[Gauge, ...]:
-    return (_unconfirmed(lambda: back.reconcile.unconfirmed.value),)
 
 
 def _unconfirmed(read: Callable[[], float]) -> Gauge:

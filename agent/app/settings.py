@@ -25,6 +25,7 @@ from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
+from agent.kit.running_time import Lag
 from agent.plugin.calls import PREFERENCE_FOLLOWED
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
@@ -39,6 +40,8 @@ RESTLESS: Final = 2.0
 """Files that keep changing are read after this many seconds."""
 RETRY: Final = 30.0
 """Seconds until a failed write of the copy is tried again."""
+LABELS: Final = 2.0
+"""Seconds that the first start of all waits for the Node's labels."""
 AGAIN: Final = 5.0
 """Seconds until files are read again that did not answer, or whose settings could not act."""
 QUIET: Final = 10.0
@@ -46,6 +49,7 @@ QUIET: Final = 10.0
 TOLD: Final = 16
 """Reasons of refusals to remember, so that each is logged once."""
 
+_UNLABELLED = f"the Node is not seen after {LABELS:g} s: what selects by labels does not apply yet"
 _BUSY = f"the kubelet admits pods without a pause; the settings are read again in {AGAIN:g} s"
 _UNFIT = "the settings do not fit so many GPUs: see Event ConfigRejected"
 _RESTART = "these settings take effect at the next start: restart the agent"
@@ -123,6 +127,15 @@ class SettingsService:
             group.create_task(self._follow_rows())
             group.create_task(self._follow_files())
             group.create_task(self._keep_copy())
+
+    async def await_labels(self) -> None:
+        """Wait for the Node's labels, LABELS at most, if they decide and no run has seen them."""
+        if self._plan.need_labels(self._facts):
+            try:
+                async with Lag().within(LABELS):
+                    await self.labelled.wait()
+            except TimeoutError:
+                log.warning("config.labels_unknown", what=_UNLABELLED)
 
     def saw_gpus(self, scan: Scan) -> Scan | None:
         """Take the GPU models from a scan, and return the part of it that may be listed.
@@ -325,7 +338,10 @@ class SettingsService:
             self._refused = facts
             if self._facts.gpus is None and facts.gpus is not None:
                 self.refusal = error
-            else:
+                return False
+            # The labels are known, whatever the settings say; the first scan judges these again.
+            self._facts = msgspec.structs.replace(self._facts, labels=facts.labels)
+            if facts.gpus is not None:
                 self._unfit = error
                 self._refuse(error)
             return False

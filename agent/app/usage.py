@@ -35,8 +35,11 @@ def join_usage(settings: Settings, adapters: Adapters, front: Front) -> UsageSer
     containers = ContainerUsage(
         regions,
         state.ledger,
+        facts.pods,
+        facts.inventory,
         adapters.clock,
         switches=settings.feedback and not settings.observe,
+        observes=settings.observe,
     )
     return UsageServices(
         containers=containers,

@@ -44,7 +44,7 @@ class WebSubjects(msgspec.Struct, eq=False):
 
 def _checks(parts: AgentParts) -> tuple[Check, ...]:
     front = parts.front
-    facts = front.facts
+    facts, trouble = front.facts, front.settings.trouble
     writable = front.state.error.value
     problem = front.knowing.discovery.problem.value
     inventory = facts.inventory.value
@@ -54,17 +54,13 @@ def _checks(parts: AgentParts) -> tuple[Check, ...]:
         _described(inventory, left_out, problem),
         *(() if parts.observe else _kubelet(front)),
         *_api(parts),
-        _in_force(front.settings.trouble),
+        Check("settings", not trouble, trouble, required=False),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _answering(left_out),
         *_gpu_health(front),
         _offer(front),
     )
-
-
-def _in_force(trouble: str) -> Check:
-    return Check("settings", not trouble, trouble, required=False)
 
 
 def _kubelet(front: Front) -> tuple[Check, ...]:

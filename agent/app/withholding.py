@@ -42,8 +42,12 @@ def looks_of(
     async def sockets() -> None:
         await adapters.worker.call(check_directory, settings.paths.plugins)
 
+    async def driver() -> None:
+        await adapters.worker.call(adapters.driver.check)
+
     return (
         NodeCheck(AllocateStep.WRITE, state, turn=2),
+        NodeCheck(AllocateStep.HOOK, driver, turn=3),
         NodeCheck(AllocateStep.HOOK, files, turn=3),
         NodeCheck(AllocateStep.DIRECTORY, directories, turn=3),
         NodeCheck(AllocateStep.HOOK, sockets, turn=3),

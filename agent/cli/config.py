@@ -69,6 +69,8 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return BAD_SETTINGS
     for warning in plan.warnings:
         sys.stderr.write(f"hami-agent: warning: {warning}\n")
+    if plan.need_labels(NodeFacts(name)):
+        sys.stderr.write("hami-agent: note: what selects by labels is left out\n")
     values = plan.resolve(NodeFacts(name))
     settings = [
         setting for setting in values.values() if not args.diff or setting.origin != DEFAULT

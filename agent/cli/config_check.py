@@ -20,6 +20,7 @@ from agent.cli.terminal import UNFOLDED, terminal_width
 from agent.codec.device_config import SECTION
 from agent.codec.faults import Faults
 from agent.codec.json_places import read_json
+from agent.codec.known_keys import IgnoredKeys
 from agent.codec.nodeconfig import WHAT as NODES
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
@@ -132,7 +133,12 @@ def _nodes(args: argparse.Namespace, plan: NodeValues, columns: int) -> Sequence
     """The settings of each node. Raises SettingsError."""
     faults = Faults()
     nodes: list[_NodeSettings] = []
-    for title, facts in _facts(args, plan, _labels(args)):
+    asked = list(_facts(args, plan, _labels(args)))
+    applied = (one for _, facts in asked for one in plan.applied(facts))
+    for profile in applied if args.node else plan.profiles:
+        with faults.kept():
+            profile.faults.refuse()
+    for title, facts in asked:
         with faults.kept():
             nodes.append(_node(plan, title, facts, columns))
     faults.refuse()
@@ -141,14 +147,18 @@ def _nodes(args: argparse.Namespace, plan: NodeValues, columns: int) -> Sequence
 
 def _notes(args: argparse.Namespace, plan: NodeValues) -> Iterator[str]:
     """Name the profiles that are left out because the command line lacks what they need."""
-    for profile in plan.own.profiles:
+    ignored = IgnoredKeys("profiles")
+    for profile in plan.profiles:
         match = profile.match
         for needed, given, option in (
             (match.labels is not None and plan.labelled, args.label, "labels: --label KEY=VALUE"),
             (bool(match.gpus), args.gpu, "GPUs: --gpu MODEL"),
         ):
             if needed and not given:
-                yield f"the profile {cap(profile.name, 64)} is left out: it needs {option}"
+                name = cap(profile.name, 64) or f"at {profile.where}"
+                text = f"the profile {name} is left out: it needs {option}"
+                ignored.over(lambda: text)  # noqa: B023 -- called at once
+    yield from ignored.warnings
 
 
 def _write(data: dict[str, object], form: str) -> None:

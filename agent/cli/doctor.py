@@ -172,7 +172,10 @@ def _hami_files(plan: NodeValues, values: Values, settings: Settings, *, before:
         for key, text in ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
         if values[key].value
     }
-    names = [name for profile in plan.node_config.profiles for name in profile.match.nodes]
+    entries = plan.node_config.profiles
+    names = [name for profile in entries for name in profile.match.nodes]
+    if settings.node not in names and len(names) < len(entries):
+        names = []  # an entry by labels or for all others may apply
     is_unchecked = settings.plain is None and not settings.match.requests.known
     return judge_hami_files(files, settings.node, names, needed=before, unchecked=is_unchecked)
 

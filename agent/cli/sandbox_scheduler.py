@@ -14,7 +14,7 @@ from typing import Final
 from agent.cli.codes import OK, PROBLEM, USAGE
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.core.errors import AgentError, SettingsError
+from agent.core.errors import AgentError, SettingsError, host_port
 from agent.host.clock import SystemClock
 from agent.host.kube.connection import Connection, check
 from agent.host.kube.session import KubeSession
@@ -135,7 +135,7 @@ async def _start(stack: contextlib.AsyncExitStack, extender: Extender, listen: L
         return await stack.enter_async_context(serving(extender, listen))
     except OSError as error:
         reason = error.strerror or str(error)
-        where = f"--listen {listen.host}:{listen.port}"
+        where = f"--listen {host_port(listen.host, listen.port)}"
         raise SettingsError(f"{where}: cannot be bound ({reason})") from error
 
 

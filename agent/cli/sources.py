@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import datetime as dt
+import stat
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -23,6 +24,12 @@ DEADLINE: Final = 5.0
 MEMBER: Final = "hami-agent/status.json"
 LARGEST: Final = 8 * 1024 * 1024
 """Bytes of the status in a bundle."""
+LARGEST_ARCHIVE: Final = 2 * LARGEST
+"""Bytes of a bundle that are read, packed and unpacked."""
+CHUNK: Final = 4096
+"""Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
+MEMBERS: Final = 100
+FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 FOUND: Final = 200
 
 
@@ -56,19 +63,47 @@ def status_at(socket: Path) -> StatusRead:
 def status_in(bundle: Path) -> StatusRead:
     """The status in an archive of `hami-agent bundle`. Raises SourceUnreachable."""
     try:
-        with tarfile.open(bundle, mode="r:gz") as archive:
-            member = archive.getmember(MEMBER)
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is None or member.size > LARGEST:
-                raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-            found, at = open_envelope(file.read(LARGEST), "Status", StatusDocument)
+        if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
+            text = "is not a regular file; name an archive of `hami-agent bundle`"
+            raise SourceUnreachable(f"{bundle} {text}")
+        found, at = open_envelope(_member_of(bundle), "Status", StatusDocument)
     except OSError as error:
         raise SourceUnreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
-    except (tarfile.TarError, EOFError, zlib.error, KeyError) as error:
+    except (tarfile.TarError, zlib.error) as error:
         raise SourceUnreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
     except MalformedText as error:
         raise SourceUnreachable(f"{bundle}: {error}") from error
     return StatusRead(found, at, str(bundle))
+
+
+def _member_of(bundle: Path) -> bytes:
+    """The bytes of MEMBER. Raises SourceUnreachable, OSError, TarError, zlib.error.
+
+    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This reads a bounded part
+    of it, and only plain members, as the verb `bundle` writes them.
+    """
+    unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
+    with bundle.open("rb") as file:
+        for _ in range(0, LARGEST_ARCHIVE, CHUNK):
+            packed = file.read(CHUNK)
+            text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
+            if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
+                break
+    at = 0
+    for _ in range(MEMBERS):
+        header = bytes(text[at : at + tarfile.BLOCKSIZE])
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        at += tarfile.BLOCKSIZE
+        if member.name == MEMBER:
+            break
+        if member.type not in (*FILE, tarfile.DIRTYPE) or member.size < 0:
+            raise tarfile.ReadError("it has a member that `hami-agent bundle` does not write")
+        at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    else:
+        raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
+    if member.type not in FILE or not 0 <= member.size <= LARGEST:
+        raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+    return bytes(text[at : at + member.size])
 
 
 def status_of(

@@ -186,7 +186,7 @@ def _lines(
             recent = [entry for entry in entries or () if entry.at >= oldest]
             yield ""
             yield from entry_lines(title, recent, at, style)
-        if found.journal_since is not None and found.journal_since > oldest:
+        if found.journal_since is not None and at >= found.journal_since > oldest:
             since = stamp(found.journal_since)
             yield from wrapped(f"(known since {since}; the agent's log has earlier ones)", style)
 

@@ -106,6 +106,9 @@ def pod_lines(
         return
     yield from table(_POD_COLUMNS, rows, 10_000 if style.wide else style.width)
     for one in allocations:
+        if one.unkept:
+            text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
+            yield from wrapped(text, style)
         if one.unread:
             text = f"the use of {_container(one)} is not known: {cap(one.unread)}"
             yield from wrapped(text, style)

@@ -6,7 +6,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.app.uninstalling import InUse, Uninstalled, uninstall_everywhere, uninstall_here
+import msgspec
+
+from agent.app.uninstalling import (
+    RESOURCE,
+    Cleaned,
+    Uninstalled,
+    uninstall_everywhere,
+    uninstall_here,
+)
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.documents import document
@@ -14,12 +22,9 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
-from agent.core.node.leftovers import RESOURCE, Agents, Cleaned, LeftoverOutcome
 from agent.host.clock import SystemClock
 from agent.host.kube.connection import Connection
 from agent.settings.profiles import NodeFacts
-
-BY_HAND = "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
 
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 OF_USE = (
@@ -41,19 +46,24 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "uninstall",
         help="remove what the agent wrote on the Node",
-        description="Removes the agent's annotations and its condition from the Node of this "
-        "host, and prints what stays and why. It first waits up to 30 s until no device plugin "
-        "serves there. It changes nothing on the host and no pod; a second call does nothing. "
+        description="Removes the GPU report and the agent's condition from the Node of this "
+        "host. It refuses while pods with GPUs or an agent run here, or a device plugin serves "
+        "after 30 s. It releases containers that a killed agent held back, and changes nothing "
+        "else on the host and no pod; a second call does nothing. "
         "Exits 1 if it refused or something of an agent is left, 3 without the API server, 4 "
         "without the Node.",
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
-    parser.add_argument("--force", action="store_true", help="even if pods with GPUs run here")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
+    )
     everywhere = parser.add_argument_group(
         "all Nodes",
-        "of a cluster, with an account that may change them. A Node on which another plugin "
-        "serves, or reported last, is left. Only the settings --kubeconfig and --resource-name are "
-        "used",
+        "of a cluster, with an account that may change them, even if pods with GPUs run there. A "
+        "Node on which a device plugin serves is skipped. Only the settings --kubeconfig and "
+        "--resource-name are used",
     )
     everywhere.add_argument(
         "--all-nodes",
@@ -79,16 +89,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         done = asyncio.run(_done(args, environ, as_text=as_text))
     except AgentError as error:
         if not as_text:
-            _write_document(args, Uninstalled(LeftoverOutcome()), str(error))
+            _write_document(args, Uninstalled(), str(error))
         _say(str(error))
         return _code(error, everywhere=args.all_nodes)
     if as_text:
         _write_rest(done)
     else:
         _write_document(args, done, "")
-    if done.outcome.is_silent:
-        return UNREACHABLE
-    return OK if done.outcome.complete else PROBLEM
+    return OK if done.is_complete else PROBLEM
 
 
 def _say(text: str) -> None:
@@ -134,8 +142,9 @@ async def _done(
     named = _kubeconfig(args, environ)
     connection = Connection(Path(named) if named else None, environment=environ)
     resource = flags(args).get("--resource-name") or RESOURCE
-    agents = Agents(args.namespace, args.selector, resource)
-    return await uninstall_everywhere(connection, agents, show, _say)
+    return await uninstall_everywhere(
+        connection, resource, args.namespace, args.selector, show, _say
+    )
 
 
 def _code(error: AgentError, *, everywhere: bool) -> int:
@@ -144,48 +153,28 @@ def _code(error: AgentError, *, everywhere: bool) -> int:
         return UNREACHABLE
     if isinstance(error, ApiNotFound):
         return NOT_FOUND
-    if isinstance(error, InUse) or not isinstance(error, ApiError):
-        return PROBLEM
-    return PROBLEM if error.status else UNREACHABLE
+    is_silent = isinstance(error, ApiError) and not error.status
+    return UNREACHABLE if is_silent else PROBLEM
 
 
 def _lines(node: Cleaned) -> list[str]:
     lines = [f"{node.node}: removed {', '.join(node.removed)}\n"] if node.removed else []
-    lines += [f"{node.node}: left {key}: {why}\n" for key, why in node.left.items()]
+    lines += [f"{node.node}: skipped: {node.skipped}\n"] if node.skipped else []
     lines += [f"{node.node}: something is left: {node.failure}\n"] if node.failure else []
     return lines
 
 
 def _write_rest(done: Uninstalled) -> None:
-    outcome = done.outcome
-    if all(node.is_bare for node in outcome.nodes) and not outcome.occupied:
+    if not any(_lines(node) for node in done.nodes):
         sys.stdout.write("nothing of the agent's was found\n")
-    for name, pod in sorted(outcome.occupied.items()):
-        text = f"{name}: not touched: its agent has not ended and would write again (pod {pod})"
-        sys.stdout.write(f"{text}; {BY_HAND}\n")
-    if outcome.unreached:
-        names = ", ".join(outcome.unreached)
-        sys.stdout.write(f"not checked, because the API server does not answer: {names}\n")
     sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in done.host.items())
 
 
 def _write_document(args: argparse.Namespace, done: Uninstalled, refusal: str) -> None:
     data = {
-        "ok": not refusal and done.outcome.complete,
+        "ok": not refusal and done.is_complete,
         "refusal": refusal,
-        "nodes": [
-            {
-                "node": node.node,
-                "removed": list(node.removed),
-                "left": dict(node.left),
-                "failure": node.failure,
-            }
-            for node in done.outcome.nodes
-        ],
-        "notTouched": [
-            {"node": name, "pod": pod} for name, pod in sorted(done.outcome.occupied.items())
-        ],
-        "notReached": list(done.outcome.unreached),
+        "nodes": [msgspec.to_builtins(node) for node in done.nodes],
         "leftOnHost": dict(done.host),
     }
     sys.stdout.write(document("Uninstallation", data, args.output, SystemClock().now()))

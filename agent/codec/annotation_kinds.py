@@ -56,18 +56,6 @@ def keys_of_first(text: str) -> frozenset[str]:
     return frozenset(map(fold, first)) if isinstance(first, dict) else frozenset()
 
 
-def _is_nodeconfig(text: str) -> bool:
-    return text.startswith("{") and '"nodeconfig"' in text.lower()
-
-
-def _is_handshake(text: str) -> bool:
-    return text.startswith(tuple(word.value for word in HandshakeWord))
-
-
-def _is_score(text: str) -> bool:
-    return text.startswith("[") and "score" in keys_of_first(text)
-
-
 def _is_register(text: str) -> bool:
     """A JSON array, or a first record with more than four fields and a number as its second."""
     if text.startswith("[") or text == "null":
@@ -89,12 +77,12 @@ def _is_devices(text: str) -> bool:
 
 
 _FORMS: Mapping[str, Callable[[str], bool]] = {
-    "nodeconfig": _is_nodeconfig,
-    "handshake": _is_handshake,
+    "nodeconfig": lambda text: text.startswith("{") and '"nodeconfig"' in text.lower(),
+    "handshake": lambda text: text.startswith(tuple(word.value for word in HandshakeWord)),
     "lock": lambda text: _LOCK.match(text) is not None,
     "time": lambda text: _SECONDS.fullmatch(text) is not None,
     "phase": lambda text: text in PHASES,
-    "score": _is_score,
+    "score": lambda text: text.startswith("[") and "score" in keys_of_first(text),
     "cordon": _is_cordon,
     "register": _is_register,
     "devices": _is_devices,

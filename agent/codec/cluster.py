@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from agent.codec.managed import entries
-from agent.codec.narrow import Raw, inside, objects_in, read_object
+from agent.codec.narrow import Raw, inside, objects_in, read_object, read_pod
 from agent.codec.nodelock import decode_stamp
 from agent.codec.quantity import decode_quantity
 from agent.core.cluster import annotations
@@ -84,7 +84,7 @@ def decode_holder(body: Raw) -> GpuHolder | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_object(body)
+    pod = read_pod(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     noted = inside(metadata, "annotations")
     if annotations.VGPU_NODE not in noted:
@@ -184,7 +184,7 @@ def decode_refused(body: Raw) -> RefusedPod | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_object(body)
+    pod = read_pod(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     if _text(status, "reason") != REFUSED:
         return None
@@ -200,7 +200,7 @@ def decode_refused(body: Raw) -> RefusedPod | None:
 
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata = inside(read_object(body), "metadata")
+    metadata = inside(read_pod(body), "metadata")
     return _text(metadata, "namespace"), _text(metadata, "name")
 
 

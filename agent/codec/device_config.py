@@ -87,5 +87,5 @@ _TEXTS = (
     "runtimeClassName",
 )
 _WHOLES = ("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor")
-_FLAGS = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit")
+_FLAGS = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit", "reportNodeCapacity")
 _NUMBERS = ("deviceMemoryScaling", "deviceCoreScaling")

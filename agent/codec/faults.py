@@ -21,6 +21,11 @@ class Faults:
             for text in error.every:
                 self._errors.setdefault(text, error)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What each error says."""
+        return tuple(self._errors)
+
     def refuse(self) -> None:
         """Raise one SettingsError with all errors, if there are any."""
         if not self._errors:

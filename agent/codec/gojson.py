@@ -55,7 +55,11 @@ def decode(text: str, what: str) -> object:
         MalformedText: `text` is not JSON; the message begins with `what`.
     """
     try:
-        value: object = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        value: object = json.loads(
+            text,
+            object_pairs_hook=lambda pairs: JsonObject(tuple(pairs)),
+            parse_constant=_no_constant,
+        )
     except RecursionError as error:
         raise MalformedText(f"{what} is not JSON of HAMi's: nested too deep") from error
     except ValueError as error:
@@ -157,10 +161,6 @@ def array(read_item: Reader) -> Reader:
         return tuple(read_item(item, f"{where}[{place}]") for place, item in enumerate(value))
 
     return read
-
-
-def _object(pairs: list[tuple[str, object]]) -> JsonObject:
-    return JsonObject(tuple(pairs))
 
 
 def is_float64(value: float) -> bool:

@@ -1,13 +1,13 @@
 """Reads JSON into the same tree as YAML, so that an error names line and column.
 
-Keys match in any case, as in Go's encoding/json, and are returned in lower case. NaN, Infinity and
-more than 20 levels are refused.
+Keys match in any case, as in Go's encoding/json, and are returned in lower case, except the labels
+below `matchLabels`, a map in Go. NaN, Infinity and more than 20 levels are refused.
 """
 
 import bisect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 import yaml
@@ -18,6 +18,8 @@ from agent.codec.plain_words import of_json
 from agent.core.errors import SettingsError, cap
 
 MAX_DEPTH: Final = 20
+LABELS: Final = "matchlabels"
+"""The key whose value keeps its keys as they are written."""
 
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 _LITERALS: Final = {"true": BOOL, "false": BOOL, "null": NULL}
@@ -94,24 +96,27 @@ class _Tree:
         self._tokens = ((match[0], match.start()) for match in _TOKEN.finditer(text))
         self._next = next(self._tokens)
 
-    def value(self, depth: int) -> yaml.Node:
-        """Read the next value. Raises SettingsError."""
+    def value(self, depth: int, *, is_map: bool = False) -> yaml.Node:
+        """Read the next value; the keys of a map stay as written. Raises SettingsError."""
         token = self._take()
         if depth >= MAX_DEPTH:
             raise _too_deep(self._where(token))
         spot = self._spot(token)
         if token[0] == "{":
-            return yaml.MappingNode(MAP, list(self._members(depth)), start_mark=spot)
+            members = list(self._members(depth, str if is_map else fold))
+            return yaml.MappingNode(MAP, members, start_mark=spot)
         if token[0] == "[":
             return yaml.SequenceNode(SEQ, list(self._items(depth)), start_mark=spot)
         return self._scalar(token)
 
-    def _members(self, depth: int) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    def _members(
+        self, depth: int, spelling: Callable[[str], str]
+    ) -> Iterator[tuple[yaml.Node, yaml.Node]]:
         while self._next[0] != "}":
             key = self._scalar(self._take())
-            key.value = fold(key.value)
+            key.value = spelling(key.value)
             self._take()  # the colon
-            yield key, self.value(depth + 1)
+            yield key, self.value(depth + 1, is_map=key.value == LABELS)
             self._skip_comma()
         self._take()
 

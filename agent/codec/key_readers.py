@@ -45,13 +45,13 @@ def strict_whole(low: int, high: int) -> Reader:
     return lambda place: place.integer(low, high)
 
 
-def many(read: Reader) -> Reader:
-    """A reader of lists of such values; null is an empty list, as in Go."""
+def many(read: Reader, late: Callable[[Place], bool] = lambda _: False) -> Reader:
+    """A reader of lists of such values; null is an empty list, as in Go. `late`: read last."""
 
     def read_all(place: Place) -> tuple[object, ...]:
         values: list[object] = []
         faults = Faults()
-        for item in () if place.null else place.items():
+        for item in () if place.null else sorted(place.items(), key=late):
             with faults.kept():
                 values.append(read(item))
         faults.refuse()

@@ -1,12 +1,13 @@
 """Reads JSON of the API server, and keeps only the fields that the agent uses.
 
 A pod may have 1.5 MiB of annotations, arguments and variables that the agent does not need. Only
-the fields that `agent.codec.objects` reads are decoded, one object at a time.
+the fields that `agent.codec.objects` and `agent.codec.cluster` read are decoded, one object at a
+time.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypedDict
+from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
 
@@ -30,6 +31,7 @@ class _Metadata(TypedDict, total=False):
 class _Variable(TypedDict, total=False):
     name: Any
     value: Any
+    valueFrom: Any
 
 
 class _ContainerFields(TypedDict, total=False):
@@ -43,6 +45,7 @@ class _ContainerFields(TypedDict, total=False):
 class _SpecFields(TypedDict, total=False):
     nodeName: Any
     schedulerName: Any
+    runtimeClassName: Any
     restartPolicy: Any
     initContainers: list[_ContainerFields] | None
     containers: list[_ContainerFields] | None
@@ -77,12 +80,23 @@ class _PodFields(TypedDict, total=False):
     status: _Status | None
 
 
+MOST_OBJECTS: Final = 150_000
+"""In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
+
+MOST_VALUES: Final = 500_000
+"""Values in an answer: so many take up to 50 MB when they are read, and 8 MiB of `{}` take 250."""
+
 _ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
 
 
 class _List(msgspec.Struct):
     metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
+    items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
+
+
+class _ListOfOne(msgspec.Struct):
+    metadata: _ListMeta
+    items: tuple[msgspec.Raw]
 
 
 class _Frame(msgspec.Struct):
@@ -93,9 +107,10 @@ class _Frame(msgspec.Struct):
 _POD: Final = msgspec.json.Decoder(_PodFields)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _LIST: Final = msgspec.json.Decoder(_List)
+_ONE: Final = msgspec.json.Decoder(_ListOfOne)
 _FRAME: Final = msgspec.json.Decoder(_Frame)
 _ITEMS: Final = b'"items":['
-_BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError)
+_BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class ListPage(msgspec.Struct, frozen=True):
@@ -106,8 +121,15 @@ class ListPage(msgspec.Struct, frozen=True):
     items: tuple[msgspec.Raw, ...]
 
 
+def has_many_values(body: bytes | bytearray) -> bool:
+    """True for more than MOST_VALUES of what stands before values, also where texts have it."""
+    return sum(map(body.count, (b"{", b"[", b","))) > MOST_VALUES
+
+
 def read_object(body: Raw) -> Mapping[str, Any]:
     """Read a whole object. Raises MalformedText."""
+    if not isinstance(body, msgspec.Raw) and has_many_values(body):
+        raise MalformedText(f"it has more than {MOST_VALUES:,} values, as no object of Kubernetes")
     try:
         return _OBJECT.decode(body)
     except _BROKEN as error:
@@ -117,8 +139,7 @@ def read_object(body: Raw) -> Mapping[str, Any]:
 def read_pod(body: Raw) -> Mapping[str, Any]:
     """Read the fields that decode_pod() uses; the whole object if a field has another shape.
 
-    Raises:
-        MalformedText: it is not an object.
+    Raises MalformedText: it is not an object.
     """
     try:
         fields: Mapping[str, Any] = _POD.decode(body)
@@ -127,10 +148,13 @@ def read_pod(body: Raw) -> Mapping[str, Any]:
     return fields
 
 
-def read_page(body: Raw) -> ListPage:
-    """Read a page of a list without decoding its items. Raises MalformedText."""
+def read_page(body: Raw, *, one: bool = False) -> ListPage:
+    """Read a page of a list without decoding its items. Raises MalformedText.
+
+    `one`: it has exactly one item; it is read no further than to the second.
+    """
     try:
-        page = _LIST.decode(body)
+        page = (_ONE if one else _LIST).decode(body)
     except _BROKEN as error:
         raise MalformedText("it is not a list of objects") from error
     version = page.metadata.get("resourceVersion", "")

@@ -140,12 +140,9 @@ def register_differences(
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
     held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
     texts = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
-    twice = ("names a GPU more than once",) if _names_twice(report.held) else ()
+    is_twice = len({gpu.uuid for gpu in report.held}) < len(report.held)
+    twice = ("names a GPU more than once",) if is_twice else ()
     return tuple(text for text in texts if text) or twice
-
-
-def _names_twice(gpus: tuple[RegisteredGpu, ...]) -> bool:
-    return len({gpu.uuid for gpu in gpus}) < len(gpus)
 
 
 _READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from agent.codec.managed import entries, other_writer
 from agent.codec.narrow import inside, objects_in
 from agent.codec.nodelock import decode_stamp
 from agent.codec.pod import (
@@ -29,7 +28,6 @@ from agent.core.cluster.annotations import (
     BIND_PHASE,
     BIND_TIME,
     MIRROR,
-    REGISTER,
     TO_ALLOCATE,
     VGPU_NODE,
 )
@@ -42,6 +40,7 @@ from agent.core.cluster.pods import (
     PodView,
     Role,
 )
+from agent.core.containers.container_edits import CORE_POLICY_ENV
 from agent.core.errors import MalformedText, cap
 
 WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
@@ -85,11 +84,11 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
         annotations=dict(_kept(annotations)),
         static=MIRROR in annotations,
         scheduled=any(
-            (_text(each, "type"), _text(each, "status")) == ("PodScheduled", "True")
-            for each in objects_in(status, "conditions")
+            _text(each, "type") == "PodScheduled" for each in objects_in(status, "conditions")
         ),
         started=bool(_text(status, "startTime")),
         scheduler=_text(spec, "schedulerName"),
+        runtime_class=_text(spec, "runtimeClassName"),
         reusable_name=not _text(metadata, "generateName"),
         reason=_text(status, "reason"),
         message=_text(status, "message")[:TEXT_KEPT],
@@ -113,7 +112,6 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
         resource_version=_text(metadata, "resourceVersion"),
         annotations=_texts(metadata, "annotations"),
         labels=_texts(metadata, "labels"),
-        reported_by=other_writer(entries(metadata), REGISTER),
     )
 
 
@@ -188,21 +186,24 @@ def _container(
         started_at=_started_at(state, last),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
         priority=_priority(item),
+        core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
         others=tuple(_others(item, resource)),
     )
 
 
 def _priority(item: Mapping[str, object]) -> int:
-    """CUDA_TASK_PRIORITY as HAMi-core reads it with atoi; the last entry of a name counts.
-
-    A value that is taken from elsewhere is not known here and counts as none.
-    """
-    given = [env for env in objects_in(item, "env") if _text(env, "name") == PRIORITY_ENV]
-    if not given or "valueFrom" in given[-1] or "$(" in _text(given[-1], "value"):
-        return DEFAULT_PRIORITY
-    number = _ATOI.match(_text(given[-1], "value"))
+    """CUDA_TASK_PRIORITY as HAMi-core reads it with atoi."""
+    number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
     return max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0
+
+
+def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
+    """The last entry of a variable counts; `absent`: none, or its value is taken from elsewhere."""
+    given = [env for env in objects_in(item, "env") if _text(env, "name") == name]
+    if not given or "valueFrom" in given[-1] or "$(" in _text(given[-1], "value"):
+        return absent
+    return _text(given[-1], "value")
 
 
 def _started_at(state: Mapping[str, object], before: Mapping[str, object]) -> dt.datetime | None:

@@ -16,6 +16,8 @@ FIRST_YEAR: Final = 1970
 
 Moment: TypeAlias = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 """A time with its offset: one without cannot be compared with others."""
+Mib: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+"""MiB; a larger number in a document of others overflows where a reader makes GiB of it."""
 
 
 class Document(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -101,12 +103,12 @@ class GpuStatus(Document, frozen=True):
     obstacles: tuple[str, ...] = ()
     slices: int = 0
     slices_held: int = 0
-    memory_mib: int | None = None
-    sellable_mib: int = 0
-    promised_mib: int = 0
+    memory_mib: Mib | None = None
+    sellable_mib: Mib = 0
+    promised_mib: Mib = 0
     sellable_cores: int = 0
     promised_cores: int = 0
-    used_mib: int | None = None
+    used_mib: Mib | None = None
     gpu_percent: int | None = None
     history: UseHistory | None = None
 
@@ -120,9 +122,9 @@ class ShareStatus(Document, frozen=True):
 
     gpu: str
     uuid: str
-    memory_mib: int | None = None
+    memory_mib: Mib | None = None
     cores: int | None = None
-    used_mib: int | None = None
+    used_mib: Mib | None = None
     gpu_percent: int | None = None
 
 
@@ -136,6 +138,7 @@ class AllocationStatus(Document, frozen=True):
     - `last_kernel`: when a process or a kernel of the container last started on a GPU.
     - `processes`: how many of its processes use a GPU. `last_kernel` and `processes` are None if
       they are not known; `unread`: why, if a person should know.
+    - `unkept`: why nothing keeps its limits; empty: HAMi-core does, or its pod is not known.
     """
 
     namespace: str
@@ -151,6 +154,7 @@ class AllocationStatus(Document, frozen=True):
     last_kernel: Moment | None = None
     processes: int | None = None
     unread: str = ""
+    unkept: str = ""
 
 
 class ContainerHistory(Document, frozen=True):
@@ -247,5 +251,5 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
         if found.generated_at.year < FIRST_YEAR:
             raise MalformedText(f"the answer is of the year {found.generated_at.year}")
         return msgspec.json.decode(found.data, type=form), found.generated_at.astimezone(dt.UTC)
-    except (msgspec.DecodeError, msgspec.ValidationError, OverflowError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise MalformedText(f"the answer is no {kind} of {API_VERSION}: {error}") from error

@@ -42,6 +42,11 @@ def cap(text: str, limit: int = FOREIGN_TEXT_LIMIT) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 
+def host_port(host: str, port: object) -> str:
+    """Both as in a URL: an IPv6 address is in brackets, or its last group would be the port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class AgentError(Exception):
     """Root of every error that the agent raises on purpose. str() is one sentence for people.
 

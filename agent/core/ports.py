@@ -16,11 +16,10 @@ from agent.core.health.news import NodeCondition
 from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 from agent.core.inventory.slices import SliceId
-from agent.core.node.leftovers import Agents, NodeLeftovers, NodeTraces
 from agent.core.reconcile.clearing import Cleared, DiskRoom
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey
-from agent.core.usage.region import RegionChange, RegionReading
+from agent.core.usage.region import RegionChange, RegionSums
 
 
 class Clock(Protocol):
@@ -68,6 +67,10 @@ class Driver(Protocol):
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Allow use of a released GPU again."""
+        ...
+
+    def check(self) -> None:
+        """Raise DriverMissing: new containers get another library than the agent uses. Blocks."""
         ...
 
     async def renew(self) -> bool:
@@ -285,11 +288,16 @@ class Regions(Protocol):
     A region that cannot be read is a reading with its reason, never an error.
     """
 
-    async def read(self, names: Sequence[str]) -> Mapping[str, RegionReading]:
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
         """Read the regions of these container directories, all in one go.
 
+        One that costs too much is read rarely. Meanwhile it is unreadable, with that reason.
         Raises StateError if the directories as a whole cannot be used.
         """
+        ...
+
+    async def held(self) -> Sequence[str]:
+        """All container directories whose region holds launches back. Raises StateError."""
         ...
 
     async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
@@ -326,36 +334,4 @@ class ServiceNotifier(Protocol):
     @property
     def watchdog(self) -> dt.timedelta | None:
         """The longest time between two calls of alive(); None: no watchdog."""
-        ...
-
-
-class Leftovers(Protocol):
-    """All Nodes and the agents' pods, for an uninstallation. Methods raise ApiError."""
-
-    async def nodes(self) -> tuple[NodeTraces, ...]:
-        """All Nodes."""
-        ...
-
-    async def node(self, name: str) -> NodeTraces:
-        """One Node. Raises ApiNotFound."""
-        ...
-
-    async def remove(self, node: NodeTraces, keys: Sequence[str]) -> None:
-        """Remove annotations from the Node. Raises ApiConflict: it has changed since `node`."""
-        ...
-
-    async def forget_condition(self, name: str) -> None:
-        """Remove the condition GpuDegraded from the Node."""
-        ...
-
-    async def agents(self, agents: Agents) -> tuple[str, ...]:
-        """The names of the agents' pods."""
-        ...
-
-    async def places(self, agents: Agents) -> Mapping[str, str]:
-        """The agents' pods, each with its node; empty if it has none yet."""
-        ...
-
-    async def look(self, name: str, resource: str) -> NodeLeftovers:
-        """The status of the Node; the default value if it does not exist."""
         ...

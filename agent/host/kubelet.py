@@ -7,7 +7,8 @@ from grpclib import GRPCError
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.core.errors import KubeletError, RegistrationRefused, cap
-from agent.kit.dial import UnixChannel, uncancelled
+from agent.kit.apart import apart
+from agent.kit.dial import UnixChannel
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
 API_VERSION = "v1beta1"
@@ -45,12 +46,11 @@ class KubeletRegistrar:
             ),
         )
         try:
-            with uncancelled():
-                async with (
-                    asyncio.timeout(self._deadline),
-                    UnixChannel(path=str(self._socket)) as channel,
-                ):
-                    await RegistrationStub(channel).register(request)
+            async with (
+                asyncio.timeout(self._deadline),
+                UnixChannel(path=str(self._socket)) as channel,
+            ):
+                await apart(RegistrationStub(channel).register(request))
         except GRPCError as error:
             text = error.message or error.status.name
             raise RegistrationRefused(cap(text)) from error

@@ -36,9 +36,10 @@ class WrittenDirectory:
                 self._remember()
         except OSError:
             return False
-        return read_only and self._is_removed()
+        return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
 
     def __enter__(self) -> Self:
+        self.is_lost()  # it may be removed before anybody looks again
         return self
 
     def __exit__(
@@ -58,6 +59,3 @@ class WrittenDirectory:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def _is_removed(self) -> bool:
-        return self._handle is not None and os.fstat(self._handle).st_nlink == 0

@@ -4,7 +4,6 @@ It keeps one connection and opens it again after a loss. It does not repeat a fa
 caller knows how much time is left.
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +17,9 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import ContainerHolding, Holding
-from agent.kit.dial import UnixChannel, uncancelled
+from agent.kit.apart import apart
+from agent.kit.dial import UnixChannel
+from agent.kit.running_time import Lag
 from agent.wire.v1 import (
     ContainerDevices,
     GetPodResourcesRequest,
@@ -26,7 +27,8 @@ from agent.wire.v1 import (
     PodResourcesListerStub,
 )
 
-CALL_DEADLINE = 1.0
+CALL_DEADLINE = 10.0
+"""Seconds for one answer: a kubelet that gets little CPU is slow, and a refusal fails the pod."""
 
 WINDOW = 16 * 1024 * 1024
 """Bytes: the list of a big node is longer than grpclib's window of 4 MiB."""
@@ -38,6 +40,7 @@ class PodResourcesWitness:
     def __init__(self, socket: Path, *, deadline: float = CALL_DEADLINE) -> None:
         self._socket = socket
         self._deadline = deadline
+        self._lag = Lag()
         self._channel = UnixChannel(
             path=str(socket),
             config=Configuration(
@@ -55,7 +58,7 @@ class PodResourcesWitness:
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         try:
             async with self._asking("Get"):
-                answer = await self._stub.get(request)
+                answer = await apart(self._stub.get(request))
         except _PodUnknown:
             return None
         return None if answer.pod_resources is None else _holding(answer.pod_resources)
@@ -67,7 +70,7 @@ class PodResourcesWitness:
             WitnessThrottled, KubeletError: there was no answer.
         """
         async with self._asking("List"):
-            answer = await self._stub.list()
+            answer = await apart(self._stub.list())
         return tuple(map(_holding, answer.pod_resources))
 
     def close(self) -> None:
@@ -78,9 +81,8 @@ class PodResourcesWitness:
     async def _asking(self, method: str) -> AsyncIterator[None]:
         """Limit one call, connecting included, to the deadline, and translate its errors."""
         try:
-            with uncancelled():
-                async with asyncio.timeout(self._deadline):
-                    yield
+            async with self._lag.within(self._deadline):
+                yield
         except GRPCError as error:
             raise _translated(method, error) from error
         except TimeoutError as error:

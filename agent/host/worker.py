@@ -15,6 +15,7 @@ from typing import Generic, Protocol, Self, TypeVar, TypeVarTuple
 import structlog
 
 from agent.core.errors import StateError
+from agent.kit.thread_name import show_thread_name
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +80,7 @@ class Worker:
         return await future
 
     def _work(self) -> None:
+        show_thread_name(self._name)
         while (task := self._queue.get()) is not None:
             if self._abandoned.is_set():
                 task.drop()

@@ -34,10 +34,6 @@ class Ring:
         for number in range(self._written - len(self), self._written):
             yield self._row(number)
 
-    def newest(self) -> tuple[float, ...] | None:
-        """The newest row; None while there is none."""
-        return self._row(self._written - 1) if self._written else None
-
     def _row(self, number: int) -> tuple[float, ...]:
         start = number % self._size * self._width
         return tuple(self._cells[start : start + self._width])

@@ -9,6 +9,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
+from agent.kit.apart import apart
 from agent.kit.backoff import Backoff
 
 log = structlog.get_logger(__name__)
@@ -68,7 +69,7 @@ async def supervise(
     while True:
         started = loop.time()
         try:
-            await run()
+            await apart(run())
             raise RunReturned(name)  # noqa: TRY301 -- a return is a failure
         except Exception as error:  # noqa: BLE001 -- every failure leads to a restart
             failure = error

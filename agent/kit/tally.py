@@ -29,12 +29,16 @@ class Tally:
         self.labels = labels
         self._counts: dict[tuple[str, ...], int] = {}
 
-    def add(self, *label_values: str, amount: int = 1) -> None:
-        """Count `amount` more for these label values (one per label). Raises ValueError."""
+    def add(self, *label_values: str, amount: int = 1) -> int:
+        """Count `amount` more for these label values (one per label). Returns their count.
+
+        Raises ValueError.
+        """
         _match(self.name, self.labels, label_values)
         if amount < 0:
             raise ValueError(f"{self.name} counts upwards only, not {amount}")
-        self._counts[label_values] = self._counts.get(label_values, 0) + amount
+        count = self._counts[label_values] = self._counts.get(label_values, 0) + amount
+        return count
 
     def items(self) -> tuple[tuple[tuple[str, ...], int], ...]:
         """Label values and count, sorted by label values."""

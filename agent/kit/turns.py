@@ -30,8 +30,9 @@ class Turn(msgspec.Struct, eq=False):
     `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
     granted. `doubted`: it began so soon after another that it may be overtaken too. `yields`: it is
     refused unless it is alone. `over` is set when its answer is being sent. `absent`,
-    `present`: what the question found not to be there, or to be there. `beside`: another turn was
-    open when it began.
+    `present`: what the question found not to be there, or to be there. `all_there`: everything that
+    was there then; None: not known. `beside`: the turns that were open when this one began, which
+    is the last to begin.
     """
 
     at: float
@@ -42,7 +43,8 @@ class Turn(msgspec.Struct, eq=False):
     yields: bool = False
     absent: frozenset[tuple[str, str]] = frozenset()
     present: frozenset[tuple[str, str]] = frozenset()
-    beside: bool = False
+    all_there: frozenset[tuple[str, str]] | None = None
+    beside: tuple["Turn", ...] = ()
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
@@ -98,9 +100,9 @@ class Turns:
 
     def _begin(self) -> Turn:
         turn = Turn(asyncio.get_running_loop().time(), self._client())
-        turn.beside = bool(self._requests) or bool(self._recent())
+        turn.beside = (*self._requests, *self._recent())
         for earlier in (*self._requests, *self._questions):
-            earlier.overtaken = True
+            earlier.overtaken, earlier.beside = True, ()  # no turn keeps all before it alive
             turn.doubted |= turn.at - earlier.at < CLOSE and earlier.client == turn.client
         return turn
 

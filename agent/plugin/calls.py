@@ -7,6 +7,7 @@ from typing import Any, Final
 from grpclib.server import Stream
 
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 from agent.plugin.guard import Serve
 from agent.plugin.traffic import counted
 
@@ -28,6 +29,7 @@ class AdmissionCalls:
         self.open: Cell[int] = Cell(0)
         self._begun: Cell[int] = Cell(0)
         self._expected_until = 0.0
+        self._lag = Lag()
 
     def watched(self, serve: Serve, followed: float) -> Serve:
         """Return `serve`, counted; another call may follow within `followed` seconds of its end."""
@@ -50,7 +52,7 @@ class AdmissionCalls:
             if left < 0.001:  # the clock's resolution
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with self._lag.within(left):
                     await self._next()
 
     async def _next(self) -> None:

@@ -151,7 +151,10 @@ class DevicePlugin(DevicePluginBase):
         if not requests or not all(request.devices_ids for request in requests):
             raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
         if self._draining or not self._is_current():
-            sentence = "The GPU agent of this node is stopping; create the pod again."
+            sentence = (
+                "The GPU agent of this node is stopping, or its resource has another name now; "
+                "create the pod again, with the node's present resource name."
+            )
             raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
         answers = [await self._allocated(request) for request in requests]
         return AllocateResponse(container_responses=answers)

@@ -119,7 +119,8 @@ def _message(data: bytes, start: int, end: int, shape: MessageShape) -> Any:  # 
         tag, at = _varint(data, at, end)
         name, kind = shape.fields.get(tag >> 3, ("", None))
         wire_type = tag & 7
-        if tag < 8 or (kind is not None and wire_type != _expected(kind)):
+        expected = WireType.VARINT if kind is FieldKind.NUMBER else WireType.SIZED
+        if tag < 8 or (kind is not None and wire_type != expected):
             raise MalformedText(f"field {tag >> 3} before byte {at} is of the wrong kind")
         at, stop = _extent(data, at, end, wire_type)
         if stop > end:
@@ -156,10 +157,6 @@ def _decoded(texts: list[bytes]) -> list[str]:
     # All at once, unless a text holds the separator.
     decoded = b"\0".join(texts).decode().split("\0")
     return decoded if len(decoded) == len(texts) else [text.decode() for text in texts]
-
-
-def _expected(kind: FieldKind | MessageShape) -> int:
-    return WireType.VARINT if kind is FieldKind.NUMBER else WireType.SIZED
 
 
 def _extent(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from agent.core.errors import KubeletError
 from agent.core.inventory.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.dial import UnixChannel
+from agent.kit.running_time import Lag
 from agent.plugin.handlers import DevicePlugin, Fence, SliceAllocator
 from agent.plugin.listener import Listener
 from agent.plugin.sockets import BoundSocket, bind, sweep
@@ -28,8 +29,8 @@ log = structlog.get_logger(__name__)
 LAST_CALLS = 1.0
 """Seconds in which admissions in progress are served to their end."""
 
-DRAIN_DEADLINE = 2.0
-"""Seconds that open calls have to finish; the deadline of an Allocate is as long."""
+DRAIN_DEADLINE = 10.0
+"""Seconds that open calls have to finish: so long an Allocate waits for the disk or the kubelet."""
 
 STREAM_DEADLINE = 1.0
 """Seconds for the list streams to end; a kubelet that does not read is cut off."""
@@ -60,7 +61,7 @@ class Incarnation:
         await self._listener.serve(self._bound.sock)
         try:
             async with (
-                asyncio.timeout(SELF_CHECK_DEADLINE),
+                Lag().within(SELF_CHECK_DEADLINE),
                 UnixChannel(path=str(self._bound.path)) as channel,
             ):
                 await DevicePluginStub(channel).get_device_plugin_options(Empty())
@@ -77,7 +78,7 @@ class Incarnation:
         try:
             if self._plugin.streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_CALLS):
+                    async with Lag().within(LAST_CALLS):
                         await self._plugin.calls.over()
             self._plugin.drain()
             await _zero(self._plugin.calls.open, DRAIN_DEADLINE, "plugin.drain_overdue")
@@ -92,7 +93,7 @@ class Incarnation:
 
 async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:
     try:
-        async with asyncio.timeout(deadline):
+        async with Lag().within(deadline):
             await count.until(lambda open_calls: open_calls == 0)
     except TimeoutError:
         log.warning(overdue, deadline=deadline, left=count.value)

@@ -19,6 +19,7 @@ _SHORT: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("po",),
     "events": ("ev",),
     "resourcequotas": ("quota",),
+    "namespaces": ("ns",),
 }
 
 

@@ -82,6 +82,9 @@ class SimulatedDriver:
         del everything
         self._released |= set(uuids)
 
+    def check(self) -> None:
+        """Do nothing: there is no library."""
+
     def take_back(self, uuid: GpuUuid) -> None:
         """Allow calls about a released GPU again."""
         self._released.discard(uuid)

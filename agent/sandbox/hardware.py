@@ -138,7 +138,16 @@ class SimulatedHardware:
     def sample(self, uuid: GpuUuid) -> GpuSample:
         """The use of the GPU. Raises LostGpuError, RefusedGpuError."""
         state = self._answering(uuid)
-        return GpuSample(uuid, gpu_percent=state.percent, memory_percent=0, used_mib=state.used_mib)
+        return GpuSample(
+            uuid,
+            gpu_percent=state.percent,
+            memory_percent=0,
+            used_mib=state.used_mib,
+            celsius=30 + state.percent // 2,
+            milliwatts=70_000 + 6_000 * state.percent,
+            ecc_corrected=0,
+            ecc_uncorrected=0,
+        )
 
     @property
     def hanging(self) -> float:

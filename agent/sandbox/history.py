@@ -15,6 +15,7 @@ from agent.sandbox.api_errors import BadRequestError, GoneError, Json
 
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "nodes": frozenset({"metadata.name"}),
+    "namespaces": frozenset({"metadata.name", "status.phase"}),
     "pods": frozenset(
         {
             "metadata.name",

@@ -28,8 +28,9 @@ KINDS: Final[Mapping[str, str]] = {
     "pods": "Pod",
     "events": "Event",
     "resourcequotas": "ResourceQuota",
+    "namespaces": "Namespace",
 }
-CLUSTER_SCOPED: Final = frozenset({"nodes"})
+CLUSTER_SCOPED: Final = frozenset({"nodes", "namespaces"})
 DEFAULT_GRACE: Final = 30
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
 _FOLDERS: Final[Mapping[str, str]] = {"nodes": "minions"}
@@ -38,7 +39,7 @@ _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class ObjectStore:
-    """Nodes, pods, events and quotas of one cluster; synchronous, for one event loop.
+    """Nodes, pods, events, quotas and namespaces of one cluster; synchronous, for one event loop.
 
     The store returns its own objects: read them, never change them.
     """
@@ -55,7 +56,7 @@ class ObjectStore:
         return self._history.version
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
-        """The object of that name (`namespace` is ignored for nodes).
+        """The object of that name (`namespace` is ignored for CLUSTER_SCOPED).
 
         Raises:
             NotFoundError: there is none.

@@ -32,3 +32,6 @@ NODE_CONFIG: Final[Mapping[str, str]] = {
     "enablenumatopology": "sharing.numaTopology",
 }
 """Key of config.json → setting."""
+
+NODE_CAPACITY: Final = "the kubelet would then reject pods that fit, by a sum of its own"
+"""Why `reportNodeCapacity`, in all its spellings, has no effect."""

@@ -87,10 +87,6 @@ def _path(value: object) -> str:
     return absolute
 
 
-def _optional_path(value: object) -> str | None:
-    return _path(value) if _text(value) else None
-
-
 def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -128,7 +124,10 @@ Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
 path = ValueType(_path, {"type": "string", "pattern": "^/"})
 """An absolute path."""
 
-optional_path = ValueType(_optional_path, {"type": "string", "pattern": "^(/|$)"})
+optional_path = ValueType(
+    lambda value: _path(value) if _text(value) else None,
+    {"type": "string", "pattern": "^(/|$)"},
+)
 """An absolute path; an empty one counts as not set."""
 
 boolean = ValueType(_boolean, {"type": "boolean"})

@@ -1,12 +1,13 @@
 """Profiles: settings for the nodes that names, a label selector or GPU models select."""
 
+import enum
 import fnmatch
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from agent.codec.faults import Faults
 from agent.codec.known_keys import KnownKey
 from agent.core.cluster.selector import Selector
 from agent.core.inventory.gpu import Scan
@@ -43,50 +44,54 @@ class NodeFacts(msgspec.Struct, frozen=True):
         )
 
 
+Tier = enum.IntEnum("Tier", "OWN NAME LABELS ANY", start=0)
+"""The tiers of HAMi's config.json: of its entries only those in the first tier that matches apply.
+
+OWN: profiles of our own file, which apply beside them. Source: HAMi #3173.
+"""
+
+
 class ProfileMatch(msgspec.Struct, frozen=True):
     """A profile's condition. All parts that are set must hold; one of several names suffices.
 
-    Names may contain `*` and `?`. With `exact` they are literal, and no names match no node. A
-    model is a part of a GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
+    Names may contain `*` and `?`, but those of HAMi's entries are literal. A model is a part of a
+    GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
     """
 
     nodes: tuple[str, ...] = ()
     labels: Selector | None = None
     gpus: tuple[str, ...] = ()
-    exact: bool = False
+    tier: Tier = Tier.OWN
 
     def holds(self, facts: NodeFacts) -> bool:
         """True if a node with these facts matches. Labels or GPUs not known yet do not match."""
+        if not self.names(facts.name):
+            return False
         by_label = self.labels is None or (
             facts.labels is not None and self.labels.matches(facts.labels)
         )
-        by_name = self.names(facts.name)
         models = [one.lower() for one in (*(facts.gpus or {}).values(), *facts.former.values())]
         by_gpu = not self.gpus or any(one.lower() in model for one in self.gpus for model in models)
-        return by_name and by_label and by_gpu
+        return by_label and by_gpu
 
     def names(self, name: str) -> bool:
         """True if the name matches; labels and GPUs do not count here."""
-        if self.exact:
+        if self.tier is Tier.NAME:
             return name in self.nodes
         return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
 
     @property
     def singles(self) -> tuple[str, ...]:
         """The names that are not patterns."""
-        return tuple(name for name in self.nodes if self.exact or not WILD & {*name})
-
-    @property
-    def by_name_alone(self) -> bool:
-        """True if the condition asks for neither labels nor GPUs."""
-        return self.labels is None and not self.gpus
+        return tuple(name for name in self.nodes if self.tier or not WILD & {*name})
 
 
 class SettingsProfile(msgspec.Struct, frozen=True):
     """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
 
-    An entry of HAMi's config.json becomes a profile with an exact match and no name. `empty`: its
-    zeros and falses, which override nothing.
+    An entry of HAMi's config.json becomes a profile without a name for each tier that it is in.
+    `empty`: its zeros and falses, which override nothing. `faults`: its values that do not fit;
+    they refuse the settings of the nodes to which it applies.
     """
 
     name: str
@@ -94,31 +99,4 @@ class SettingsProfile(msgspec.Struct, frozen=True):
     settings: tuple[Setting, ...]
     where: str
     empty: tuple[KnownKey, ...] = ()
-
-
-class Profiles:
-    """All profiles, indexed by node name, so that a node does not try thousands of them."""
-
-    def __init__(self, profiles: Iterable[SettingsProfile]) -> None:
-        self._all = tuple(profiles)
-        self._named: dict[str, list[int]] = defaultdict(list)
-        self._others: list[int] = []
-        for number, profile in enumerate(self._all):
-            match = profile.match
-            if not match.exact and (not match.nodes or match.singles != match.nodes):
-                self._others.append(number)
-            else:
-                for name in match.singles:
-                    self._named[name].append(number)
-
-    def __iter__(self) -> Iterator[SettingsProfile]:
-        return iter(self._all)
-
-    def of(self, facts: NodeFacts) -> list[SettingsProfile]:
-        """The profiles that apply to a node with these facts, in their order."""
-        return [one for one in self.naming(facts.name) if one.match.holds(facts)]
-
-    def naming(self, name: str) -> list[SettingsProfile]:
-        """The profiles that match the name; labels and GPUs do not count here."""
-        numbers = sorted({*self._others, *self._named.get(name, ())})
-        return [one for one in (self._all[number] for number in numbers) if one.match.names(name)]
+    faults: Faults = msgspec.field(default_factory=Faults)

@@ -10,6 +10,7 @@ from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
 from agent.core.health.settings import malformed
 from agent.settings.fields import Field, Setting, setting
+from agent.settings.hami_keys import NODE_CAPACITY
 from agent.settings.kinds import FALSE, shown
 from agent.settings.sources import Layer
 from agent.settings.table import FIELDS
@@ -86,6 +87,9 @@ FOREIGN: Final[tuple[InheritedSetting, ...]] = (
         ("--device-discovery-strategy",),
         frozenset({"auto", "nvml"}),
         strict=True,
+    ),
+    InheritedSetting(
+        NODE_CAPACITY, "REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True
     ),
     InheritedSetting(_CDI, "NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
     InheritedSetting(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),

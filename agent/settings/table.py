@@ -60,8 +60,8 @@ FIELDS: tuple[Field, ...] = (
         "files.nodeConfig",
         "/etc/hami/config.json",
         text,
-        "HAMi's config.json with settings of nodes by name; empty: none. The default file is read "
-        "only if it exists.",
+        "HAMi's config.json with settings of nodes by name, by labels, or of all others (`*`); "
+        "empty: none. The default file is read only if it exists.",
         flag="--nodeconfig",
         live=True,
         profiled=False,

@@ -4,24 +4,23 @@ One error in a source refuses the whole source. The message has the place and th
 """
 
 import dataclasses
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
 import msgspec
 
 from agent.codec.faults import Faults
-from agent.codec.known_keys import IgnoredKeys, KnownKey
+from agent.codec.known_keys import IgnoredKeys
 from agent.core.errors import SettingsError, cap
 from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Values
-from agent.settings.hami_keys import NODE_CONFIG
+from agent.settings.hami_keys import NODE_CAPACITY, NODE_CONFIG
 from agent.settings.kinds import Value, shown
-from agent.settings.profiles import NodeFacts, Profiles
+from agent.settings.profiles import NodeFacts, SettingsProfile, Tier
 from agent.settings.sections import Settings, build
 from agent.settings.sources import Layer, Sources
 from agent.settings.surroundings import read_surroundings
@@ -48,7 +47,7 @@ class NodeValues:
     node_config: Layer
     surroundings: Layer
     warnings: tuple[str, ...]
-    profiles: Profiles = dataclasses.field(compare=False, repr=False)
+    profiles: tuple[SettingsProfile, ...] = dataclasses.field(compare=False, repr=False)
     held: tuple[Setting, ...] = ()
 
     @property
@@ -64,27 +63,44 @@ class NodeValues:
     def settings(self, facts: NodeFacts) -> Settings:
         """Build the sections of a node. Its name is from `facts`, else the sources, else the host.
 
-        Raises SettingsError: the values do not fit these GPUs.
+        Raises SettingsError: the values do not fit the node or these GPUs.
         """
         name = facts.name or self.name
-        values = self.resolve(msgspec.structs.replace(facts, name=name))
+        facts = msgspec.structs.replace(facts, name=name)
+        # Before the first scan the labels that decide may still come.
+        if facts.gpus is not None or not self.need_labels(facts):
+            for profile in self.applied(facts):
+                profile.faults.refuse()
         return build(
-            values,
+            self.resolve(facts),
             host_name=name,
             gpus=max(1, len(facts.gpus or ())),
             knows_requests=bool(self.device_config.settings),
         )
 
-    def resolve(self, facts: NodeFacts) -> Values:
-        """The values of a node with these facts."""
+    def need_labels(self, facts: NodeFacts) -> bool:
+        """True if labels, which are not known yet, may change the values."""
+        named = [one.match for one in self.profiles if one.match.names(facts.name)]
+        first = min((one.tier for one in named if one.tier), default=Tier.OWN)
+        by_labels = any(one.labels is not None and one.tier <= first for one in named)
+        return by_labels and self.labelled and facts.labels is None
+
+    def applied(self, facts: NodeFacts) -> list[SettingsProfile]:
+        """The profiles that apply to a node with these facts, in their order."""
         if not self.labelled:
             facts = msgspec.structs.replace(facts, labels=None)
-        applied = self.profiles.of(facts)
+        found = [one for one in self.profiles if one.match.holds(facts)]
+        first = min((one.match.tier for one in found if one.match.tier), default=Tier.OWN)
+        return [one for one in found if one.match.tier in {Tier.OWN, first}]
+
+    def resolve(self, facts: NodeFacts) -> Values:
+        """The values of a node with these facts."""
+        applied = self.applied(facts)
         values = self.of_all_nodes()
         profiled = (profile.settings for profile in applied)
         for settings in (*profiled, self.surroundings.settings, self.held):
             values.update({setting.field.key: setting for setting in settings})
-        return Values(values, tuple(one.name for one in applied if not one.match.exact))
+        return Values(values, tuple(one.name for one in applied if one.name))
 
     def of_all_nodes(self) -> dict[str, Setting]:
         """The values of all nodes before profiles, environment and flags apply, by key."""
@@ -132,26 +148,31 @@ class NodeValues:
 
 def make_plan(sources: Sources) -> NodeValues:
     """Merge all sources. Raises SettingsError with every error that they contain."""
-    faults = Faults()
-    device_config, own, node_config = _files(sources, faults)
-    surroundings = read_surroundings(sources.environ, sources.flags, faults)
+    faults, later = Faults(), Faults()
+    surroundings = read_surroundings(sources.environ, sources.flags, later)
+    device_config, own, node_config = _files(sources, faults, surroundings)
+    with faults.kept():
+        later.refuse()
     faults.refuse()
     layers = (device_config, own, node_config, surroundings)
+    warnings = [text for layer in layers for text in layer.warnings]
+    again = [text for text in warnings if text.endswith(NODE_CAPACITY)][1:]
     plan = NodeValues(
         sources,
         *layers,
-        warnings=tuple(text for layer in layers for text in layer.warnings),
-        profiles=Profiles((*own.profiles, *node_config.profiles)),
+        warnings=tuple(text for text in warnings if text not in again),
+        profiles=(*own.profiles, *node_config.profiles),
     )
     ignored = IgnoredKeys("settings")
-    for warning in _without_effect(plan):
+    first = sorted(plan.profiles, key=lambda one: plan.name not in one.match.nodes)
+    ordered = dataclasses.replace(plan, profiles=tuple(first))
+    # The last may be one for each node.
+    for warning in (*_without_effect(ordered), *_overriding_nothing(ordered)):
         ignored.over(lambda: warning)  # noqa: B023 -- called at once
-    for say in _overriding_nothing(plan):  # last: there may be one for each node
-        ignored.over(say)
     return dataclasses.replace(plan, warnings=(*plan.warnings, *ignored.warnings))
 
 
-def _files(sources: Sources, faults: Faults) -> tuple[Layer, Layer, Layer]:
+def _files(sources: Sources, faults: Faults, outer: Layer) -> tuple[Layer, Layer, Layer]:
     """Read HAMi's device-config.yaml, our own file and HAMi's config.json."""
     if sources.device_config is None and sources.own is None and sources.node_config is None:
         return Layer(), Layer(), Layer()
@@ -159,11 +180,11 @@ def _files(sources: Sources, faults: Faults) -> tuple[Layer, Layer, Layer]:
     from agent.settings.hami_files import read_device_layer, read_node_layer  # noqa: PLC0415
     from agent.settings.own_file import read_own_file  # noqa: PLC0415
 
-    return (
-        _read(sources.device_config, read_device_layer, faults),
-        _read(sources.own, read_own_file, faults),
-        _read(sources.node_config, read_node_layer, faults),
-    )
+    device_config = _read(sources.device_config, read_device_layer, faults)
+    own = _read(sources.own, read_own_file, faults)
+    named = {one.field.key: one.value for one in (*own.settings, *outer.settings)}
+    read_nodes = partial(read_node_layer, node=str(named.get(NODE_NAME) or sources.host))
+    return device_config, own, _read(sources.node_config, read_nodes, faults)
 
 
 def _read(
@@ -177,11 +198,12 @@ def _read(
 
 def _without_effect(plan: NodeValues) -> Iterator[str]:
     """Warnings about what is valid and has no effect."""
-    for profile in plan.own.profiles:
+    for profile in plan.profiles:
         if profile.match.labels is not None and not plan.labelled:
+            what = cap(f"profile {profile.name}", 64) if profile.name else "entry"
             yield (
-                f"{profile.where}: the profile {cap(profile.name, 64)} never applies: it selects "
-                "by labels, which the agent does not read with scheduler: none"
+                f"{profile.where}: the {what} never applies: it selects by labels, "
+                "which the agent does not read with scheduler: none"
             )
     for setting in _all(plan):
         if setting.field.key in FILTERS and isinstance(setting.value, tuple):
@@ -191,40 +213,20 @@ def _without_effect(plan: NodeValues) -> Iterator[str]:
                 yield f"{setting.origin}: {setting.field.key}: named twice: {cap(', '.join(twice))}"
 
 
-def _overriding_nothing(plan: NodeValues) -> Iterator[Callable[[], str]]:
-    """Warnings about a 0 or false of config.json on a node whose value differs from it.
+def _overriding_nothing(plan: NodeValues) -> Iterator[str]:
+    """Warnings about a 0 or false of config.json where all nodes have another value.
 
     There is none if a flag or a variable sets the value: config.json cannot override that.
     """
     of_all = plan.of_all_nodes()
     decided = {setting.field.key for setting in plan.surroundings.settings}
-    for profile in plan.node_config.profiles:
-        for node, empty in itertools.product(profile.match.nodes, profile.empty):
-            key = NODE_CONFIG[empty.key]
-            candidates = _candidates(plan, node, of_all[key])
-            if key not in decided and any(one.value != empty.value for one in candidates):
-                yield partial(_overrides_nothing, empty, key, candidates)
-
-
-def _candidates(plan: NodeValues, node: str, before: Setting) -> list[Setting]:
-    """The values that the node may have for a setting; several if labels or GPUs decide."""
-    candidates = [before]
-    for profile in plan.profiles.naming(node):
-        if profile.match.labels is not None and not plan.labelled:
-            continue
-        for one in profile.settings:
-            if one.field is before.field:
-                candidates = [one] if profile.match.by_name_alone else [*candidates, one]
-    return candidates
-
-
-def _overrides_nothing(empty: KnownKey, key: str, candidates: Sequence[Setting]) -> str:
-    value = candidates[0]
-    reason = f"{key} is {shown(value.value)} ({value.origin})"
-    if len(candidates) > 1:
-        reason = f"{key} depends on the profiles that the node's labels or GPUs select"
-    text = f"{empty.where}: {empty.key} {shown(empty.value)}"
-    return f"{text} overrides nothing, as in HAMi's plugin: {reason}"
+    for empty in (one for profile in plan.profiles for one in profile.empty):
+        other = of_all[NODE_CONFIG[empty.key]]
+        if other.field.key not in decided and other.value != empty.value:
+            yield (
+                f"{empty.where}: {empty.key} {shown(empty.value)} overrides nothing, as in HAMi's "
+                f"plugin: {other.field.key} of all nodes is {shown(other.value)} ({other.origin})"
+            )
 
 
 def _all(plan: NodeValues) -> Iterator[Setting]:

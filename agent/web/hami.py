@@ -1,6 +1,7 @@
-"""Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels, texts and scales.
+"""Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
 
-Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go.
+Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go; HAMi #2732 (temperature,
+power, ECC) and #2808.
 """
 
 import datetime as dt
@@ -9,7 +10,7 @@ from typing import Final
 
 import msgspec
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory
@@ -44,8 +45,7 @@ class _Value(msgspec.Struct, frozen=True):
     number: float
 
 
-_GPU: Final = ("device_index", "device_uuid", "device_type")
-_NODE: Final = ("node", *_GPU)
+_NODE: Final = ("node", "device_index", "device_uuid", "device_type")
 _CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
 
 _CURRENT: Final[Mapping[str, _Series]] = {
@@ -58,7 +58,14 @@ _CURRENT: Final[Mapping[str, _Series]] = {
     "gpu traffic": _Series(
         "hami_host_gpu_memory_controller_utilization_ratio",
         "GPU memory controller utilization ratio (0-100)",
-        _GPU,
+        _NODE,
+    ),
+    "temperature": _Series(
+        "hami_host_gpu_temperature_celsius", "GPU temperature in degrees Celsius", _NODE
+    ),
+    "power": _Series("hami_host_gpu_power_usage_watts", "GPU power draw in watts", _NODE),
+    "ecc": _Series(
+        "hami_host_gpu_ecc_errors_total", "GPU ECC errors in its lifetime", (*_NODE, "error_type")
     ),
     "memory": _Series(
         "hami_vgpu_memory_used_bytes", "vGPU device memory usage in bytes", _CONTAINER
@@ -151,10 +158,10 @@ def hami_families(
         *(one for holder, use in used for one in _of(holder, use)),
     ]
     for form in forms:
-        families = {
-            key: GaugeMetricFamily(one.name, one.text, labels=(*one.labels, "zone"))
-            for key, one in form.items()
-        }
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for key, one in form.items():
+            kind = CounterMetricFamily if one.name.endswith("_total") else GaugeMetricFamily
+            families[key] = kind(one.name, one.text, labels=(*one.labels, "zone"))
         for value in values:
             if value.of in families:
                 families[value.of].add_metric((*value.labels, ZONE), value.number)
@@ -169,19 +176,26 @@ def hami_families(
 
 
 def _of_gpus(node: str, inventory: Inventory, newest: _Newest) -> Iterator[_Value]:
-    """Memory, compute and memory traffic of each GPU that reports them."""
+    """What each GPU reports; what it does not report has no series."""
     for shared in inventory.gpus:
         gpu, sampled = shared.gpu, newest(shared.uuid)
         if gpu.index == NO_INDEX or sampled is None:
             continue
-        sample = sampled.sample
-        labels = (str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
-        if sample.used_mib is not None:
-            yield _Value("gpu memory", (node, *labels), sample.used_mib * MIB)
-        if sample.gpu_percent is not None:
-            yield _Value("gpu compute", (node, *labels), sample.gpu_percent)
-        if sample.memory_percent is not None:
-            yield _Value("gpu traffic", labels, sample.memory_percent)
+        one = sampled.sample
+        # As HAMi's monitor counts.
+        used = None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB
+        labels = (node, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
+        for key, kind, value in (
+            ("gpu memory", (), used),
+            ("gpu compute", (), one.gpu_percent),
+            ("gpu traffic", (), one.memory_percent),
+            ("temperature", (), one.celsius),
+            ("power", (), one.milliwatts and one.milliwatts / 1000),
+            ("ecc", ("corrected",), one.ecc_corrected),
+            ("ecc", ("uncorrected",), one.ecc_uncorrected),
+        ):
+            if value is not None:
+                yield _Value(key, (*labels, *kind), value)
 
 
 def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:

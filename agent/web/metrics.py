@@ -29,6 +29,7 @@ from agent.web import aiohttp_server as web
 from agent.web.containers import (
     NewestUse,
     container_families,
+    limits_family,
     promised_rows,
     region_family,
     used_containers,
@@ -111,6 +112,7 @@ class AgentCollector(Collector):
         used = tuple(used_containers(rows, facts.use))
         if facts.names_pods:
             yield from container_families(PREFIX, inventory, rows, labels)
+            yield limits_family(PREFIX, rows, pods)
             yield from used_families(PREFIX, used, labels)
         yield region_family(PREFIX, running, facts.use)
         yield from hami_families(facts.hami, self._build, (inventory, facts.newest), used)

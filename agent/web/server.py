@@ -11,7 +11,7 @@ from typing import NoReturn, Self
 import msgspec
 import structlog
 
-from agent.core.errors import PermissionFault
+from agent.core.errors import PermissionFault, host_port
 from agent.kit.throttle import Throttle
 from agent.web import aiohttp_server as web
 from agent.web.actions import Actions
@@ -123,8 +123,8 @@ class WebServer:
             )
         except OSError as error:
             raise PermissionFault(
-                f"{host}:{port} cannot be bound: {error.strerror}; choose another web.address or "
-                "web.port, or stop the process that listens there."
+                f"{host_port(host, port)} cannot be bound: {error.strerror}; choose another "
+                "web.address or web.port, or stop the process that listens there."
             ) from error
         stack.push_async_callback(_stop, server, gate)
         for listener in server.sockets:

@@ -211,6 +211,7 @@ def _mean(values: Sequence[int]) -> int | None:
 
 def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
     ended = not takes_room(row, facts.pods)
+    pod = facts.pods.pods.get(row.key.pod_uid)
     use = None if ended else facts.used(row.key)
     used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
 
@@ -244,4 +245,5 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         last_kernel=use.last_kernel if use else None,
         processes=use.processes if use and is_read else None,
         unread=use.reason if use else "",
+        unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
     )

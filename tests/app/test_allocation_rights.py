@@ -206,3 +206,38 @@ async def test_a_tenant_that_makes_little_of_a_running_pods_share_frees_nothing(
         await story.failed("next", "HA-4003")
         assert story.is_running("liar")
         assert story.is_running("beside")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]},
+        {"conditions": [], "startTime": "2026-09-01T12:00:00Z"},
+    ],
+    ids=["its scheduler gave up the bind", "a kubelet that was replaced rejected it"],
+)
+@told
+async def test_a_bound_pod_whose_status_hides_it_afterwards_is_served(status):
+    async with a_story() as story:
+        await story.world.stop_kubelet(20.0)
+        await story.bound("train", SMALL)
+        story.world.store.update(
+            "pods", "team-a", "train", lambda pod: {**pod, "status": pod["status"] | status}
+        )
+
+        await story.running("train")
+
+
+@told
+async def test_a_pod_that_a_kubelet_rejected_without_a_plugin_is_served_by_the_next_kubelet():
+    async with a_story() as story:
+        story.world.late_registrations = 1.0
+        await story.world.stop_kubelet(1.0)
+        uid = await story.bound("train", SMALL)
+        await story.until(lambda: story.pod("train")["status"].get("startTime"))
+        story.world.late_registrations = 0.0
+        assert [] == story.pod("train")["status"]["conditions"]
+        assert 0 == story.asked(uid)
+        await story.world.stop_kubelet(1.0)
+
+        await story.running("train")

@@ -136,7 +136,14 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     front = joined(
         CountedDriver(handed), msgspec.structs.replace(BEFORE, ledger=ledger), places=places
     )
-    usage = ContainerUsage(CountedRegions(handed), front.state.ledger, LoopClock(), switches=True)
+    usage = ContainerUsage(
+        CountedRegions(handed),
+        front.state.ledger,
+        front.facts.pods,
+        front.facts.inventory,
+        LoopClock(),
+        switches=True,
+    )
     pressure = MemoryPressure(
         usage.newest, front.state.ledger, front.facts.inventory, front.notices.say
     )

@@ -8,10 +8,11 @@ import pytest
 
 from agent.app.running import AgentParts
 from agent.app.watching import WebSubjects
-from agent.core.errors import StateError
+from agent.core.errors import DriverMissing, StateError
 from agent.core.inventory.slices import slice_id
 from agent.core.state.ledger import Ledger
 from agent.kit.heartbeat import Heartbeat
+from agent.services.inventory.withholding import PERIOD
 from agent.services.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running
 from tests.builders import a_gpu, a_row, a_share, a_uuid
@@ -132,6 +133,20 @@ async def test_a_kubelets_directory_that_everybody_may_write_takes_the_slices(tm
         (tmp_path / "plugins").chmod(0o750)
         await asyncio.sleep(BACK)
 
+        assert ([G0, G1], [G0, G1]) == offered(node)
+
+
+async def test_a_driver_that_was_replaced_takes_the_slices_until_its_module_follows():
+    driver = two_gpus()
+    async with running(joined(driver)) as node:
+        assert ([G0, G1], [G0, G1]) == offered(node)
+        driver.replaced = DriverMissing("replaced", remedy="reboot [P-DRIVER]")
+        await asyncio.sleep(PERIOD)
+
+        assert ([], []) == offered(node)
+        assert "[P-DRIVER]" in node.told[0].text
+        driver.replaced = None
+        await asyncio.sleep(BACK)
         assert ([G0, G1], [G0, G1]) == offered(node)
 
 

@@ -154,7 +154,7 @@ async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
 
 LOST = "the driver no longer reaches it (GPU is lost) [H-LOST]"
 REFUSED = "the driver refuses calls for it until it is reset; reset it or reboot the node [H-RESET]"
-FELL = "the driver no longer reaches it (after XID 79) [H-LOST]"
+FELL = "the driver no longer reaches it (after XID 79) [H-079]"
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,62 @@ async def test_where_the_processor_is_missing_nobody_else_is_blamed():
 
         assert "[HA-5006]" in message
         assert "too little CPU" in message
+
+
+@pytest.mark.parametrize("generated", [True, False], ids=["generated", "its own name"])
+@pytest.mark.parametrize(("node", "pods"), [(0.2, 0.0), (0.7, 0.0), (0.7, 0.7), (1.6, 1.6)])
+@pytest.mark.parametrize("trip", [0.17, 0.28, 0.45, 0.55])
+@told
+async def test_slow_answers_while_a_watch_is_late_cost_no_pod(trip, node, pods, generated):
+    """However late the Node's watch shows the lock, the lock's owner has 2 s."""
+    async with a_story() as story:
+        turns, faults, store = PodsInTurn(story), story.world.faults, story.world.store
+        await asyncio.sleep(5)
+        faults.node, faults.pods = SlowGate(store, node), SlowGate(store, pods)
+        await start_anew(story)
+        await asyncio.sleep(10)
+        faults.trip = trip
+        await asyncio.sleep(10)
+        for _ in range(3):
+            await turns.run(generated=generated)
+            await asyncio.sleep(8)
+
+
+@pytest.mark.parametrize("generated", [True, False], ids=["generated", "its own name"])
+@pytest.mark.parametrize("trip", [0.18, 0.35, 0.5])
+@told
+async def test_watches_that_break_while_answers_are_slow_cost_no_pod(trip, generated):
+    async with a_story() as story:
+        turns, world = PodsInTurn(story), story.world
+        await asyncio.sleep(10)
+        world.faults.trip = trip
+        for _ in range(15):
+            world.faults.change(is_down=True, list_fails=False, is_alone=True)
+            await asyncio.sleep(0.05)
+            world.faults.clear()
+            await asyncio.sleep(world.chance.uniform(0, 2.5))
+            await turns.run(generated=generated)
+            await asyncio.sleep(40)
+
+
+@pytest.mark.parametrize("has_lock", [False, True], ids=["no lock", "another's lock"])
+@told
+async def test_a_node_that_cannot_be_read_is_not_called_another_schedulers_doing(has_lock):
+    async with a_story() as story:
+        turns, faults = PodsInTurn(story), story.world.faults
+        if has_lock:
+            await story.bound("first", SMALL)
+            await story.until(lambda: story.is_running("first"))
+        faults.node.hold(0)
+
+        def cut_off(event):
+            if event.kind == "allocating":
+                faults.change(is_down=True, list_fails=False, is_alone=True)
+
+        story.world.kubelet.history.listen(cut_off)
+
+        said = await turns.refused()
+
+        assert "[HA-2010]" in said
+        assert "could not ask the API server" in said
+        faults.clear()

@@ -34,7 +34,7 @@ async def regions() -> list[Figure]:
             begun = time.process_time()
             readings = await adapter.read(names)
             read = time.process_time()
-            uses = [use_of(reading, NOW) for reading in readings.values()]
+            uses = [use_of(sums, NOW) for sums in readings.values()]
             rounds.append((read - begun) * 1000)
             sums.append((time.process_time() - read) * 1000)
         assert {2} == {use.processes for use in uses}

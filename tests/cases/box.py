@@ -14,8 +14,10 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +32,9 @@ from typing import Any, NoReturn, Self
 import structlog
 
 import tests.machine.agent_life as life
+from agent.codec.checkpoint import decode_state
+from agent.codec.region import MAGIC, V1_2
+from agent.core.state.ledger import Row
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
 from tests.machine.pods import Shape
 from tests.machine.virtual import VirtualClock, VirtualLoop
@@ -60,6 +65,27 @@ def _late(*_: object) -> NoReturn:
 sys.excepthook = _crashed
 signal.signal(signal.SIGALRM, _late)
 signal.alarm(LIMIT)
+
+
+def run_agent(*words: object, memory: int = 0, timeout: float = 90) -> tuple[int, str]:
+    """Exit code, and standard output and error together, of a verb; `memory`: bytes it may have."""
+
+    def limit() -> None:
+        if memory:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    done = subprocess.run(
+        [*AGENT, *map(str, words)],
+        cwd=ROOT,
+        env=ENVIRON | {"COLUMNS": "160"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+        preexec_fn=limit,
+    )
+    return done.returncode, done.stdout
 
 
 def quiet() -> None:
@@ -233,11 +259,64 @@ def a_pod(name: str, *containers: Any, init: Sequence[Any] = (), gpu: str = "") 
 
 
 @contextlib.asynccontextmanager
-async def a_lab(gpus: int) -> AsyncIterator[SandboxCluster]:
+async def a_lab(*flags: str, gpus: int) -> AsyncIterator[SandboxCluster]:
     """The models in this process, and the agent as a process that the case starts and kills."""
     quiet()
-    async with open_cluster(options(gpus=gpus)) as cluster:
+    async with open_cluster(options(*flags, gpus=gpus)) as cluster:
         yield cluster
+
+
+def lab_rows(cluster: SandboxCluster) -> Sequence[Row]:
+    """The rows of the agent's ledger in the lab."""
+    return decode_state((cluster.places.state / "state.json").read_bytes()).ledger.rows
+
+
+def put_region(hook: Path, name: str, raw: bytes) -> Path:
+    """Write the region of the container directory of that name, as its processes can."""
+    file = hook / "vgpu/containers" / name / "case.cache"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.write_bytes(raw)
+    file.chmod(0o666)
+    return file
+
+
+def a_raw_region(
+    gpus: Sequence[tuple[str, int, int]],
+    processes: Sequence[tuple[int, int]] = (),
+    *,
+    recent: int = 0,
+    priority: int = 1,
+    last: int = 0,
+    is_odd: bool = False,
+) -> bytes:
+    """A region: each GPU's UUID, memory and core limit; each process's bytes and SM percent."""
+    raw = bytearray(V1_2.size + 1)
+    struct.pack_into("<iII", raw, 0, MAGIC, *(V1_2.version or ()))
+    struct.pack_into("<Q", raw, V1_2.gpu_count, len(gpus))
+    for index, (uuid, memory, cores) in enumerate(gpus):
+        struct.pack_into("96s", raw, V1_2.uuids + 96 * index, uuid.encode())
+        struct.pack_into("<Q", raw, V1_2.memory_limits + 8 * index, memory)
+        struct.pack_into("<Q", raw, V1_2.core_limits + 8 * index, cores)
+    for slot, (used, sm) in enumerate(processes):
+        at = V1_2.slots + slot * V1_2.slot_size
+        struct.pack_into("<i", raw, at, slot + 1)
+        struct.pack_into("<i", raw, at + V1_2.status, 1)
+        struct.pack_into("<Q", raw, at + (V1_2.seqlock or 0), int(is_odd))
+        for gpu in range(len(gpus)):
+            numbers = at + V1_2.used + gpu * V1_2.memory_size
+            struct.pack_into("<qqqqq", raw, numbers, used, used, used, 0, used)
+            percent = at + V1_2.utilisation + gpu * V1_2.utilisation_size + 16
+            struct.pack_into("<Q", raw, percent, sm)
+    struct.pack_into("<iiii", raw, V1_2.tail, len(processes), 0, recent, priority)
+    struct.pack_into("<Q", raw, V1_2.tail + 16, last)
+    return bytes(raw)
+
+
+def recent_kernel(region: Path) -> int:
+    """Negative: launches are held back."""
+    number: int = struct.unpack_from("<i", region.read_bytes(), V1_2.tail + 8)[0]
+    return number
 
 
 async def ran(cluster: SandboxCluster, pod: Any, seconds: float) -> Any:

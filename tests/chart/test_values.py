@@ -300,6 +300,23 @@ def test_other_directories_have_one_name_inside_and_outside(helm: Helm):
     assert "/opt/hami/vgpu" == container(pod, "library")["args"][-1]
 
 
+def test_the_directory_of_pod_resources_may_be_elsewhere_than_that_of_device_plugins(helm: Helm):
+    pod = pod_of(helm.objects(values("rooted elsewhere")))
+    one = container(pod)
+    mounts = {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
+    hosts = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
+    variables = environment(one)
+
+    for places in (mounts, hosts):
+        assert "/var/lib/kubelet/device-plugins" == places["device-plugins"]
+        assert "/data/root/pod-resources" == places["pod-resources"]
+    assert "HAMI_AGENT_PATHS_KUBELET_SOCKET" not in variables
+    assert (
+        "/data/root/pod-resources/kubelet.sock"
+        == (variables["HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET"])
+    )
+
+
 def test_other_plugins_are_kept_away_beside_what_the_operator_wants(helm: Helm):
     wants = pod_of(helm.objects(values("guarded")))["affinity"]["podAntiAffinity"]
     terms = wants["requiredDuringSchedulingIgnoredDuringExecution"]

@@ -1,9 +1,11 @@
 """`hami-agent bundle`: one archive that another machine can read, and that overwrites nothing."""
 
+import gzip
 import io
 import os
 import stat
 import tarfile
+import tracemalloc
 
 import pytest
 
@@ -112,6 +114,10 @@ def an_archive(path, name=bundle.__name__, content=b"x", kind=tarfile.REGTYPE):
             lambda path: an_archive(path, "hami-agent/status.json", b"", tarfile.SYMTYPE),
             "is not a file of at most 8 MiB",
         ),
+        (os.mkfifo, "is not a regular file; name an archive of `hami-agent bundle`"),
+        (lambda path: path.mkdir(), "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: os.mknod(path, stat.S_IFSOCK | 0o600), "is not a regular file"),
     ],
 )
 def test_a_file_that_is_no_bundle_is_refused_in_a_sentence(cli, tmp_path, make, said):
@@ -121,3 +127,68 @@ def test_a_file_that_is_no_bundle_is_refused_in_a_sentence(cli, tmp_path, make, 
 
     assert (3, "") == (code, out)
     assert said in err
+
+
+def a_header(name, size=0, kind=tarfile.REGTYPE):
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def with_status(content, before=b""):
+    """An archive whose status is that."""
+    head = before + a_header("hami-agent/status.json", len(content))
+    return gzip.compress(head + content.ljust(-(-len(content) // 512) * 512, b"\0"), 1)
+
+
+def a_status(data):
+    return envelope("Status", data, NOON)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # What asks for a GiB: an extension of all members, the target of a link, a plain member.
+        *(
+            gzip.compress(a_header("x", 1 << 30, kind) + bytes(1 << 26), 1)
+            for kind in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK, tarfile.REGTYPE)
+        ),
+        gzip.compress(a_header("x") * 200_000, 1),
+        gzip.compress(a_header("x", kind=tarfile.GNUTYPE_LONGNAME) * 5000),  # each of the next
+        b"\x1f\x8b\x08\x08" + bytes(6) + b"a" * (1 << 25),  # gzip's own name of the file
+        gzip.compress(b"") * 500_000,
+        gzip.compress(a_header("x", -1024)),
+        gzip.compress(a_header("x", 1 << 70)),
+        with_status(b"{}", a_header("hami-agent/status.json", 0, tarfile.GNUTYPE_SPARSE)),
+        with_status(b"[" * 100_000),
+        with_status(a_status(b'{"gpus":' + b"[" * 100_000 + b"]" * 100_000 + b"}")),
+        with_status(a_status(b'{"node":{"name":"\xff"},"gpus":[]}')),
+        with_status(
+            a_status(b'{"node":{"name":"n"},"gpus":[{"uuid":"G","usedMib":1%s}]}' % (b"0" * 400))
+        ),
+    ],
+    ids=range(14),
+)
+def test_a_file_of_a_stranger_costs_little_and_is_refused_in_a_sentence(cli, tmp_path, content):
+    path = tmp_path / "x.tgz"
+    path.write_bytes(content)
+    del content
+    tracemalloc.start()
+    try:
+        code, out, err = cli("status", "--from", str(path))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (3, "", 1) == (code, out, err.count("\n"))
+    assert f"hami-agent status: {path}" == err[: len(f"hami-agent status: {path}")]
+    assert 64 << 20 > most
+
+
+def test_an_archive_that_was_packed_again_is_read(cli, tmp_path):
+    text = a_status(encode(STATUS))
+    path = tmp_path / "x.tgz"
+    before = a_header("hami-agent", kind=tarfile.DIRTYPE) + a_header("hami-agent/a", 3) + bytes(512)
+    path.write_bytes(with_status(text, before))
+
+    assert "gpu-a07  READY" in cli("status", "--from", str(path))[1]

@@ -184,7 +184,7 @@ def test_an_entry_without_a_name_is_of_no_node_and_is_told(tmp_path, monkeypatch
     assert ["a", "  sharing.splitCount  6      n.json:1:76", "other nodes: all defaults", "ok"] == (
         out.splitlines()
     )
-    assert "n.json:1:17: nodeconfig[0]: an entry without a name is of no node" in err
+    assert "n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector" in err
 
 
 ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
@@ -244,7 +244,7 @@ WRONG = {
     "profiles:\n- {name: p, sharing: {coreScaling: x}}\n- {name: q, match: {node: [a]}}",
     "d.yaml": "nvidia:\n  deviceSplitCount: x\n  deviceMemoryScaling: -1\n"
     "  disableCoreLimit: 'true'",
-    "n.json": '{"nodeconfig": [{"name": 1, "devicesplitcount": 0.5},\n{"operatingmode": "fast"}]}',
+    "n.json": '{"nodeconfig": [{"name": 1, "devicesplitcount": 0.5},\n{"devicesplitcount": 0.5}]}',
 }
 
 
@@ -267,7 +267,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are gpus, labels, nodes",
         "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
         "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
-        "n.json:2:19: sharing.operatingMode: expected one of hami-core, mps, mig, found 'fast'",
+        "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",
     ]
     assert expected == errors
 

@@ -1,7 +1,10 @@
 """HAMi's files as an operator brings them: what has another effect than there is told."""
 
+import json
+
 import pytest
 
+from agent.cli.main import dispatch
 from tests.cli.config_files import checked, written
 
 MIG = '{"nodeconfig": [\n{"name": "a", "operatingmode": "mig"}, {"name": "b"}]}'
@@ -56,9 +59,40 @@ def test_a_node_that_is_named_twice_is_told_with_both_places(tmp_path, monkeypat
     assert "  sharing.splitCount     4      n.json:3:35" in out.splitlines()
     assert "  sharing.memoryScaling  2.0    n.json:2:61" in out.splitlines()
     assert (
-        "hami-agent: warning: n.json:3:1: the node a is also named at n.json:2:1; both entries "
+        "hami-agent: warning: n.json:3:1: the name a is also at n.json:2:1; both entries "
         "apply, and this one wins where they differ, as in HAMi's plugin\n"
     ) == err
+
+
+SELECTED = {
+    "nodeconfig": [
+        {"nodelabelselector": {"matchLabels": {"Pool": "x"}}, "devicesplitcount": 4},
+        {"name": "*", "devicesplitcount": 3},
+        {"name": "b", "operatingmode": "unknown"},
+    ]
+}
+
+
+def test_what_selects_by_labels_needs_labels_and_that_is_told(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"n.json": json.dumps(SELECTED)})
+    row = "  sharing.splitCount  {}"
+
+    out, err = checked(capsys, *files, "--node", "a")
+    assert any(line.startswith(row.format(3)) for line in out.splitlines())
+    assert "note: the profile at n.json:1:17 is left out: it needs labels" in err
+    out, err = checked(capsys, *files, "--node", "a", "--label", "Pool=x")
+    assert any(line.startswith(row.format(4)) for line in out.splitlines())
+    assert "note" not in err
+    assert "warning: n.json:1:164: sharing.operatingMode: expected one of" in err
+
+    for asked in ((), ("--node", "b")):
+        assert "n.json:1:164: sharing.operatingMode" in checked(capsys, *files, *asked, code=1)[1]
+
+    flags = ("--nodeconfig", *files, "--device-config", "", "--node-name", "a")
+    assert 0 == dispatch(["config", "show", "--diff", *flags], {})
+    shown = capsys.readouterr()
+    assert "note: what selects by labels is left out" in shown.err
+    assert "sharing.splitCount" in shown.out
 
 
 @pytest.mark.parametrize("nvidia", ["", "{deviceSplitCount: 5}"])
@@ -82,7 +116,7 @@ def test_a_section_of_ours_in_hamis_file_is_told(tmp_path, monkeypatch, capsys, 
             "deviceSplitCount: 4",
             (
                 "n.json:2:35: devicesplitcount 0 overrides nothing, as in HAMi's plugin: "
-                "sharing.splitCount is 4 (d.yaml:2:21)"
+                "sharing.splitCount of all nodes is 4 (d.yaml:2:21)"
             ),
         ),
         (
@@ -90,7 +124,7 @@ def test_a_section_of_ours_in_hamis_file_is_told(tmp_path, monkeypatch, capsys, 
             "enableNumaTopology: true",
             (
                 "n.json:2:37: enablenumatopology false overrides nothing, as in HAMi's plugin: "
-                "sharing.numaTopology is true (d.yaml:2:23)"
+                "sharing.numaTopology of all nodes is true (d.yaml:2:23)"
             ),
         ),
         ('"enablenumatopology": false', "deviceSplitCount: 4", ""),

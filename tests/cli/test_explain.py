@@ -262,6 +262,16 @@ async def test_the_label_that_excludes_a_pod_from_the_webhook_is_named(rig: Expl
     assert "its label hami.io/webhook=ignore excludes it" == fact
 
 
+async def test_another_value_of_that_label_excludes_nothing(rig: ExplainRig):
+    rig.node("n1", a_gpu("GPU-a"))
+    labels = {"hami.io/webhook": "use"}
+    rig.submit("p", {GPU: 1, MEMORY: 1000}, admitted=False, metadata={"labels": labels})
+
+    (fact,) = (await rig.explain("p")).gate("admission")["facts"]
+
+    assert fact.startswith("its namespace may be excluded (label hami.io/webhook=ignore)")
+
+
 async def test_another_scheduler_is_told(rig: ExplainRig):
     rig.node("n1", a_gpu("GPU-a"))
     spec = {"schedulerName": "volcano"}

@@ -1,9 +1,10 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
 import json
+import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,24 @@ async def test_the_kubeconfig_of_the_home_is_found(tmp_path: Path, capsys: Capsy
         answer = await rig.explain("p", environ={"HOME": str(tmp_path)})
 
         assert "default" == answer.data["namespace"]
+
+
+@pytest.mark.parametrize(
+    "verb", [("explain", "p"), ("explain", "--recent"), ("status", "--node=n")]
+)
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")],
+    ids=["pipe", "directory", "device"],
+)
+def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(
+    verb: Sequence[str], make: Callable[[Path], object], tmp_path: Path, capsys: Capsys
+):
+    path = tmp_path / "kubeconfig"
+    make(path)
+
+    assert 3 == dispatch([*verb, "--kubeconfig", str(path)], {})
+    assert "kubeconfig: is not a regular file" in capsys.readouterr().err
 
 
 def test_an_api_server_that_is_not_there_ends_with_3(tmp_path: Path, capsys: Capsys):

@@ -22,6 +22,7 @@ from tests.fakes.explain_rig import TOKEN, ExplainRig, a_gpu, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG
 
 pytestmark = pytest.mark.looptime(False)
+OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}
 HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 
@@ -89,6 +90,24 @@ async def test_a_running_pod_is_told_with_what_it_uses_and_its_last_kernel(tmp_p
 async def test_a_use_that_the_agent_does_not_know_is_left_out(tmp_path, capsys):
     async with a_running_pod(tmp_path, capsys, a_status()) as rig:
         assert [HELD] == (await rig.explain("p")).gate("running")["facts"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"runtimeClassName": "gvisor"}, "HAMi-core does not work under the runtime class gvisor"),
+        ({"runtimeClassName": "kata-qemu"}, "HAMi-core does not work under the runtime class kata"),
+        ({"containers": [{"name": "main", "env": [OFF]}]}, "CUDA_DISABLE_CONTROL keeps HAMi-core"),
+    ],
+    ids=["gVisor", "Kata", "switched off"],
+)
+async def test_limits_that_nothing_keeps_are_told_as_not_kept(tmp_path, capsys, spec, why):
+    async with a_running_pod(tmp_path, capsys, a_status(used_mib=2048)) as rig:
+        rig.edit_pod("p", {"spec": spec})
+        (fact,) = (await rig.explain("p")).gate("running")["facts"]
+
+    assert fact.startswith(f"{HELD}, not kept: {why}")
+    assert "; it uses 2,048 MiB" in fact
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,15 @@ def test_what_a_container_uses_stands_beside_what_it_may_use():
     assert "the use of llm/train-0/main is not known: its file is a link" == note
 
 
+def test_what_nothing_limits_is_told_below_the_table():
+    free = msgspec.structs.replace(HELD, unkept="HAMi-core is out", unread="its file is a link")
+
+    *_, limits, use = pod_lines((HELD, free), NOON, StatusStyle(width=160))
+
+    assert "nothing keeps the limits of llm/train-0/main: HAMi-core is out" == limits
+    assert "the use of llm/train-0/main is not known: its file is a link" == use
+
+
 def test_ascii_is_ascii():
     assert shown(ascii=True, width=60).isascii()
 

@@ -1,27 +1,22 @@
 """`uninstall`: a line for each Node and for what stays, an exit code, and the same as JSON."""
 
 import asyncio
-import functools
 import json
-import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from agent.cli.main import dispatch
-from agent.codec.managed import WRITER
+from agent.codec.region import V1_2
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.core.node.leftovers import NodeLeftovers, NodeTraces
-from agent.host.kube.connection import Connection
-from agent.host.kube.leftovers import KubeLeftovers
-from agent.host.kube.session import KubeSession
+from agent.host.kube.leftovers import KubeLeftovers, NodeLeftovers
 from agent.host.lockfile import LockFile
-from agent.services.leftovers import vacated
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import ModelWorld, model_world
+from tests.hami_regions import read_bytes
+from tests.host.region_dirs import OTHER, poke, with_region
 
 pytestmark = pytest.mark.looptime(False)
 OWN = "hami-agent/gpus"
@@ -32,10 +27,9 @@ NOTES = {REGISTER: "[]", OWN: "1", MUTEX_LOCK: "a", "seen": "1"}
 async def world(tmp_path: Path) -> AsyncIterator[ModelWorld]:
     """An API server with this Node, on which an agent wrote."""
     async with model_world(tmp_path) as made:
-        fields = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}, f"f:{OWN}": {}}}}
-        managed = [{"manager": "hami-agent", "fieldsV1": fields}]
-        metadata = {"name": NODE, "annotations": dict(NOTES), "managedFields": managed}
-        made.store.create("nodes", {"metadata": metadata})
+        degraded = {"conditions": [{"type": "GpuDegraded", "status": "True"}]}
+        metadata = {"name": NODE, "annotations": dict(NOTES)}
+        made.store.create("nodes", {"metadata": metadata, "status": degraded})
         yield made
 
 
@@ -60,9 +54,9 @@ async def test_what_goes_and_what_stays_is_told_and_a_second_call_finds_nothing(
     assert 0 == await uninstalled(*flags)
 
     assert {MUTEX_LOCK: "a", "seen": "1"} == world.node_annotations()
+    assert [] == world.store.get("nodes", "", NODE)["status"]["conditions"]
     assert [
-        f"{NODE}: removed {OWN}, {REGISTER}",
-        f"{NODE}: left {MUTEX_LOCK}: it is the lock of HAMi's scheduler",
+        f"{NODE}: removed {REGISTER}, {OWN}, condition GpuDegraded",
         f"this host: left {tmp_path}/run: the next boot removes it; or remove it now",
     ] == capsys.readouterr().out.splitlines()
     assert 0 == await uninstalled(*flags)
@@ -80,7 +74,8 @@ async def test_the_same_as_json(
     data = document["data"]
     (node,) = data["nodes"]
     assert ("Uninstallation", True, "") == (document["kind"], data["ok"], data["refusal"])
-    assert ([OWN, REGISTER, HANDSHAKE], {MUTEX_LOCK}) == (node["removed"], node["left"].keys())
+    assert {REGISTER, OWN, HANDSHAKE, "condition GpuDegraded"} == set(node["removed"])
+    assert ("", "") == (node["skipped"], node["failure"])
     assert [f"{tmp_path}/run"] == list(data["leftOnHost"])
 
 
@@ -111,6 +106,7 @@ async def test_while_pods_with_gpus_run_it_must_be_forced(
     assert world.node_annotations() == NOTES
     assert 0 == await uninstalled(*flags, "--force")
     assert REGISTER not in world.node_annotations()
+    assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
 
 
 async def test_a_right_that_is_missing_is_told_and_ends_with_1(
@@ -155,6 +151,10 @@ def test_plain_mode_has_written_nothing_to_a_node(
     assert f"left {tmp_path}/hook/vgpu: mounted in containers" in out
 
 
+RECENT = V1_2.tail + 8
+"""Where recent_kernel is."""
+
+
 def serve(world: ModelWorld, resource: str = RESOURCE) -> None:
     """A kubelet says that somebody serves here."""
     status = {
@@ -164,20 +164,23 @@ def serve(world: ModelWorld, resource: str = RESOURCE) -> None:
     world.store.update("nodes", "", NODE, lambda node: node | {"status": status})
 
 
-async def test_while_somebody_serves_the_node_it_is_refused_even_by_force(
+async def test_while_a_plugin_serves_the_node_it_must_be_forced(
     world: ModelWorld,
     flags: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
     serve(world)
-    at_once = functools.partial(vacated, patience=0.0)
-    monkeypatch.setattr("agent.app.uninstalling.vacated", at_once)
+    monkeypatch.setattr("agent.app.uninstalling.VACATING", 0.0)
 
-    assert 1 == await uninstalled(*flags, "--force", "--run-dir", "/none/run")
+    assert 1 == await uninstalled(*flags)
 
-    assert f"a device plugin serves {RESOURCE} on the Node {NODE}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"a device plugin serves {RESOURCE} on the Node {NODE}" in said
+    assert "stop it first; --force uninstalls anyway" in said
     assert world.node_annotations() == NOTES
+    assert 0 == await uninstalled(*flags, "--force")
+    assert {MUTEX_LOCK: "a", "seen": "1"} == world.node_annotations()
 
 
 async def test_who_serves_another_resource_is_in_nobodys_way(world: ModelWorld, flags: list[str]):
@@ -192,32 +195,21 @@ async def test_the_wait_for_the_kubelet_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    states = [NodeLeftovers(kubelet=True, served=80)] * 2 + [NodeLeftovers(kubelet=True)]
+    serving = [True, True, False, False]
 
-    async def look(*_: object) -> NodeLeftovers:
-        return states.pop(0)
+    async def node(*_: object) -> NodeLeftovers:
+        return NodeLeftovers(NODE, (REGISTER,), has_kubelet=True, served=serving.pop(0))
 
-    monkeypatch.setattr(KubeLeftovers, "look", look)
+    monkeypatch.setattr(KubeLeftovers, "node", node)
+    monkeypatch.setattr("agent.app.uninstalling.PAUSE", 0.0)
 
     assert 0 == await uninstalled(*flags, "-o", "json")
 
-    assert "waiting up to 30 s for the kubelets" in capsys.readouterr().err
-
-
-async def test_on_the_own_host_whoever_wrote_the_report_it_goes(
-    world: ModelWorld, flags: list[str]
-):
-    def unkept(node: dict[str, Any]) -> dict[str, Any]:
-        node["metadata"].pop("managedFields")
-        node["status"] = {"conditions": [{"type": "GpuDegraded", "status": "True"}]}
-        return node
-
-    world.store.update("nodes", "", NODE, unkept)
-
-    assert 0 == await uninstalled(*flags)
-
-    assert {MUTEX_LOCK: "a", "seen": "1"} == world.node_annotations()
-    assert [] == world.store.get("nodes", "", NODE)["status"]["conditions"]
+    assert f"waiting up to 30 s for the kubelets to report that no plugin serves: {NODE}" in (
+        capsys.readouterr().err
+    )
+    assert [] == serving
+    assert REGISTER not in world.node_annotations()
 
 
 async def test_without_a_run_directory_the_node_is_cleaned_and_none_is_made(
@@ -232,13 +224,13 @@ async def test_without_a_run_directory_the_node_is_cleaned_and_none_is_made(
 async def test_no_agent_starts_while_the_node_is_cleaned(
     world: ModelWorld, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    plain, taken = KubeLeftovers.remove, list[bool]()
+    plain, taken = KubeLeftovers.clean, list[bool]()
 
-    async def remove(api: KubeLeftovers, node: NodeTraces, keys: Sequence[str]) -> None:
+    async def clean(api: KubeLeftovers, node: NodeLeftovers) -> None:
         taken.append(LockFile(tmp_path / "run/lock").try_take())
-        await plain(api, node, keys)
+        await plain(api, node)
 
-    monkeypatch.setattr(KubeLeftovers, "remove", remove)
+    monkeypatch.setattr(KubeLeftovers, "clean", clean)
 
     assert 0 == await uninstalled(*flags)
 
@@ -254,24 +246,6 @@ async def test_pods_of_the_settings_own_resource_hold_it_up_and_no_others(
     world.create_pod("a")
 
     assert 0 == await uninstalled(*flags, "--resource-name", "other.com/gpu")
-
-
-async def test_what_it_changes_does_not_count_as_an_agents(
-    world: ModelWorld, flags: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    programs = []
-
-    class Named(KubeSession):
-        def __init__(self, connection: Connection, chance: random.Random, program: str) -> None:
-            programs.append(program)
-            super().__init__(connection, chance, program)
-
-    monkeypatch.setattr("agent.app.uninstalling.KubeSession", Named)
-
-    assert 0 == await uninstalled(*flags)
-
-    assert ["hami-agent-uninstall"] == programs
-    assert WRITER not in programs
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -315,3 +289,32 @@ async def test_a_path_that_cannot_be_looked_at_afterwards_is_told(
     said = capsys.readouterr().out
     assert f"left {tmp_path}/closed/state: it may exist: it cannot be accessed" in said
     assert REGISTER not in world.node_annotations()
+
+
+@pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])
+async def test_containers_that_a_killed_agent_held_back_are_released(
+    world: ModelWorld, flags: list[str], tmp_path: Path, mode: str
+):
+    held = with_region(tmp_path / "hook")
+    free = with_region(tmp_path / "hook", OTHER)
+    poke(held, RECENT, "<i", -1)
+    before = free.read_bytes()
+    if mode == "an outage":
+        await world.begin_outage()
+
+    expected = 3 if mode == "an outage" else 0
+    assert expected == await uninstalled(*flags, *["--scheduler", "none"] * (mode == "plain"))
+
+    assert 0 == read_bytes(held.read_bytes()).region.recent_kernel
+    assert before == free.read_bytes()
+
+
+async def test_regions_that_cannot_be_looked_at_are_told_and_stop_nothing(
+    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "hook/vgpu").mkdir(parents=True)
+    (tmp_path / "hook/vgpu/containers").touch()
+
+    assert 0 == await uninstalled(*flags)
+
+    assert "containers that an agent held back may wait for ever" in capsys.readouterr().err

@@ -1,10 +1,9 @@
 """`uninstall --all-nodes`: what became of each Node, and an exit code for all of them."""
 
 import asyncio
-import functools
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ import pytest_asyncio
 
 from agent.cli.main import dispatch
 from agent.core.errors import ApiError, ApiForbidden
-from agent.core.node.leftovers import NodeTraces
-from agent.host.kube.leftovers import KubeLeftovers
-from agent.services.leftovers import clean_all
+from agent.host.kube.leftovers import KubeLeftovers, NodeLeftovers
 from tests.fakes.kubeworld import ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -68,8 +65,8 @@ def test_in_a_pod_its_own_account_comes_before_the_variable(
     assert str(tmp_path) not in capsys.readouterr().err
 
 
-async def _nobody(*_: object) -> tuple[str, ...]:
-    return ()
+async def _nobody(*_: object) -> dict[str, str]:
+    return {}
 
 
 @pytest_asyncio.fixture
@@ -98,14 +95,14 @@ async def test_all_nodes_are_told_by_name(two: ModelWorld, capsys: pytest.Captur
 
 def refuse(monkeypatch: pytest.MonkeyPatch, error: ApiError) -> None:
     """Changes of Node a fail."""
-    plain = KubeLeftovers.remove
+    plain = KubeLeftovers.clean
 
-    async def remove(api: KubeLeftovers, node: NodeTraces, keys: Sequence[str]) -> None:
+    async def clean(api: KubeLeftovers, node: NodeLeftovers) -> None:
         if node.name == "a":
             raise error
-        await plain(api, node, keys)
+        await plain(api, node)
 
-    monkeypatch.setattr(KubeLeftovers, "remove", remove)
+    monkeypatch.setattr(KubeLeftovers, "clean", clean)
 
 
 async def test_a_node_that_fails_is_told_and_ends_with_1(
@@ -124,40 +121,49 @@ async def test_a_node_that_fails_is_told_and_ends_with_1(
     )
 
 
-async def test_a_server_that_falls_silent_ends_with_3_and_the_rest_is_named(
+async def test_a_server_that_falls_silent_ends_with_3(
     two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     refuse(monkeypatch, ApiError("no answer"))
 
     assert 3 == await everywhere(two)
-    assert "does not answer: b" in capsys.readouterr().out
+    assert "hami-agent uninstall: no answer" in capsys.readouterr().err
     assert 3 == await everywhere(two, "-o", "json")
     document = json.loads(capsys.readouterr().out)["data"]
-    assert (False, ["b"]) == (document["ok"], document["notReached"])
+    assert (False, "no answer") == (document["ok"], document["refusal"])
     assert {OWN: "1"} == two.store.get("nodes", "", "b")["metadata"]["annotations"]
 
 
 async def test_a_node_with_an_agent_that_does_not_end_is_told_with_its_pod(
     two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    async def present(*_: object) -> tuple[str, ...]:
-        return ("agent-1",)
-
-    async def placed(*_: object) -> dict[str, str]:
+    async def present(*_: object) -> dict[str, str]:
         return {"agent-1": "a"}
 
     monkeypatch.setattr(KubeLeftovers, "agents", present)
-    monkeypatch.setattr(KubeLeftovers, "places", placed)
-    at_once = functools.partial(clean_all, patience=0.0)
-    monkeypatch.setattr("agent.app.uninstalling.clean_all", at_once)
+    monkeypatch.setattr("agent.app.uninstalling.PATIENCE", 0.0)
 
     assert 1 == await everywhere(two)
-    out = capsys.readouterr().out
-    assert "a: not touched: its agent has not ended and would write again (pod agent-1)" in out
-    assert "clean it by hand" in out
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a: something is left: its agent has not ended and would write again")
+    assert "(pod agent-1): clean it by hand" in first
+    assert f"b: removed {OWN}" == second
     assert 1 == await everywhere(two, "-o", "json")
-    document = json.loads(capsys.readouterr().out)["data"]
-    assert (False, [{"node": "a", "pod": "agent-1"}]) == (document["ok"], document["notTouched"])
+    assert not json.loads(capsys.readouterr().out)["data"]["ok"]
+
+
+async def test_a_node_on_which_a_plugin_serves_is_skipped_and_that_is_no_failure(
+    two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("agent.app.uninstalling.VACATING", 0.0)
+    offer = {"allocatable": {"gpus.example/one": "80"}}
+    two.store.update("nodes", "", "a", lambda one: one | {"status": one["status"] | offer})
+
+    assert 0 == await everywhere(two, "--resource-name", "gpus.example/one")
+
+    out = capsys.readouterr().out.splitlines()
+    assert ["a: skipped: a device plugin serves gpus.example/one there", f"b: removed {OWN}"] == out
+    assert {OWN: "1"} == two.store.get("nodes", "", "a")["metadata"]["annotations"]
 
 
 async def test_what_becomes_of_a_node_is_told_before_the_next_is_begun(

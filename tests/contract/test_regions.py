@@ -59,8 +59,12 @@ def regions(request, kind, tmp_path):
     return memory
 
 
+async def sums_of(regions, name=NAME):
+    return (await regions.read([name]))[name]
+
+
 async def region_of(regions, name=NAME):
-    return (await regions.read([name]))[name].region
+    return (await sums_of(regions, name)).region
 
 
 async def test_each_name_that_is_asked_for_has_a_reading_and_no_other(regions):
@@ -80,8 +84,16 @@ async def test_what_the_processes_use_is_read(regions):
     assert [("GPU-a", 8 << 30, 30), ("GPU-b", 8 << 30, 30)] == [
         (gpu.uuid, gpu.memory_limit, gpu.core_limit) for gpu in region.gpus
     ]
-    (process,) = region.processes
-    assert (7, 1 << 30, (37, 0)) == (process.pid, process.memory[0].total, process.sm_percent)
+    sums = await sums_of(regions)
+    assert (1, 1 << 30, (37, 0)) == (sums.processes, sums.memory[0].total, sums.sm_percent)
+
+
+async def test_who_is_held_back_is_found(regions):
+    assert [] == list(await regions.held())
+
+    await regions.write({NAME: RegionChange(recent_kernel=-1)})
+
+    assert [NAME] == list(await regions.held())
 
 
 @pytest.mark.parametrize(

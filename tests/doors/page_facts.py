@@ -2,9 +2,11 @@
 
 import datetime as dt
 
+import msgspec
+
 from agent.codec.status_document import NodeStatus, SettingStatus
 from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
-from agent.core.cluster.pods import NodeView
+from agent.core.cluster.pods import NodeView, PodTable
 from agent.core.inventory.condition import Condition, Health
 from agent.core.inventory.gpu import GpuSample, Sampled
 from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
@@ -17,6 +19,7 @@ from tests.builders import (
     a_container_use,
     a_gpu,
     a_gpu_use,
+    a_pod,
     a_pod_uid,
     a_row,
     a_share,
@@ -71,6 +74,7 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "refusals": _refusals(text),
         "journal_since": NOW - dt.timedelta(days=3),
         "settings": _settings,
+        "pods": PodTable({row.key.pod_uid: _unlimited(row) for row in rows[8:10]}),
     }
     return StatusFacts(**{**facts, **changes})
 
@@ -90,6 +94,12 @@ def _row(gpu, slot, name):
         answered_at=NOW - dt.timedelta(minutes=17 * number + 2),
         confirmed=number != 5,
     )
+
+
+def _unlimited(row):
+    """The pod of the row, which nothing keeps within its limits."""
+    pod = a_pod(uid=row.key.pod_uid, namespace=row.namespace, name=row.pod)
+    return msgspec.structs.replace(pod, runtime_class="kata-qemu")
 
 
 def _gpu(number):

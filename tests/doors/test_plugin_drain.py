@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
+from tests.machine.virtual import stall, virtual
 
 
 async def answer(seconds: Any) -> None:
@@ -34,6 +35,28 @@ async def test_behind_a_call_it_waits_for_the_next_one(followed: float, *, fails
         await calls.watched(answer_or_fail, followed)(None)  # type: ignore[arg-type]
 
     assert followed == pytest.approx(await waited(calls))
+
+
+@virtual
+async def test_an_agent_that_stands_still_behind_a_call_reads_the_next_one_first():
+    calls, loop = AdmissionCalls(), asyncio.get_running_loop()
+    allocate = calls.watched(answer, ALLOCATE_FOLLOWED)
+    tasks = []
+
+    async def read() -> None:
+        for _ in range(5):  # a call passes through several callbacks
+            await asyncio.sleep(0)
+        await allocate(0.2)  # type: ignore[arg-type]
+
+    def stop() -> None:
+        stall(3.5)  # the kubelet's call lies there
+        tasks.append(loop.create_task(read()))
+
+    await calls.watched(answer, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
+    loop.call_later(0.1, stop)
+    await calls.over()
+
+    assert [True] == [task.done() for task in tasks]
 
 
 async def test_without_a_call_or_long_behind_one_it_does_not_wait():

@@ -6,12 +6,14 @@ import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 
-from agent.core.cluster.pods import PodUid
+from agent.core.cluster.pods import PodTable, PodUid
+from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.share import Share
 from agent.core.node.readiness import Check
 from agent.core.usage.region import RegionState
 from agent.core.usage.use import ContainerUse
+from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web.hami import HamiSettings
 from agent.web.metrics import Gauge, MetricSources
@@ -19,6 +21,8 @@ from agent.web.policy import HamiNames
 from tests.builders import (
     NODE,
     NOON,
+    a_container,
+    a_pod,
     a_pod_uid,
     a_row,
     a_shared_gpu,
@@ -119,7 +123,11 @@ async def test_pods_are_named_only_where_that_is_wanted():
 
 async def used(cells):
     found = await series(cells, "hami_agent_container_")
-    return {key: value for key, value in found.items() if key[0] not in {*PROMISED, "regions"}}
+    return {
+        key: value
+        for key, value in found.items()
+        if key[0] not in {*PROMISED, "regions", "limits_info"}
+    }
 
 
 async def test_a_container_has_what_it_uses_of_each_of_its_gpus():
@@ -154,6 +162,52 @@ async def test_of_two_pods_of_one_name_the_later_has_the_series():
     cells = facts(an_inventory(count=1), rows=(second, first), use=found.get)
 
     assert 2 == (await used(cells))["memory_used_bytes", *MAIN]
+
+
+POLICY = "GPU_CORE_UTILIZATION_POLICY"
+OFF = a_pod(containers=(a_container(control_disabled=True),))
+
+
+def forced_by(policy):
+    return a_pod(containers=(msgspec.structs.replace(a_container(), core_policy=policy),))
+
+
+@pytest.mark.parametrize(
+    ("answered", "pod", "told"),
+    [
+        ((), a_pod(), ("hami-core", "default")),
+        ((), None, ("unknown", "default")),
+        (((POLICY, "force"),), None, ("unknown", "force")),
+        (((POLICY, "disable"),), a_pod(), ("hami-core", "disable")),
+        (((POLICY, "disable"),), forced_by("FORCE"), ("hami-core", "force")),
+        ((), forced_by("force"), ("hami-core", "force")),
+        ((), forced_by("Force"), ("hami-core", "default")),
+        ((), OFF, ("none", "default")),
+        ((), msgspec.structs.replace(a_pod(), runtime_class="gvisor"), ("none", "default")),
+        ((), msgspec.structs.replace(a_pod(), runtime_class="nvidia"), ("hami-core", "default")),
+    ],
+)
+async def test_each_container_tells_who_keeps_its_limits_and_when(answered, pod, told):
+    row = a_row(shares=ONE, edits=ContainerEdits(envs=answered))
+    there = PodTable({pod.uid: pod} if pod else {})
+    found = await series(facts(rows=(row,), pods=Cell(there)), "hami_agent_container_limits_info")
+
+    assert {("", "main", told[0], "team-a", "train-0", told[1]): 1} == found
+
+
+async def test_what_has_no_limits_tells_of_nobody_that_keeps_them():
+    rows = (
+        a_plain_row(slice_ids=ids(0), holder=HOLDER),
+        a_plain_row(
+            uid=PodUid("b" * 32),
+            slice_ids=ids(1),
+            limited=False,
+            holder=msgspec.structs.replace(HOLDER, pod="free"),
+        ),
+    )
+    found = await series(facts(rows=rows), "hami_agent_container_limits_info")
+
+    assert {("", "main", "unknown", "team-a", "train-0", "default"): 1} == found
 
 
 async def test_a_region_without_numbers_is_counted_by_its_state_also_where_no_pod_is_named():

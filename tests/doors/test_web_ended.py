@@ -117,6 +117,16 @@ async def test_every_face_has_the_sum_by_which_the_next_pod_is_let_in(seen):
 
 
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
+def test_that_nothing_keeps_its_limits_is_said_while_it_runs(seen):
+    off = [msgspec.structs.replace(pod, runtime_class="kata") for pod in seen.pods]
+    found = document(dataclasses.replace(seen, pods=tuple(off)))
+    marked = {one.pod for one in found.allocations or () if one.unkept}
+
+    knows = seen.row.key.pod_uid in seen.table.pods
+    assert ({seen.row.pod} if knows and not seen.ended else set()) == marked
+
+
+@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
 async def test_what_has_ended_is_shown_as_ended_and_has_no_series(seen):
     found = document(seen)
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)

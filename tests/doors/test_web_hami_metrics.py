@@ -38,15 +38,29 @@ async def test_hamis_series_have_hamis_names_labels_and_scales():
         a_shared_gpu(gpu=a_gpu(index=1)),
         a_shared_gpu(gpu=a_gpu(uuid="GPU-x", index=NO_INDEX)),
     ]
-    newest = sampled(gpu_percent=93, memory_percent=41, used_mib=7168)
+    newest = sampled(
+        gpu_percent=93,
+        memory_percent=41,
+        used_mib=7168,
+        celsius=0,
+        milliwatts=70_150,
+        ecc_corrected=9,
+        ecc_uncorrected=0,
+    )
     text, _ = await scrape(facts(an_inventory(gpus=gpus), newest=newest, hami=CURRENT))
 
-    labels = f'device_index="0",device_type="NVIDIA-NVIDIA A10",device_uuid="{a_uuid(0)}"'
+    gpu = f'device_index="0",device_type="NVIDIA-NVIDIA A10",device_uuid="{a_uuid(0)}"'
+    labels, rest = f'{{{gpu},node="node-1",zone="vGPU"}}', 'node="node-1",zone="vGPU"'
     assert [
-        f'hami_host_gpu_memory_used_bytes{{{labels},node="node-1",zone="vGPU"}} 7.516192768e+09',
-        f'hami_host_gpu_utilization_ratio{{{labels},node="node-1",zone="vGPU"}} 93.0',
-        f'hami_host_gpu_memory_controller_utilization_ratio{{{labels},zone="vGPU"}} 41.0',
+        f"hami_host_gpu_memory_used_bytes{labels} 7.516192768e+09",
+        f"hami_host_gpu_utilization_ratio{labels} 93.0",
+        f"hami_host_gpu_memory_controller_utilization_ratio{labels} 41.0",
+        f"hami_host_gpu_temperature_celsius{labels} 0.0",
+        f"hami_host_gpu_power_usage_watts{labels} 70.15",
+        f'hami_host_gpu_ecc_errors_total{{{gpu},error_type="corrected",{rest}}} 9.0',
+        f'hami_host_gpu_ecc_errors_total{{{gpu},error_type="uncorrected",{rest}}} 0.0',
     ] == [line for line in text.splitlines() if line.startswith("hami_host_")]
+    assert "# TYPE hami_host_gpu_ecc_errors_total counter" in text
 
 
 async def test_a_uuid_is_cut_as_hami_cuts_it_and_what_is_not_reported_has_no_series():
@@ -57,6 +71,13 @@ async def test_a_uuid_is_cut_as_hami_cuts_it_and_what_is_not_reported_has_no_ser
 
     ((name, *labels),) = await series(cells, "hami_host_gpu_")
     assert ("memory_used_bytes", "GPU-" + "a" * 36) == (name, labels[2])
+
+
+async def test_hamis_series_of_used_memory_counts_what_the_driver_reserves():
+    newest = sampled(used_mib=10, reserved_mib=616)
+    cells = facts(an_inventory(count=1), newest=newest, hami=CURRENT)
+
+    assert [626 << 20] == list((await series(cells, "hami_host_gpu_memory")).values())
 
 
 async def test_hamis_series_are_not_served_unless_asked_for():
@@ -216,7 +237,7 @@ def a_reading(gpus):
         priority=0,
         last_kernel=NOON,
     )
-    return RegionReading(RegionState.READABLE, region)
+    return RegionReading(RegionState.READABLE, region).sums()
 
 
 async def test_the_texts_are_hamis():
@@ -236,6 +257,9 @@ TEXTS = {
     "hami_host_gpu_memory_controller_utilization_ratio": (
         "GPU memory controller utilization ratio (0-100)"
     ),
+    "hami_host_gpu_temperature_celsius": "GPU temperature in degrees Celsius",
+    "hami_host_gpu_power_usage_watts": "GPU power draw in watts",
+    "hami_host_gpu_ecc_errors_total": "GPU ECC errors in its lifetime",
     "hami_vgpu_memory_used_bytes": "vGPU device memory usage in bytes",
     "hami_vgpu_memory_limit_bytes": "vGPU device memory limit in bytes",
     "hami_container_device_memory_bytes": "Container device memory usage in bytes",
@@ -255,4 +279,4 @@ TEXTS = {
     "Device_utilization_desc_of_container": "Container device utilization description",
     "Device_last_kernel_of_container": "Container device last kernel description",
 }
-"""Interface facts of HAMi 2.10."""
+"""Interface facts of HAMi 2.10; temperature, power and errors are of later releases."""

@@ -211,6 +211,9 @@ def test_what_is_not_known_or_not_limited_is_said_so():
     def busy_share(one: ShareStatus) -> ShareStatus:
         return msgspec.structs.replace(one, used_mib=512, gpu_percent=3)
 
+    def beyond(one: ShareStatus) -> ShareStatus:
+        return msgspec.structs.replace(one, gpu_percent=11)
+
     pair = (ShareStatus("0", "GPU-0", 1024, 10), ShareStatus("1", "GPU-1", 1024, 20))
     document = StatusDocument(
         node=NodeStatus(
@@ -230,6 +233,9 @@ def test_what_is_not_known_or_not_limited_is_said_so():
             AllocationStatus("ns", "odd", "main", shares=shares[:1] * 2),
             AllocationStatus("ns", "used", "main", shares=tuple(busy_share(one) for one in shares)),
             AllocationStatus("ns", "dark", "main", shares=shares[:1], unread="its file is a link"),
+            AllocationStatus("ns", "free", "main", shares=pair[:1], unkept="it is off"),
+            AllocationStatus("ns", "more", "main", shares=tuple(map(beyond, pair))),
+            AllocationStatus("ns", "both", "main", shares=tuple(map(beyond, pair[:1] * 2))),
         ),
     )
 
@@ -251,6 +257,9 @@ def test_what_is_not_known_or_not_limited_is_said_so():
         "ns/used main 0, 1 0.5 GiB, all, 0.5 GiB, no limit 2 x 3 %, no limit",
         "ns/dark main Its use is not known: its file is a link. 0 all no limit",
         "ns/odd main 0, 0 all no limit",
+        "ns/free main Nothing keeps its limits: it is off. 0 1.0 GiB 10 %",
+        "ns/more main 0, 1 2 x 1.0 GiB 11 of 10 %, over, 11 of 20 %",
+        "ns/both main 0, 0 2 x 1.0 GiB 2 x 11 of 10 %, over",
         "x none From the next start on. f",
     ):
         assert words in tree.text, words

@@ -113,6 +113,12 @@ async def test_a_port_that_is_taken_is_said():
             await WebServer(Listeners("127.0.0.1", server.port), PAGES).__aenter__()
 
 
+async def test_an_ipv6_address_has_brackets_before_its_port():
+    # No machine has an address of the documentation's prefix.
+    with pytest.raises(PermissionFault, match=r"^\[2001:db8::7\]:9394 cannot be bound"):
+        await WebServer(Listeners("2001:db8::7", 9394), PAGES).__aenter__()
+
+
 @pytest.mark.parametrize(
     ("host", "second"),
     [

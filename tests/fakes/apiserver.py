@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from agent.core.cluster.annotations import REGISTER
 from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import (
@@ -87,14 +86,6 @@ class FakeApi:
         if self.node is None:
             raise ApiNotFound("no such Node", status=404)
         return self._put_node(msgspec.structs.replace(self.node, labels=dict(labels)))
-
-    def credit_node(self, writer: str) -> NodeView:
-        """The register annotation is known as this one's; empty: an agent's, or nobody knows."""
-        if self.node is None:
-            raise ApiNotFound("no such Node", status=404)
-        if self.node.reported_by == writer:
-            return self.node
-        return self._put_node(msgspec.structs.replace(self.node, reported_by=writer))
 
     def delete_node(self) -> None:
         """Somebody deletes the Node."""
@@ -173,13 +164,7 @@ class FakeApi:
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """The port's."""
         await self._enter("annotate_node")
-        before = self.node
-        after = self.edit_node(annotations)
-        if before is not None and before.annotations.get(REGISTER) != after.annotations.get(
-            REGISTER
-        ):
-            return self.credit_node("")
-        return after
+        return self.edit_node(annotations)
 
     async def release_lock(self, key: str, value: str) -> None:
         """The port's."""

@@ -25,9 +25,12 @@ class ScriptedDriver:
         self.scans = 0
         self.probes: list[GpuUuid] = []
         self.streams = 0
+        self.listening = False
+        """A stream of events is open."""
         self.opening = 0.0
         """Seconds that a stream of events takes to open."""
         self.closed = False
+        self.replaced: DriverError | None = None
         self.renewable = False
         """Another session can be begun once."""
         self.mended_by_renewal = False
@@ -84,21 +87,24 @@ class ScriptedDriver:
         await asyncio.sleep(self.opening)
         if self.failure is not None:
             raise self.failure
+        self.listening = True
         if opened is not None:
             opened()
-        while True:
-            item = await self._events.get()
-            if item is None:
-                return
-            if isinstance(item, AgentError):
-                raise item
+        while isinstance(item := await self._events.get(), DriverEvent):
             yield item
+        self.listening = False
+        if item is not None:
+            raise item
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         self.released_everything = everything
         if self.release_failure is not None:
             raise self.release_failure
         self.released |= set(uuids)
+
+    def check(self) -> None:
+        if self.replaced is not None:
+            raise self.replaced
 
     def take_back(self, uuid: GpuUuid) -> None:
         self.released.discard(uuid)

@@ -81,9 +81,11 @@ class FakeRecords:
     def __init__(self) -> None:
         self.keys: frozenset[ContainerKey] | None = frozenset()
         self.reads = 0
+        self.delay = 0.0
 
     async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
         self.reads += 1
+        await asyncio.sleep(self.delay)
         return None if self.keys is None else dict.fromkeys(self.keys, frozenset[SliceId]())
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
+FUNCTION_NOT_FOUND = 13
 NOT_FOUND = 6
 TIMEOUT = 10
 GPU_IS_LOST = 15
@@ -27,6 +28,13 @@ class NVMLError(Exception):
     def __init__(self, value: int) -> None:
         super().__init__(_TEXTS.get(value, f"error {value}"))
         self.value = value
+
+
+def told(value):
+    """The value. Raises NVMLError where the GPU has none."""
+    if value is None:
+        raise NVMLError(NOT_SUPPORTED)
+    return value
 
 
 @dataclasses.dataclass
@@ -47,10 +55,16 @@ class FakeGpu:
     """Retired after single-bit and after double-bit errors."""
     pages_pending: int = 0
     ecc: tuple[int, int] = (0, 0)
+    ecc_life: tuple[int, int] | None = None
+    """None: not supported, as the next two."""
+    celsius: int | None = None
+    milliwatts: int | None = None
     recovery: int | None = 0
     """None: the driver does not know the field."""
     percent: tuple[int, int] = (0, 0)
     used: int = 0
+    reserved: int | None = None
+    """None: the driver does not tell it from what is used."""
     peer_to_peer: int = 0
     event_types: int = 0x8 | 0x2 | 0x10
 
@@ -61,6 +75,7 @@ class NvmlAnswer:
 
     total: int = 0
     used: int = 0
+    reserved: int = 0
     gpu: int = 0
     memory: int = 0
     nvmlReturn: int = 0
@@ -179,9 +194,13 @@ class FakeNvml:
         name = self._gpu("nvmlDeviceGetName", handle).name
         return name.decode() if isinstance(name, bytes) else name
 
-    def nvmlDeviceGetMemoryInfo(self, handle):
+    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
         gpu = self._gpu("nvmlDeviceGetMemoryInfo", handle)
-        return NvmlAnswer(total=gpu.memory, used=gpu.used)
+        if version is None:
+            return NvmlAnswer(total=gpu.memory, used=gpu.used + (gpu.reserved or 0))
+        if gpu.reserved is None:
+            raise NVMLError(FUNCTION_NOT_FOUND)
+        return NvmlAnswer(total=gpu.memory, used=gpu.used, reserved=gpu.reserved)
 
     def nvmlDeviceGetPciInfo(self, handle):
         return NvmlAnswer(busId=self._gpu("nvmlDeviceGetPciInfo", handle).bus)
@@ -205,7 +224,14 @@ class FakeNvml:
         return [0] * pages[sourceFilter] if pages else []
 
     def nvmlDeviceGetTotalEccErrors(self, handle, errorType, counterType):
-        return self._gpu("nvmlDeviceGetTotalEccErrors", handle).ecc[errorType]
+        gpu = self._gpu("nvmlDeviceGetTotalEccErrors", handle)
+        return told(gpu.ecc_life if counterType else gpu.ecc)[errorType]
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return told(self._gpu("nvmlDeviceGetTemperature", handle).celsius)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return told(self._gpu("nvmlDeviceGetPowerUsage", handle).milliwatts)
 
     def nvmlDeviceGetFieldValues(self, handle, fieldIds):
         recovery = self._gpu("nvmlDeviceGetFieldValues", handle).recovery

@@ -30,13 +30,14 @@ enum { GPUS = 16, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
 #define CALLS(X) \
   X(any) X(nvmlInitWithFlags) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) \
   X(nvmlSystemGetNVMLVersion) X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
-  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) \
+  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2) \
   X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
   X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetP2PStatus) X(nvmlDeviceGetNvLinkState) \
   X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
   X(nvmlDeviceGetRemappedRows) X(nvmlDeviceGetRetiredPagesPendingStatus) \
   X(nvmlDeviceGetRetiredPages) X(nvmlDeviceGetGpuFabricInfo) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
-  X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetSupportedEventTypes) \
+  X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetPowerUsage) \
+  X(nvmlDeviceGetSupportedEventTypes) \
   X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate) X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
 #define NUMBER(name) C_##name,
 #define NAME(name) #name,
@@ -45,16 +46,17 @@ static const char *const names[] = {CALLS(NAME)};
 
 /* Numbers of a GPU that a test may set, by name. */
 #define FIELDS(X) \
-  X(memory) X(used) X(minor) X(mig) X(level) X(peer_to_peer) X(nvlinks) \
+  X(memory) X(used) X(reserved) X(minor) X(mig) X(level) X(peer_to_peer) X(nvlinks) \
   X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
   X(pages_single) X(pages_double) X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
-  X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
+  X(ecc_life_corrected) X(ecc_life_uncorrected) X(celsius) X(milliwatts) X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
 #define FIELD(name) F_##name,
 enum field { FIELDS(FIELD) MOST_FIELDS };
 static const char *const fields[] = {FIELDS(NAME)};
 
 typedef struct { int slot; } gpu_t; /* what a handle points to */
 typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2_t;
 typedef struct {
   char legacy[16];
   unsigned int domain, bus, device, id, subsystem;
@@ -113,6 +115,7 @@ static void describe(int slot) {
   gpu->fields[F_minor] = slot;
   gpu->fields[F_level] = 40;
   gpu->fields[F_event_types] = 0x19f;
+  gpu->fields[F_celsius] = -1;
 }
 
 __attribute__((constructor)) static void map(void) {
@@ -319,10 +322,22 @@ int nvmlDeviceGetMemoryInfo(gpu_t *gpu, memory_t *memory) {
   long long total = get(gpu, F_memory);
   if (total < 0) return NOT_SUPPORTED;
   memory->total = total;
-  memory->used = get(gpu, F_used);
+  memory->used = get(gpu, F_used) + get(gpu, F_reserved);
   memory->free = memory->total - memory->used;
   return OK;
 }
+#ifndef OLD_DRIVER
+int nvmlDeviceGetMemoryInfo_v2(gpu_t *gpu, memory_v2_t *memory) {
+  ENTER(nvmlDeviceGetMemoryInfo_v2, gpu);
+  long long total = get(gpu, F_memory);
+  if (total < 0) return NOT_SUPPORTED;
+  memory->total = total;
+  memory->reserved = get(gpu, F_reserved);
+  memory->used = get(gpu, F_used);
+  memory->free = total - memory->used - memory->reserved;
+  return OK;
+}
+#endif
 int nvmlDeviceGetPciInfo_v3(gpu_t *gpu, pci_t *pci) {
   ENTER(nvmlDeviceGetPciInfo_v3, gpu);
   memset(pci, 0, sizeof *pci);
@@ -346,11 +361,19 @@ int nvmlDeviceGetP2PStatus(gpu_t *one, gpu_t *other, int kind, int *status) {
   TELL(nvmlDeviceGetP2PStatus, one, status, peer_to_peer);
 }
 int nvmlDeviceGetTotalEccErrors(gpu_t *gpu, int type, int counter, unsigned long long *count) {
-  (void)counter;
   ENTER(nvmlDeviceGetTotalEccErrors, gpu);
-  long long value = get(gpu, type ? F_ecc_uncorrected : F_ecc_corrected);
+  int since_load = type ? F_ecc_uncorrected : F_ecc_corrected;
+  int in_life = type ? F_ecc_life_uncorrected : F_ecc_life_corrected;
+  long long value = get(gpu, counter ? in_life : since_load);
   *count = value;
   return value < 0 ? NOT_SUPPORTED : OK;
+}
+int nvmlDeviceGetTemperature(gpu_t *gpu, int sensor, unsigned int *celsius) {
+  if (sensor) return INVALID;
+  TELL(nvmlDeviceGetTemperature, gpu, celsius, celsius);
+}
+int nvmlDeviceGetPowerUsage(gpu_t *gpu, unsigned int *milliwatts) {
+  TELL(nvmlDeviceGetPowerUsage, gpu, milliwatts, milliwatts);
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(gpu_t *gpu, int *pending) {
   TELL(nvmlDeviceGetRetiredPagesPendingStatus, gpu, pending, pages_pending);

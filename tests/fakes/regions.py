@@ -15,6 +15,7 @@ from agent.core.usage.region import (
     RegionProcess,
     RegionReading,
     RegionState,
+    RegionSums,
 )
 
 ABSENT = RegionReading(RegionState.ABSENT)
@@ -24,7 +25,8 @@ class MemoryRegions:
     """The regions by directory; an unknown directory has none.
 
     Texts of a StateError: `broken` for every call, `unread` for a read, `read_only` for a write.
-    `hangs`: no call returns. `refused`: directories that take no write, with the reason.
+    `unseen`: the readings of regions that are there and are not read. `hangs`: no call returns.
+    `refused`: directories that take no write, with the reason.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,7 @@ class MemoryRegions:
         self.reads: list[tuple[str, ...]] = []
         self.writes: list[Mapping[str, RegionChange]] = []
         self.refused: dict[str, str] = {}
+        self.unseen: dict[str, RegionReading] = {}
         self.broken = ""
         self.read_only = ""
         self.unread = ""
@@ -47,11 +50,18 @@ class MemoryRegions:
         assert region is not None
         return region
 
-    async def read(self, names: Sequence[str]) -> Mapping[str, RegionReading]:
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
         """Read the regions."""
         self.reads.append(tuple(names))
         await self._act(self.broken or self.unread)
-        return {name: self.readings.get(name, ABSENT) for name in names}
+        readings = self.readings | self.unseen
+        return {name: readings.get(name, ABSENT).sums() for name in names}
+
+    async def held(self) -> Sequence[str]:
+        """The directories whose region holds launches back."""
+        await self._act(self.broken or self.unread)
+        regions = {name: reading.region for name, reading in self.readings.items()}
+        return [name for name, region in regions.items() if region and region.recent_kernel < 0]
 
     async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
         """Write into the regions that are there; return why not for the others."""

@@ -6,6 +6,7 @@ from HAMi-core's source; HAMI_CORE_TOOL may name the shrreg-tool of the same bui
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -18,10 +19,10 @@ from typing import Final
 
 import pytest
 
-from agent.codec.region import HEAD_SIZE, recognise
-from agent.core.usage.region import Region, RegionChange, RegionReading
+from agent.codec.region import HEAD_SIZE, NoRegion, recognise
+from agent.core.usage.region import Region, RegionChange, RegionReading, RegionState
 from agent.host.hook.processes import ContainerProcesses
-from agent.host.hook.regions import HostRegions
+from agent.host.hook.regions import HostRegions, read_region
 from tests.fakes import cuda_process
 from tests.fakes.cuda_stub import CudaStub
 from tests.fakes.offload import Inline
@@ -118,7 +119,8 @@ class CoreContainer:
         self._mounted = folder / MOUNTED / "usage.cache"
         self.cuda = cuda
         self._library = library
-        self._regions = HostRegions(hook, Inline(), ContainerProcesses(cgroups))
+        self._regions = HostRegions(hook, Inline())
+        self._processes = ContainerProcesses(cgroups)
         self._inside = ("nsenter", "--target", str(init), "--pid", "--mount", "--")
         self._host_proc = host_proc
         self._started: list[CudaProcess] = []
@@ -184,10 +186,21 @@ class CoreContainer:
         return reading.region
 
     async def reading(self) -> RegionReading:
-        """What the agent reads, with the processes that are alive."""
+        """What the agent reads before it sums it, with the processes that are alive."""
         live = [process.host_pid for process in self._started if process.is_alive]
         (self._cgroup / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in live))
-        return (await self._regions.read([NAME]))[NAME]
+        try:
+            with self.file.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                region = read_region(size, functools.partial(os.pread, file.fileno()))
+        except NoRegion as error:
+            return error.reading
+        except FileNotFoundError:
+            return RegionReading(RegionState.ABSENT)
+        self._processes.begin([NAME])
+        pids = frozenset(process.pid for process in region.processes)
+        alive = self._processes.alive(NAME, pids)
+        return RegionReading(RegionState.READABLE, region, alive=alive)
 
     def set_last_kernel(self, seconds: int) -> None:
         """Set the time of the last kernel, where the layout has one; no agent ever does."""

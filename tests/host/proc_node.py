@@ -48,5 +48,6 @@ class ProcNode:
 
     def alive(self, *pids: int, name: str = MAIN) -> set[int] | None:
         """Which of the PIDs exist; None: not known."""
-        found = self.processes.alive({name: frozenset(pids)}).get(name)
+        self.processes.begin([name])
+        found = self.processes.alive(name, frozenset(pids))
         return None if found is None else set(found)

@@ -1,8 +1,10 @@
 """Lists and frames of any size: nobody's big pod hides the others from the agent."""
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from agent.core.errors import ApiError, ApiGone
 from agent.host.kube import lists as lists_module
 from agent.host.kube import session as session_module
 from agent.host.kube.api import KubePods
+from agent.host.kube.cluster.reader import ClusterReader
 from agent.host.kube.events import EventPoster
-from agent.host.kube.session import KubeSession
+from agent.host.kube.lists import EndlessList, ListBudget, Lists, command_budget, size_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session
@@ -25,6 +29,7 @@ from tests.fakes.kubeworld import NAMESPACE, RESOURCE, ModelWorld, model_world
 pytestmark = pytest.mark.looptime(False)
 
 MIB = 1024 * 1024
+NODES = ApiRequest("list", "nodes", path_of("nodes"))
 PLAIN = {"name": "main", "resources": {"limits": {RESOURCE: "1"}}}
 
 
@@ -132,7 +137,8 @@ async def test_a_pod_that_no_server_should_hold_is_passed_over(
 def page(rest: str, *names: str) -> web.Response:
     metadata = {"resourceVersion": "7", "continue": rest}
     items = [{"metadata": {"uid": f"u-{name}", "name": name}} for name in names]
-    return web.json_response({"metadata": metadata, "items": items})
+    body = json.dumps({"metadata": metadata, "items": items}, separators=(",", ":"))
+    return web.Response(text=body)
 
 
 def pods_of(session: KubeSession) -> KubePods:
@@ -169,6 +175,9 @@ async def test_a_list_that_is_forgotten_again_and_again_is_gone(tmp_path: Path):
     ("body", "text"),
     [
         (b"[]", "not a list of objects"),
+        (b'{"metadata":' + b"[" * 100_000, "not a list of objects"),
+        (b'{"metadata":{"resourceVersion":"7"},"items":[%s{}]}' % (b"{}," * 250_000), "not a list"),
+        (b'{"metadata":{"resourceVersion":"7"},"items":[%s7]}' % (b"7," * 500_001), "not a list"),
         (b'{"metadata":{},"items":[]}', "no resourceVersion"),
         (b'{"metadata":{"resourceVersion":"7"},"items":[7]}', "not a JSON object"),
     ],
@@ -180,6 +189,197 @@ async def test_a_list_that_is_none_is_an_error(tmp_path: Path, body: bytes, text
     async with a_session(answer, tmp_path) as session:
         with pytest.raises(ApiError, match=text):
             await pods_of(session).list_pods()
+
+
+def endless(names: Callable[[int, int], Sequence[str]], tokens: Callable[[int], str]) -> Any:
+    """A server whose page number N has `names(N, limit)` and the token `tokens(N)`."""
+    numbers = itertools.count()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        number, limit = next(numbers), int(request.query.get("limit", 0))
+        return page(tokens(number), *names(number, limit))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (endless(lambda number, limit: (), "t{}".format), "has no end"),
+        (endless(lambda number, limit: [f"a{number}"], "t{}".format), "has no end"),
+        (
+            endless(
+                lambda number, limit: [f"{number}-{at}" for at in range(2 * limit)], "t{}".format
+            ),
+            "has no end",
+        ),
+        (
+            endless(
+                lambda number, limit: [f"{number}-{at}" for at in range(limit)], lambda _: "same"
+            ),
+            "has no end",
+        ),
+        (
+            endless(lambda number, limit: [str(at) for at in range(limit)], "t{}".format),
+            "than are read",
+        ),
+        (
+            endless(lambda number, limit: [f"{number}-{at}" for at in range(limit)], "t{}".format),
+            "than are read",
+        ),
+    ],
+    ids=["empty", "one", "more than asked", "same token", "same objects", "full"],
+)
+@pytest.mark.parametrize("budget", [lambda: ListBudget(5000), command_budget])
+async def test_a_list_without_end_is_given_up(
+    tmp_path: Path, answer: Any, says: str, budget: Callable[[], ListBudget]
+):
+    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
+        with pytest.raises(EndlessList, match=says):
+            await Lists(session, whole=False, budget=budget).fetch(NODES, bytes)
+        with pytest.raises(EndlessList, match=says):
+            await Lists(session, budget=budget).fetch(NODES, bytes)
+
+
+@pytest.mark.parametrize(
+    ("padding", "much", "most"),
+    [("", "objects", 30_500), ("x" * 400, "objects", 30_500), ("x" * 1800, "memory", 17_500)],
+    ids=["empty", "names", "long names"],
+)
+async def test_a_command_says_of_what_a_list_has_too_much(
+    tmp_path: Path, padding: str, much: str, most: int
+):
+    answer = endless(
+        lambda number, limit: [f"{number}-{at}{padding}" for at in range(limit)], "t{}".format
+    )
+    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
+        with pytest.raises(EndlessList, match=f"more {much} than are read") as said:
+            await ClusterReader(session, ManualClock()).refused("demo") if not padding else (
+                await Lists(session, whole=False, budget=command_budget).fetch(NODES, bytes)
+            )
+
+    assert most >= int(str(said.value).partition("after ")[2].split()[0])
+    assert "check the API server and the proxies before it" in str(said.value)
+
+
+async def test_the_lists_of_one_command_share_their_budget(tmp_path: Path):
+    pod = {"metadata": {"name": "x", "uid": "u"}, "spec": {"containers": []}, "status": {}}
+    numbers = itertools.count()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/x"):
+            return web.json_response(pod)
+        start = int(request.query.get("continue", 0))
+        rest = str(start + 500) if start < 14_500 else ""
+        return page(rest, *(str(next(numbers)) for _ in range(500)))
+
+    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
+        with pytest.raises(EndlessList, match="more objects than are read"):
+            await ClusterReader(session, ManualClock()).snapshot("demo", "x")
+
+
+@pytest.mark.parametrize("item", ["{}", '{"a":1}', "7", '"ab"', "[]", "[{}]"])
+@pytest.mark.parametrize("rest", ["", "t"])
+async def test_a_page_of_8_mib_of_tiny_values_is_no_list_and_is_not_kept(
+    tmp_path: Path, item: str, rest: str
+):
+    head = f'{{"metadata":{{"resourceVersion":"7","continue":"{rest}"}},"items":['
+    body = (head + (f"{item}," * (8 * MIB // (len(item) + 1) - 100)) + item + "]}").encode()
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
+        tracemalloc.start()
+        try:
+            with pytest.raises(EndlessList):
+                await Lists(session, whole=False, budget=command_budget).fetch(NODES, bytes)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert 64 * MIB > peak
+
+
+async def test_a_pod_with_a_text_of_many_braces_hides_no_other(tmp_path: Path):
+    async with a_cluster(tmp_path) as world:
+        for name in ("a", "c"):
+            add_pod(world, name)
+        add_pod(world, "b", container=PLAIN | {"args": ["{,[" * 400_000]})
+        before = asked(world.session)
+        found = await world.pod_api.list_pods()
+
+        assert 1 == asked(world.session) - before
+    assert ["a", "b", "c"] == sorted(pod.name for pod in found.pods)
+
+
+@pytest.mark.parametrize("size", [300, 20_000, 60_000])
+async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, size: int):
+    async with asyncio.timeout(20), model_world(tmp_path, "admin") as world:
+        for number in range(600):
+            world.store.create(
+                "nodes",
+                {"metadata": {"name": f"n{number:04}", "annotations": {"x": "x" * size}}},
+            )
+        before = asked(world.session)
+        listed = await Lists(world.session, whole=False).fetch(NODES, len)
+        tries = asked(world.session) - before
+
+    assert 600 == len(listed.items)
+    assert tries <= 3 + 2 * 600 * size / (lists_module.PAGE_LIMIT // 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "least"),
+    [
+        ("x" * 1000, 1000),
+        (("x" * 1000, "y" * 1000), 2000),
+        ({"x" * 1000: ["y" * 1000]}, 2000),
+        (ListBudget(10**300), 100),
+        (None, 0),
+    ],
+)
+def test_memory_is_counted_with_all_that_a_value_holds(value: object, least: int):
+    assert least <= size_of(value) <= least + 400
+
+
+async def test_an_answer_that_is_always_too_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lists_module, "PAGE_LIMIT", 50_000)
+    monkeypatch.setattr(session_module, "BODY_LIMIT", 100_000)
+    answer = endless(lambda number, _: ["x" * 200_000], "t{}".format)
+    async with asyncio.timeout(5), a_session(answer, tmp_path) as session:
+        with pytest.raises(EndlessList, match="after 0 objects"):
+            await Lists(session, whole=False).fetch(NODES, bytes)
+
+
+async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
+    most = 40_000
+    # Three answers are short, as the API allows.
+    starts = (0, 400, 900, 1000, *range(1500, most, 500))
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        number = int(request.query.get("continue", 0))
+        start, end = starts[number], (*starts, most)[number + 1]
+        token = str(number + 1) if end < most else ""
+        return page(token, *(f"{at:05}" for at in range(start, end)))
+
+    async with a_session(answer, tmp_path) as session:
+        found = await Lists(session, whole=False, budget=ListBudget).fetch(NODES, len)
+
+    assert most == len(found.items)
+
+
+async def test_a_part_without_end_is_no_missing_part(tmp_path: Path):
+    pod = {"metadata": {"name": "x", "uid": "u"}, "spec": {"containers": []}, "status": {}}
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response(pod) if request.path.endswith("/x") else page("same", "a")
+
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(EndlessList, match="list nodes"):
+            await ClusterReader(session, ManualClock()).snapshot("demo", "x")
 
 
 async def test_a_list_without_a_beginning_that_can_be_read_is_an_error(

@@ -190,15 +190,6 @@ async def test_who_only_observes_does_not_say_that_something_was_written():
         assert [] == [line for line in room.log if line["event"] == "report.written"]
 
 
-async def test_another_writers_report_is_not_marked():
-    async with observing({REGISTER: text_in(an_inventory())}) as room:
-        room.api.credit_node("nvidia-device-plugin 2026-01-01T00:00:00Z")
-        await room.state.until(lambda state: state.reported)
-        await asyncio.sleep(60)
-
-        assert ([], {}, 0) == (room.told(), room.node.pending, room.api.writes)
-
-
 async def test_a_look_at_the_node_shows_what_would_have_been_written():
     async with observing({"other": "kept"}) as room:
         text = text_in(an_inventory())

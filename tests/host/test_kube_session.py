@@ -1,6 +1,7 @@
 """The session: credentials that rotate, rights that are missing, servers that misbehave."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,23 @@ async def test_at_most_two_requests_of_a_verb_for_a_resource_are_in_flight(tmp_p
                 group.create_task(session.call(ASK))
 
     assert 2 == most
+
+
+@pytest.mark.parametrize("stops", [1, 3])
+async def test_an_agent_that_stood_still_for_longer_than_the_deadline_reads_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int
+):
+    loop = asyncio.get_running_loop()
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        loop.call_soon(time.sleep, 0.4)  # noqa: TID251 -- the agent stands still
+        return web.json_response({})
+
+    async with a_session(answer, tmp_path) as session:
+        await session.call(ASK)  # the connection is open
+        monkeypatch.setattr(session_module, "DEADLINE", 0.2)
+        for _ in range(stops):
+            assert b"{}" == await session.call(ASK)
 
 
 async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tmp_path: Path):

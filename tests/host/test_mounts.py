@@ -42,8 +42,9 @@ def test_a_directory_that_was_removed_or_made_anew_is_not_lost(seen):
     assert not seen.is_lost()
 
 
-def test_a_removed_directory_with_a_read_only_one_in_its_place_is_lost(seen, mounts):
-    assert not seen.is_lost()
+@pytest.mark.parametrize("looks", [0, 1], ids=["right after the start", "later"])
+def test_a_removed_directory_with_a_read_only_one_in_its_place_is_lost(looks, seen, mounts):
+    assert not any(seen.is_lost() for _ in range(looks))
     seen.path.rmdir()
     mounts.read_only = True
     assert not seen.is_lost()
@@ -59,13 +60,15 @@ def test_a_directory_on_a_file_system_that_turned_read_only_is_not_lost(seen, mo
     assert not seen.is_lost()
 
 
-def test_a_directory_that_never_could_be_written_is_not_lost(seen, mounts):
+def test_a_directory_that_never_could_be_written_is_not_lost(tmp_path, mounts):
     mounts.read_only = True
-    assert not seen.is_lost()
-    seen.path.rmdir()
-    seen.path.mkdir()
+    with WrittenDirectory(tmp_path / "made", mounts.look) as seen:
+        seen.path.mkdir()
+        assert not seen.is_lost()
+        seen.path.rmdir()
+        seen.path.mkdir()
 
-    assert not seen.is_lost()
+        assert not seen.is_lost()
 
 
 def test_what_the_kernel_says_is_asked(tmp_path):

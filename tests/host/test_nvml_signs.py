@@ -85,6 +85,17 @@ async def test_a_sample_of_what_cannot_be_told_is_none(driver, library):
     assert GpuSample(G0) == await driver.sample(G0)
 
 
+async def test_a_sample_has_heat_power_and_the_errors_of_a_life(driver, library):
+    library.gpus[1].celsius, library.gpus[1].milliwatts = 41, 70_150
+    library.gpus[1].ecc, library.gpus[1].ecc_life = (1, 0), (9, 2)
+    library.failures["nvmlDeviceGetTemperature", 0] = 999
+
+    sample = await driver.sample(G1)
+    assert (41, 70_150) == (sample.celsius, sample.milliwatts)
+    assert (9, 2) == (sample.ecc_corrected, sample.ecc_uncorrected)
+    assert (await driver.sample(G0)).celsius is None
+
+
 async def test_a_sample_that_may_not_be_seen_is_none_and_the_session_goes_on(driver, library):
     library.failures["nvmlDeviceGetUtilizationRates", 0] = 4
 

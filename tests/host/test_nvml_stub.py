@@ -123,9 +123,11 @@ async def test_whether_a_gpu_has_joined_its_fabric_is_told(driver, stub, fabric,
 
 
 async def test_use_comes_through_the_librarys_structures(driver, stub):
-    stub.set(0, gpu_percent=93, memory_percent=41, used=7 << 30)
+    stub.set(0, gpu_percent=93, memory_percent=41, used=7 << 30, reserved=616 << 20)
+    stub.set(0, celsius=41, milliwatts=70_150, ecc_life_corrected=9, ecc_life_uncorrected=-1)
 
-    assert GpuSample(UUIDS[0], 93, 41, 7168) == await driver.sample(UUIDS[0])
+    wanted = GpuSample(UUIDS[0], 93, 41, 7168, 616, 41, 70_150, 9, None)
+    assert wanted == await driver.sample(UUIDS[0])
 
 
 async def test_which_gpu_is_in_mig_mode_comes_through_the_library(driver, stub):
@@ -139,7 +141,13 @@ async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
     driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path)
     scan = await driver.scan()
     probe = await driver.probe(scan.gpus[0].uuid)
+    stub = nvml_stub.NvmlStub(library)
+    stub.set(0, used=3 << 30, reserved=1 << 30)
 
+    assert (4096, 0) == (
+        (sample := await driver.sample(scan.gpus[0].uuid)).used_mib,
+        sample.reserved_mib,
+    )
     assert [0, 0] == [link.nvlinks for link in scan.gpus[0].links]
     assert ProbeOutcome.PASSED is probe.outcome
     assert (None, None) == (

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import pytest
 
@@ -95,6 +96,20 @@ async def hang(threads: GpuThreads, work: Stuck, *gpus: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         for gpu in gpus:
             tasks.create_task(call(gpu))
+
+
+async def test_a_loop_that_gets_no_cpu_calls_no_gpu_stuck():
+    threads, done = GpuThreads(DEADLINE), threading.Event()
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(threads.call("a", lambda: done.wait(10.0)))
+        for _ in range(8):
+            await asyncio.sleep(0.011)
+            time.sleep(DEADLINE / 2)  # noqa: ASYNC251, TID251 -- that is the trouble
+        done.set()
+
+    assert call.result()
+    assert not threads.stuck
+    threads.close()
 
 
 async def test_what_is_launched_outlives_whoever_waits_for_it(threads, stuck):

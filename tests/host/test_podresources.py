@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -169,6 +170,17 @@ async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
     witness.close()
 
 
+async def test_an_agent_that_stood_still_for_longer_than_the_deadline_reads_the_answer(
+    tmp_path: Path,
+):
+    witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=0.2)
+    async with served(tmp_path / "kubelet.sock", Lister()):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.4)  # noqa: TID251 -- it stands still
+
+        assert await witness.get("ns", "p") is None
+    witness.close()
+
+
 async def outlasted(witness: PodResourcesWitness, seconds: float) -> bool:
     """Whether a deadline around a call that fails is kept. Else a caller ends without a word."""
     try:
@@ -205,6 +217,19 @@ async def test_a_kubelet_that_dies_during_a_call_leaves_the_deadlines_around_it_
 
     assert not asking.cancelled()
     assert asking.result()
+
+
+async def test_a_caller_that_is_cancelled_as_its_kubelet_dies_ends(tmp_path: Path):
+    lister = Lister()
+    lister.hangs = True
+    witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=5.0)
+    async with asyncio.TaskGroup() as group, served(tmp_path / "kubelet.sock", lister):
+        asking = group.create_task(outlasted(witness, 5.0))
+        await asyncio.sleep(0.2)
+        witness.close()  # as at the end of the process, which cancels its callers too
+        asking.cancel()
+        await asyncio.wait([asking], timeout=1.0)
+        assert asking.cancelled()
 
 
 async def test_an_answer_longer_than_4_mib_is_read(tmp_path: Path):

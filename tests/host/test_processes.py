@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,35 @@ def test_without_a_cgroup_of_the_pod_nothing_is_known(node):
     assert None is node.alive(7)
 
 
+def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_is_searched_for(node):
+    cgroup = node.container([7])
+    assert {7} == node.alive(7)
+    shutil.rmtree(cgroup.parent)
+
+    assert [set()] * 3 * SEARCH_EVERY == [node.alive(7) for _ in range(3 * SEARCH_EVERY)]
+
+
+def test_it_stays_gone_in_rounds_in_which_another_container_of_the_pod_is_asked_about(node):
+    cgroup = node.container([7])
+    node.container([8], name="b" * 64, mounted=SIDE)
+    assert {7} == node.alive(7)
+    shutil.rmtree(cgroup.parent)
+
+    node.processes.begin([MAIN, SIDE])
+
+    assert [set(), set()] == [node.alive(8, name=SIDE), node.alive(7)]
+
+
+def test_a_cgroup_that_comes_back_has_processes_again(node):
+    cgroup = node.container([7])
+    assert {7} == node.alive(7)
+    shutil.rmtree(cgroup.parent)
+    assert set() == node.alive(7)
+    node.container([9])
+
+    assert {9} == node.alive(7, 9)
+
+
 @pytest.mark.parametrize("what", ["another namespace", "no /proc", "hidden"])
 def test_where_the_hosts_processes_cannot_be_seen_nothing_is_known(node, what):
     node.container([7])
@@ -106,10 +136,6 @@ def test_where_the_hosts_processes_cannot_be_seen_nothing_is_known(node, what):
         (node.proc / "1/status").unlink()
 
     assert None is node.alive(7)
-
-
-def test_nobody_is_looked_for_when_no_region_has_a_process(node):
-    assert {} == node.processes.alive({})
 
 
 def test_what_a_process_has_mounted_must_be_known(node):
@@ -208,8 +234,9 @@ AGENT = """
 import pathlib, sys
 from agent.host.hook.processes import ContainerProcesses
 cgroups, name, *pids = sys.argv[1:]
-found = ContainerProcesses(pathlib.Path(cgroups)).alive({name: frozenset(map(int, pids))})
-print(sorted(found[name]))
+processes = ContainerProcesses(pathlib.Path(cgroups))
+processes.begin([name])
+print(sorted(processes.alive(name, frozenset(map(int, pids)))))
 """
 HIDDEN = 'mount -t proc -o hidepid=invisible proc /proc && exec "$@"'
 """As ProtectProc=invisible of the unit; it does not hide processes from the group of root."""

@@ -7,13 +7,14 @@ import stat
 import struct
 import subprocess
 import sys
+import tracemalloc
 
 import msgspec
 import pytest
 
-from agent.codec.region import V1_2
+from agent.codec.region import MAGIC, V0, V1_2
 from agent.core.errors import StateError
-from agent.core.usage.region import RegionChange, RegionReading, RegionState
+from agent.core.usage.region import RegionChange, RegionState, RegionSums
 from agent.host.hook.regions import ENTRIES, HostRegions
 from tests.fakes.offload import Inline
 from tests.hami_regions import file_ids, read_bytes, region_file
@@ -22,8 +23,9 @@ from tests.host.proc_node import ProcNode
 from tests.host.region_dirs import COUNT, FILE, NAME, OTHER, container_dir, poke, with_region
 
 SIZE = V1_2.size + 1
-ABSENT = RegionReading(RegionState.ABSENT)
+ABSENT = RegionSums(RegionState.ABSENT)
 TWO = read_bytes(region_file("v12-two").content)
+SUMS = TWO.sums()
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ async def reason(regions):
 async def test_each_file_that_hami_core_wrote_is_read(hook, regions, file):
     with_region(hook, file=file)
 
-    assert read_bytes(region_file(file).content) == await one(regions)
+    assert read_bytes(region_file(file).content).sums() == await one(regions)
 
 
 async def test_all_that_are_asked_for_are_answered_for_in_one_go(hook, regions):
@@ -58,7 +60,7 @@ async def test_all_that_are_asked_for_are_answered_for_in_one_go(hook, regions):
 
     readings = await regions.read([NAME, OTHER, "0_gone"])
 
-    assert {NAME: TWO, OTHER: ABSENT, "0_gone": ABSENT} == readings
+    assert {NAME: SUMS, OTHER: ABSENT, "0_gone": ABSENT} == readings
 
 
 async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path):
@@ -70,10 +72,10 @@ async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path)
 
     readings = await HostRegions(hook, Inline(), node.processes).read([NAME, OTHER, "0_gone"])
 
-    assert [pids[:1], None] == [
-        found and list(found) for found in (readings[NAME].alive, readings[OTHER].alive)
+    assert [(1, True), (len(pids), False)] == [
+        (readings[name].processes, readings[name].knows_living) for name in (NAME, OTHER)
     ]
-    assert msgspec.structs.replace(TWO, alive=frozenset(pids[:1])) == readings[NAME]
+    assert msgspec.structs.replace(TWO, alive=frozenset(pids[:1])).sums() == readings[NAME]
 
 
 async def test_before_the_first_container_there_is_no_region(hook, regions):
@@ -105,14 +107,14 @@ async def test_the_region_is_the_one_cache_file_beside_the_library_and_the_lock(
     for name in ("libvgpu.so", "lock", "cache", "x.cache.d"):
         (directory / name).touch()
 
-    assert TWO == await one(regions)
+    assert SUMS == await one(regions)
 
 
 async def test_of_two_regions_the_first_by_name_is_read_as_hamis_monitor_does(hook, regions):
     directory = with_region(hook).parent
     (directory / "z.cache").touch()
 
-    assert TWO == await one(regions)
+    assert SUMS == await one(regions)
 
 
 async def test_a_name_of_the_library_is_no_region(hook, regions):
@@ -153,7 +155,7 @@ async def test_a_region_that_begins_is_told_from_none(hook, regions):
         region.touch()
         os.truncate(region, size)
 
-        assert RegionReading(RegionState.INITIALISING) == await one(regions)
+        assert RegionSums(RegionState.INITIALISING) == await one(regions)
         assert {NAME: "it is initialising"} == await regions.write({NAME: RegionChange()})
 
 
@@ -218,7 +220,7 @@ async def test_ten_gibibytes_of_nothing_are_refused_by_their_size(hook, regions)
 async def test_a_process_count_of_two_thousand_millions_reads_1024_slots(hook, regions):
     poke(with_region(hook), COUNT, "<i", 2**31 - 1)
 
-    assert TWO.region.processes == (await one(regions)).region.processes
+    assert SUMS.memory == (await one(regions)).memory
 
 
 async def test_a_change_is_in_the_file_and_no_other_byte(hook, regions):
@@ -369,3 +371,151 @@ async def test_an_owners_lease_on_its_file_holds_nobody_up(hook, regions):
             tenant.send_signal(signal.SIGKILL)
 
     assert "it or its directory cannot be used: Resource temporarily unavailable" == said
+
+
+class MeteredThread:
+    """An Offload on which each byte that is read costs `rate` seconds of CPU, and as much time."""
+
+    def __init__(self, monkeypatch, rate=1e-9):
+        self.rate, self.now, self.spent, self.noise = rate, 0.0, 0.0, 0.0
+        pread = os.pread
+
+        def metered(file, length, offset):
+            read = pread(file, length, offset)
+            self.spent += len(read) * self.rate + self.noise
+            self.noise = 0.0
+            return read
+
+        monkeypatch.setattr(os, "pread", metered)
+
+    async def call(self, work, *args):
+        return work(*args[:-1], lambda: self.now + self.spent)
+
+    def cpu(self):
+        return self.spent
+
+
+def crowded(hook, name, slots=1024):
+    """A container whose region says that so many slots are in use."""
+    poke(with_region(hook, name), COUNT, "<i", slots)
+
+
+def names_of(count):
+    return [f"6f1c1f0e-8f5a-4a52-9d2e-{number:012x}_bad" for number in range(count)]
+
+
+@pytest.fixture
+def thread(monkeypatch):
+    return MeteredThread(monkeypatch)
+
+
+async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_other(hook, thread):
+    with_region(hook)
+    bad = names_of(192)
+    for name in bad:
+        crowded(hook, name, slots=700)
+    regions = HostRegions(hook, thread, cpu=thread.cpu)
+    hours, states = 0.5, set()
+
+    for _ in range(round(hours * 720)):
+        readings = await regions.read([*bad, NAME])
+        assert SUMS == readings[NAME]
+        states |= {(readings[name].state, bool(readings[name].reason)) for name in bad}
+        thread.now += 5
+
+    assert thread.spent < hours * 3600 * 0.005
+    assert {(RegionState.UNREADABLE, True), (RegionState.READABLE, False)} == states
+
+
+@pytest.mark.parametrize("slots", [65, 1024])
+async def test_a_single_crowded_region_is_read_in_each_round(hook, thread, slots):
+    crowded(hook, NAME, slots)
+    regions = HostRegions(hook, thread, cpu=thread.cpu)
+
+    for _ in range(4):
+        assert SUMS == await one(regions)
+        thread.now += 5
+
+
+async def test_a_region_that_costs_much_with_few_slots_is_read_more_rarely_too(hook, thread):
+    with_region(hook)
+    regions = HostRegions(hook, thread, cpu=thread.cpu)
+    thread.rate = 1e-5
+    read, why = 0, ""
+
+    for _ in range(720):
+        reading = await one(regions)
+        read += reading.state is RegionState.READABLE
+        why = reading.reason or why
+        thread.now += 5
+
+    assert 1 < read < 720
+    assert thread.spent < 3600 * 0.005
+    assert "of CPU, so it is read every" in why
+
+
+async def test_a_region_whose_reading_was_disturbed_once_is_read_in_the_next_round(hook, thread):
+    with_region(hook)
+    for name in names_of(50):
+        crowded(hook, name)
+    regions = HostRegions(hook, thread, cpu=thread.cpu)
+
+    for _ in range(10):
+        thread.noise = 0.02
+        assert SUMS == (await regions.read([NAME, *names_of(50)]))[NAME]
+        thread.now += 5
+
+
+async def test_what_a_round_did_not_reach_says_so_and_comes_first_in_the_next(hook, thread):
+    names = names_of(4)
+    for name in names:
+        with_region(hook, name)
+    regions = HostRegions(hook, thread, cpu=thread.cpu)
+    await regions.read(names)
+    thread.rate, thread.now = 1e-4, 5.0
+
+    first = await regions.read(names)
+    thread.rate, thread.now = 1e-9, 10.0
+    second = await regions.read(names)
+
+    late = [name for name in names if first[name].state is RegionState.UNREADABLE]
+    assert 0 < len(late) < 4
+    assert {"other regions took the time of this round"} == {first[name].reason for name in late}
+    assert {SUMS} == {second[name] for name in late}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "gpus", "processes"), [(V1_2, 16, 64), (V0, 2, 1024)], ids=["wide", "long"]
+)
+async def test_one_region_is_in_memory_at_a_time(hook, offsets, gpus, processes):
+    names = names_of(48)
+    for name in names:
+        (container_dir(hook, name) / FILE).write_bytes(full_region(offsets, gpus, processes))
+    regions = HostRegions(hook, Inline(), cpu=lambda: 0.0)
+    await regions.read(names)
+    tracemalloc.start()
+    try:
+        readings = await regions.read(names)
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held < 2**20
+    assert most < 12 * 2**20
+    assert {gpus} == {len(each.memory) for each in readings.values() if each.region}
+
+
+def full_region(offsets, gpus, processes):
+    """A region with large numbers in each slot."""
+    raw = bytearray(offsets.size + 1)
+    struct.pack_into("<iII", raw, 0, MAGIC, *(offsets.version or (0, 0)))
+    struct.pack_into("<Q", raw, offsets.gpu_count, gpus)
+    struct.pack_into("<i", raw, offsets.tail, processes)
+    for slot in range(processes):
+        at = offsets.slots + slot * offsets.slot_size
+        struct.pack_into("<i", raw, at, 100_000 + slot)
+        struct.pack_into("<i", raw, at + offsets.status, 1)
+        for gpu in range(gpus):
+            use = at + offsets.used + gpu * offsets.memory_size
+            struct.pack_into("<qqqqq", raw, use, *(2**50 + slot + word for word in range(5)))
+    return bytes(raw)

@@ -31,9 +31,9 @@ SEEN = {
     "points": "it is not a regular file",
     "crowds": "its directory has more than 256 entries",
     "shortens": "no layout of HAMi-core has its size of ",
-    "forges": "",
+    "forges": "not believable: it says ",
 }
-"""What the agent has to say of each attacker's region at least once; nothing: it is read."""
+"""What the agent has to say of each attacker's region at least once."""
 
 
 async def test_no_region_of_a_container_holds_up_or_changes_another(table: AttackTable):

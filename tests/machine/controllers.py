@@ -19,6 +19,8 @@ _REACTION = (0.005, 0.1)
 _GRACE = 30
 _TTL = 5.0
 _BACKOFF_LIMIT = 6
+_GIVEN_UP = 60
+"""Rejected pods after which the owner of a deployment sees that it never starts."""
 
 
 class Create(Protocol):
@@ -138,6 +140,8 @@ class _Deployments(_Controller):
         self._wanted = wanted
 
     def look(self, pods: Sequence[Json]) -> None:
+        if sum(map(is_over, pods)) >= _GIVEN_UP:
+            return
         wanted = self._wanted.replicas
         alive = [pod for pod in pods if not is_leaving(pod) and not is_over(pod)]
         new = [pod for pod in alive if _revision_of(pod) == self.revision]

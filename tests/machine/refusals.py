@@ -36,7 +36,7 @@ class Fact(enum.Enum):
     STATIC = "a static pod: HAMi's scheduler never saw it, nor can the agent"
     STRAY = "a pod that HAMi's scheduler did not place"
     LOCKLESS = "HAMi takes no lock for it, and `unlockedPods: strict` refuses such a pod"
-    STARTED = "HAMi takes no lock for it, and the kubelet has started it without asking"
+    STARTED = "HAMi takes no lock for it, and a kubelet has started it unasked, or rejected it"
     EDITED = "its annotation is not what the scheduler wrote"
     UNLOCKED = "the lock on the Node does not name it: the scheduler gave it up or away"
     NO_API = "the API server does not answer"
@@ -47,6 +47,7 @@ class Fact(enum.Enum):
     BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked"
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
     SOLD = "HAMi's scheduler has sold the same room to others already"
+    UNTOLD = "a new kubelet has rejected another pod, and its status does not show it for 10 s"
     LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
     BLIND = "the agent cannot see the pod that asks, and sees several with lost records"
     OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
@@ -74,7 +75,7 @@ RIGHT = (
     ExpectedRight(Fact.LOCKLESS, frozenset(("HA-2005",))),
     ExpectedRight(Fact.STARTED, frozenset(("HA-2005",))),
     ExpectedRight(Fact.UNLOCKED, frozenset(("HA-2004", "HA-2005"))),
-    ExpectedRight(Fact.NO_API, _UNSEEN | {"HA-2004", "HA-2005"}),
+    ExpectedRight(Fact.NO_API, _UNSEEN),
     ExpectedRight(Fact.NO_LIST, _UNSEEN),
     ExpectedRight(Fact.NO_WITNESS, frozenset(("HA-2007", "HA-5002"))),
     ExpectedRight(Fact.STARVED, frozenset(("HA-5006",))),
@@ -82,6 +83,7 @@ RIGHT = (
     ExpectedRight(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
     ExpectedRight(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
+    ExpectedRight(Fact.UNTOLD, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
     ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
@@ -158,6 +160,8 @@ class Refusals:
             made = dt.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
             if made < late:
                 yield Fact.UNPROVEN
+        if any(map(self._is_untold, site.kubelet.node.pods)):
+            yield Fact.UNTOLD
         for lost, _ in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
 
@@ -186,6 +190,12 @@ class Refusals:
         given = {str(share.uuid) for group in groups or () for share in group}
         if any(conditions[gpu] is not Condition.OK for gpu in given):
             yield Fact.BAD_GPU
+
+    def _is_untold(self, uid: str) -> bool:
+        """Whether the kubelet has rejected the pod, and the API server does not show it."""
+        pod = self._site.audit.pod(uid)
+        is_shown = pod is None or pod["status"].get("phase") == "Failed"
+        return self._site.kubelet.node.pods[uid].is_rejected and not is_shown
 
     def _lost(self) -> Iterator[tuple[str, str]]:
         """Containers of live pods of which the kubelet has no record, though they had an answer.

@@ -23,6 +23,8 @@ class MachineRoom:
     def __init__(
         self, kubelet: MemoryKubelet, scheduler: Scheduler, pod: Callable[[str], Json | None]
     ) -> None:
+        self._past_init: defaultdict[str, set[str]] = defaultdict(set)
+        """The init containers that have succeeded, by pod: a rejection hides them in its status."""
         self.granted: defaultdict[str, dict[str, Mapping[str, Amount]]] = defaultdict(dict)
         self._kubelet = kubelet
         self._scheduler = scheduler
@@ -95,14 +97,15 @@ class MachineRoom:
         """Whether the ordinary init containers have succeeded, and whether sidecars have, too."""
         pod = self._pod(uid) or {"spec": {}, "status": {}}
         found = pod["status"].get("initContainerStatuses") or ()
-        well = {
+        well = self._past_init[uid]
+        well |= {
             one["name"]
             for one in found
             if ((one.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
         }
         inits = pod["spec"].get("initContainers") or ()
         ordinary = {one["name"] for one in inits if one.get("restartPolicy") != "Always"}
-        return ordinary <= well, bool(found) and {one["name"] for one in inits} <= well
+        return ordinary <= well, bool(well) and {one["name"] for one in inits} <= well
 
 
 def _of_group(group: Sequence[Share], gpu: str) -> Amount:

@@ -19,8 +19,9 @@ from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey
-from agent.host.podresources import PodResourcesWitness
+from agent.host.podresources import CALL_DEADLINE, PodResourcesWitness
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 from agent.sandbox.kubelet.podstatus import _identity
 from agent.wire.v1 import (
     ContainerResources,
@@ -191,7 +192,8 @@ class LifeWitness(PodResourcesWitness):
 
     def __init__(self, books: MachineBooks) -> None:
         self._socket = NOWHERE
-        self._deadline = 1.0
+        self._deadline = CALL_DEADLINE
+        self._lag = Lag()
         self._stub = books  # type: ignore[assignment]  # the two calls that it makes
 
 

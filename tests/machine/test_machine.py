@@ -19,8 +19,8 @@ from tests.machine.playing import CHUNK, Many, play, play_chunk, side_by_side, s
 
 PARTS, HISTORIES = 5, 50
 """Histories that every run of the tests plays, and of how many seeds."""
-MOST_WRONG = 0.01
-"""Pods that heard another one's answer, of each history: it is gone, or no LIST can show it."""
+MOST_WRONG = 10
+"""Pods of 1,000 histories that heard another one's answer: it is gone, or no LIST can show it."""
 
 ENOUGH = 1500
 """Histories within which each planted bug is found."""
@@ -57,7 +57,7 @@ def test_none_of_ten_thousand_histories_breaks_an_invariant(
     say(f"{len(seeds) * CHUNK} histories were clean, from --history-seed={many.first} on")
     say("\n".join(f"{n:8} {kind}" for kind, n in sorted(counted.items())))
     wrong = sum(counted[f"excused: {one}"] for one in (HEARD_BY_A_GHOST, HEARD_BY_A_STATIC_POD))
-    assert wrong <= MOST_WRONG * counted["histories"], counted
+    assert wrong <= MOST_WRONG * max(1, counted["histories"] / 1000), counted
 
 
 @pytest.mark.slow

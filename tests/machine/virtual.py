@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 from tests.builders import NOON
 
@@ -56,6 +58,17 @@ def stall(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop.stall(seconds)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The test, on a loop whose clock it can stall."""
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(**given))
+
+    return run
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ there is not built again: after a change of the agent, run deploy/image/build.
 """
 
 import asyncio
+import tarfile
 
 import pytest
 import pytest_asyncio
@@ -18,7 +19,7 @@ from agent.core.cluster import annotations
 from agent.core.health.news import GPU_DEGRADED
 from agent.sandbox.hardware_client import ask
 from agent.sandbox.hardware_talk import XidRequest
-from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.agreement import rows
 from tests.peers.lab.audit import counted
 from tests.peers.lab.capacity import capacity_of
@@ -42,6 +43,7 @@ from tests.peers.lab.proc import status_of, writable
 from tests.peers.lab.site import LIBRARY, NEXT, SERVING, open_site
 from tests.peers.lab.tidy import NODE_PATH, remove
 from tests.peers.lab.waiting import until, until_answer
+from tests.released import released
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -127,6 +129,19 @@ async def held_by(cluster, names):
     keys = {(key(name), "main") for name in names}
     held, written = await cluster.kubelet.held(RESOURCE), rows(cluster)
     return lives_of(cluster, names), {one: (written[one], held[one]) for one in keys}
+
+
+async def test_the_plain_manifests_are_taken_by_the_api_server(site_of_module, tmp_path):
+    folder = SOURCE / "deploy"
+    if packed := released("*-manifests.tar.gz"):
+        with tarfile.open(packed) as files:
+            files.extractall(folder := tmp_path, filter="data")
+
+    taken = await site_of_module.run.kubectl(
+        "apply", "--dry-run=server", f"--filename={folder / 'manifests'}"
+    )
+
+    assert "daemonset.apps/hami-agent created (server dry run)" in taken
 
 
 async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):

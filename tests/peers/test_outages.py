@@ -163,7 +163,7 @@ async def test_an_agent_that_cannot_learn_of_the_pods_refuses_in_a_sentence_unti
     await until(lambda: bool(agent.events("alloc.refused")), 30.0, agent.part.tail)
     refused = agent.events("alloc.refused")[0]
     assert RefusalReason.PODS_UNKNOWN.value == refused["gate"]
-    assert refused["reason"].startswith("The API server cannot be asked")
+    assert refused["reason"].startswith("The agent could not ask the API server")
     back = wall()
     await cluster.plane.apiserver.start()
 

@@ -1,23 +1,17 @@
-"""What is left on the Node after the chart's uninstallation: what the agent wrote goes, by what the
-API server keeps of who wrote what.
-"""
+"""What an uninstallation leaves on the Node: where no plugin serves, nothing of the agent's."""
 
 import asyncio
 import functools
-import random
 import sys
 
 import pytest
 import pytest_asyncio
 
+from agent.app.uninstalling import Cleaned, uninstall_everywhere
 from agent.codec.managed import entries
 from agent.core.cluster import annotations
 from agent.core.health.news import GPU_DEGRADED
-from agent.core.node.leftovers import Agents, Cleaned, LeftoverOutcome
 from agent.host.kube.connection import Connection
-from agent.host.kube.leftovers import KubeLeftovers
-from agent.host.kube.session import KubeSession
-from agent.services.leftovers import clean_all
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.keeper import kept
@@ -31,7 +25,7 @@ from tests.peers.lab.servers import (
     plain_pod,
     real_server,
 )
-from tests.peers.lab.switch import MANAGER, WITHIN, hand_over, until_serving
+from tests.peers.lab.switch import MANAGER, hand_over, until_serving
 
 
 async def uninstalled(kubeconfig, *words):
@@ -67,42 +61,6 @@ async def test_what_the_agent_wrote_goes_after_it_and_nothing_else(cluster, clea
     assert {"seen", annotations.CORDON} <= set(left)
 
 
-async def test_what_another_plugin_wrote_since_stays(cluster, cleaning):
-    await cluster.start_registered_agent()
-    await cluster.end_agents()
-    # A scheduler that reads of no GPU takes the handshake away after a while.
-    cluster.parts["extender"].freeze()
-    theirs = {annotations.REGISTER: "[]", annotations.HANDSHAKE: "Reported"}
-    writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"
-    await cluster.api.patch(writer, marks(**theirs))
-
-    assert 0 == (await cleaning())[0]
-
-    assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
-
-
-async def test_a_plugin_that_follows_with_the_same_report_keeps_it(cluster, cleaning):
-    await cluster.start_registered_agent()
-    await cluster.end_agents()
-    # A scheduler that answers takes away who reported last.
-    cluster.parts["extender"].freeze()
-    report = notes_of(await cluster.api.get(NODE_PATH))[annotations.REGISTER]
-    theirs = {annotations.REGISTER: report, annotations.HANDSHAKE: "Reported"}
-    writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"
-    await cluster.api.patch(writer, marks(**theirs))
-
-    assert 0 == (await cleaning())[0]
-
-    assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
-
-
-async def until_marked(cluster):
-    """The agent stands by the report that it found."""
-    await cluster.nodes.until(
-        lambda: annotations.REPORTS in notes_of(cluster.nodes.objects[NODE]), WITHIN, "no mark"
-    )
-
-
 def writers(node, key):
     """Who wrote an annotation, as the API server keeps it."""
     return [one.writer for one in entries(node["metadata"]) if key in one.annotations]
@@ -110,7 +68,6 @@ def writers(node, key):
 
 async def test_what_the_agent_took_over_from_hamis_plugin_goes_after_it(cluster, theirs, cleaning):
     agent, _ = await hand_over(cluster, theirs)
-    await until_marked(cluster)
     held = await cluster.api.get(NODE_PATH)
     await agent.part.stop()
 
@@ -119,7 +76,7 @@ async def test_what_the_agent_took_over_from_hamis_plugin_goes_after_it(cluster,
     left = notes_of(await cluster.api.get(NODE_PATH))
     assert [MANAGER] == writers(held, annotations.REGISTER)
     assert (0, True) == (code, annotations.REGISTER in said), said
-    assert not {annotations.REGISTER, annotations.REPORTS} & left.keys()
+    assert annotations.REGISTER not in left
 
 
 async def test_one_node_that_was_hamis_plugins_is_cleaned_after_the_agent(
@@ -137,7 +94,6 @@ async def test_one_node_that_was_hamis_plugins_is_cleaned_after_the_agent(
 
 async def test_hamis_plugin_that_follows_keeps_its_node(cluster, theirs, cleaning):
     agent, _ = await hand_over(cluster, theirs)
-    await until_marked(cluster)
     await agent.part.stop()
     await theirs.start()
     await until_serving(cluster, theirs)
@@ -145,7 +101,7 @@ async def test_hamis_plugin_that_follows_keeps_its_node(cluster, theirs, cleanin
     code, said = await cleaning()
 
     left = notes_of(await cluster.api.get(NODE_PATH))
-    assert (0, True) == (code, f"left {annotations.REGISTER}" in said), said
+    assert (0, True) == (code, f"{NODE}: skipped: a device plugin serves" in said), said
     assert left[annotations.REGISTER]
 
 
@@ -155,12 +111,12 @@ async def test_a_living_agent_that_no_selector_names_is_left_alone(cluster, clea
     before = await cluster.api.get(NODE_PATH)
 
     code, said = await cleaning()
-    here = ("--run-dir", str(tmp_path / "none"), "--node-name", NODE, "--force")
+    here = ("--run-dir", str(tmp_path / "none"), "--node-name", NODE)
     refused, why = await uninstalled(cluster.plane.kubeconfig(NODE_USER), *here)
 
     after = await cluster.api.get(NODE_PATH)
     assert agent.part.is_alive
-    assert (0, True) == (code, "a device plugin serves the GPUs of this Node" in said), said
+    assert (0, True) == (code, f"skipped: a device plugin serves {RESOURCE}" in said), said
     assert (1, True) == (refused, f"a device plugin serves {RESOURCE}" in why), why
     assert "waiting" in said
     report, kept = (notes_of(one)[annotations.REGISTER] for one in (before, after))
@@ -174,20 +130,13 @@ async def server(binaries):
 
 
 async def written(server):
-    """What an agent writes on its Node, by the node's own user.
-
-    The Node is made anew, with a label, as a kubelet makes it: of one that was created with nothing
-    on it the API server never keeps who wrote what.
-    """
-    await server.admin.have("DELETE", NODE_PATH)
-    await server.admin.have("POST", NODES, {"metadata": {"name": NODE, "labels": {"a": "b"}}})
-    by = "?fieldManager=hami-agent"
+    """What an agent writes on its Node, by the node's own user."""
     notes = {annotations.REGISTER: "[]", annotations.SCORE: "[]", "hami-agent/a": "1"}
-    await server.node.have("PATCH", NODE_PATH + by, marks(**notes))
+    await server.node.have("PATCH", NODE_PATH, marks(**notes))
     condition = {"type": GPU_DEGRADED, "status": "True", "reason": "r", "message": "m"}
     body = {"status": {"conditions": [condition]}}
     kind = "application/strategic-merge-patch+json"
-    await server.node.have("PATCH", f"{NODE_PATH}/status{by}", body, kind=kind)
+    await server.node.have("PATCH", f"{NODE_PATH}/status", body, kind=kind)
     return notes
 
 
@@ -201,7 +150,7 @@ async def test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other(serv
     again, nothing = await uninstalled(kubeconfig, *here, NODE)
 
     node = await server.admin.have("GET", NODE_PATH)
-    assert (0, True) == (code, f"{NODE}: removed condition {GPU_DEGRADED}, " in said), said
+    assert (0, True) == (code, f"{NODE}: removed " in said), said
     assert not notes.keys() & notes_of(node).keys()
     assert GPU_DEGRADED not in [one["type"] for one in node["status"].get("conditions", ())]
     assert (1, True) == (elsewhere, "403" in refused), refused
@@ -227,7 +176,7 @@ async def test_pods_with_gpus_hold_it_up_until_it_is_forced(server, tmp_path):
     await server.admin.have("DELETE", f"{PODS}/with-a-gpu", {"gracePeriodSeconds": 0})
 
 
-async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(server):
+async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(server, monkeypatch):
     """Without controllers and kubelets nobody ends these pods, nor says what the Nodes are."""
     for name, ready in ((NODE, "Unknown"), (OTHER_NODE, "True")):
         condition = {"type": "Ready", "status": ready, "reason": "r", "message": "m"}
@@ -238,16 +187,16 @@ async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(se
         pod = plain_pod(f"agent-of-{name}", name)
         pod["metadata"]["labels"] = {"app": "agent"}
         await server.admin.have("POST", PODS, pod)
-    session = KubeSession(Connection(server.plane.kubeconfig(ADMIN)), random.SystemRandom())
+    monkeypatch.setattr("agent.app.uninstalling.PATIENCE", 0.0)
+    told, said = list[Cleaned](), list[str]()
+    connection = Connection(server.plane.kubeconfig(ADMIN))
 
-    try:
-        agents = Agents("default", "app=agent,other!=one")
-        told, said = list[Cleaned](), list[str]()
-        api = KubeLeftovers(session)
-        done = await clean_all(api, agents, told.append, said.append, patience=0.0)
-    finally:
-        await session.close()
+    done = await uninstall_everywhere(
+        connection, RESOURCE, "default", "app=agent,other!=one", told.append, said.append
+    )
 
-    assert LeftoverOutcome(done.nodes, {OTHER_NODE: f"agent-of-{OTHER_NODE}"}) == done
+    failures = {one.node: one.failure for one in done.nodes if one.failure}
+    assert [OTHER_NODE] == list(failures)
+    assert f"(pod agent-of-{OTHER_NODE})" in failures[OTHER_NODE]
     assert "hami-agent/a" not in notes_of(await server.admin.have("GET", NODE_PATH))
     assert "hami-agent/a" in notes_of(await server.admin.have("GET", f"{NODES}/{OTHER_NODE}"))

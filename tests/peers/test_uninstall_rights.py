@@ -17,7 +17,7 @@ from agent.core.health.news import GPU_DEGRADED
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.chart_hooks import open_confined
-from tests.peers.lab.identities import ADMIN, NODE
+from tests.peers.lab.identities import ADMIN
 from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.servers import NODE_PATH, NODES, OTHER_NODE, marks, plain_pod
@@ -157,20 +157,12 @@ async def started(words, folder):
 
 
 async def written(admin):
-    """What an agent leaves, by an agent's name, on both Nodes.
-
-    They are made anew, with a label, as kubelets make them: of one that was created with nothing on
-    it the API server never keeps who wrote what.
-    """
-    by = "?fieldManager=hami-agent"
-    for name in (NODE, OTHER_NODE):
-        path = f"{NODES}/{name}"
-        await admin.have("DELETE", path)
-        await admin.have("POST", NODES, {"metadata": {"name": name, "labels": {"a": "b"}}})
+    """What an agent leaves, on both Nodes."""
+    for path in (NODE_PATH, OTHER_PATH):
         notes = {annotations.REGISTER: "[]", annotations.SCORE: "[]", "hami-agent/a": "1"}
-        await admin.have("PATCH", path + by, marks(**notes))
+        await admin.have("PATCH", path, marks(**notes))
         body = conditions((GPU_DEGRADED, "True"))
-        await admin.have("PATCH", f"{path}/status{by}", body, kind=STRATEGIC)
+        await admin.have("PATCH", f"{path}/status", body, kind=STRATEGIC)
 
 
 async def left(admin):

@@ -26,7 +26,10 @@ BUILD = "build_date compiler go_version platform revision version"
 SERIES = {
     "hami_host_gpu_memory_used_bytes": f"node {GPU}",
     "hami_host_gpu_utilization_ratio": f"node {GPU}",
-    "hami_host_gpu_memory_controller_utilization_ratio": GPU,
+    "hami_host_gpu_memory_controller_utilization_ratio": f"node {GPU}",
+    "hami_host_gpu_temperature_celsius": f"node {GPU}",
+    "hami_host_gpu_power_usage_watts": f"node {GPU}",
+    "hami_host_gpu_ecc_errors_total": f"error_type node {GPU}",
     "hami_vgpu_memory_used_bytes": CONTAINER,
     "hami_vgpu_memory_limit_bytes": CONTAINER,
     "hami_container_device_memory_bytes": CONTAINER,
@@ -45,9 +48,10 @@ SERIES = {
     "Device_last_kernel_of_container": OLD_CONTAINER,
 }
 """All that HAMi's monitor has of a node without MIG. Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go
-and pkg/metrics/metrics.go, with --legacy-metrics."""
-HOW_MANY = {CONTAINER: 3, OLD_CONTAINER: 3, PARTS: 3, BUILD: 1}
-"""Three GPUs of containers, one build, eight GPUs."""
+and pkg/metrics/metrics.go, with --legacy-metrics. Since 2.11 the memory controller's names its
+node, and temperature, power and errors of memory are told."""
+HOW_MANY = {CONTAINER: 3, OLD_CONTAINER: 3, PARTS: 3, BUILD: 1, f"error_type node {GPU}": 16}
+"""Three GPUs of containers, one build, eight GPUs, two types of errors of each."""
 OURS = ("hami_agent_", "process_", "python_")
 
 PLACE = "/usr/local/vgpu/made"

@@ -1,5 +1,6 @@
 """The C stub of the driver's library, for whole agents over a real one; a node that is well."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,9 +8,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agent.codec.register import decode_register
+from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.lab.web import fetch
 from tests.fakes.nvml_fixtures import built
-from tests.process.doctored_node import a_node
+from tests.process.agent_process import PATIENCE
+from tests.process.doctored_node import SLICES, a_node
 
 __all__ = ["built"]
 
@@ -21,10 +26,29 @@ def library(built: Path, tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def well() -> AsyncIterator[SandboxCluster]:
-    """A node on which nothing is wrong, for tests that leave it so."""
+async def node_of_module() -> AsyncIterator[SandboxCluster]:
     async with a_node() as cluster:
         yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def well(node_of_module: SandboxCluster) -> SandboxCluster:
+    """A node on which nothing is wrong, for tests that leave it so.
+
+    The test before may have troubled its agent for a moment.
+    """
+    cluster = node_of_module
+
+    def is_reported() -> bool:
+        report = decode_register(cluster.node_annotations().get(REGISTER, "[]"))
+        return cluster.allocatable() == SLICES and all(gpu.healthy for gpu in report)
+
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            page = await fetch(cluster.web_address or "", "/readyz?verbose")
+            if page.status == 200 and "[!]" not in page.text and is_reported():
+                return cluster
+            await asyncio.sleep(0.1)
 
 
 @pytest.fixture

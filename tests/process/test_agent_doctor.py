@@ -1,12 +1,9 @@
 """`doctor` beside a running agent: each fault of the host is one line, and no other is."""
 
 import asyncio
-import contextlib
 import json
 import shutil
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,14 +21,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.usefixtures("no_log"),
 ]
-
-
-@contextlib.contextmanager
-def of_mode(path: Path, mode: int) -> Iterator[None]:
-    before = path.stat().st_mode
-    path.chmod(mode)
-    yield
-    path.chmod(before)
 
 
 async def test_where_nothing_is_wrong_no_line_is(well: SandboxCluster):
@@ -63,12 +52,12 @@ async def test_a_kubelet_without_a_socket():
     assert 1 == code
 
 
-async def test_a_socket_that_hamis_plugin_left(well: SandboxCluster):
-    path = well.places.plugins / "nvidia-gpu.sock"
-    with socket.socket(socket.AF_UNIX) as theirs:
-        theirs.bind(str(path))
-    code, findings = await doctored(well)
-    path.unlink()
+async def test_a_socket_that_hamis_plugin_left():
+    async with a_node() as cluster:
+        path = cluster.places.plugins / "nvidia-gpu.sock"
+        with socket.socket(socket.AF_UNIX) as theirs:
+            theirs.bind(str(path))
+        code, findings = await doctored(cluster)
 
     assert [("P-LEFTOVERS", "note")] == faults(findings)
     assert str(path) == line(findings, "P-LEFTOVERS")["subject"]
@@ -116,13 +105,11 @@ async def test_a_hook_directory_that_everybody_may_write():
     assert 1 == code
 
 
-async def test_a_library_that_others_may_write(well: SandboxCluster):
-    preload = well.places.hook / "vgpu/ld.so.preload"
-    before = preload.read_text()
-    preload.write_text("/opt/other.so\n")
-    with of_mode(well.places.hook / "vgpu/libvgpu.so", 0o666):
-        code, findings = await doctored(well)
-    preload.write_text(before)
+async def test_a_library_that_others_may_write():
+    async with a_node() as cluster:
+        (cluster.places.hook / "vgpu/ld.so.preload").write_text("/opt/other.so\n")
+        (cluster.places.hook / "vgpu/libvgpu.so").chmod(0o666)
+        code, findings = await doctored(cluster)
 
     assert [("P-PRELOAD", "wrong"), ("P-PRELOAD", "wrong")] == faults(findings)
     open_one, other = [one for one in findings if one["id"] == "P-PRELOAD"]

@@ -1,5 +1,6 @@
 """GPUs come, go and change places and modes under a whole agent, and so does their driver."""
 
+import re
 import shutil
 
 import msgspec
@@ -131,10 +132,16 @@ async def test_a_gpu_that_is_switched_to_mig_mode_is_not_shared_until_it_is_swit
 
 async def test_how_much_a_gpu_is_used_is_shown(library):
     async with a_node(library) as node:
-        node.stub.set(1, gpu_percent=93, used=7 << 30)
+        node.stub.set(1, gpu_percent=93, used=7 << 30, celsius=41, ecc_life_corrected=9)
 
         assert await shows(node, 'hami_agent_gpu_utilization_ratio{gpu="1"} 0.93')
         assert await shows(node, 'hami_agent_gpu_memory_used_bytes{gpu="1"} 7.516192768e+09')
+        page = (await node.page("/metrics"))[1]
+        heat = re.findall(
+            r'^hami_host_gpu_temperature_celsius{device_index="(.)".* (.+)$', page, re.MULTILINE
+        )
+        assert [("1", "41.0")] == heat  # the others do not tell
+        assert 'error_type="corrected",' in page
 
 
 def test_a_driver_that_fails_is_69_where_the_agent_is_to_exit(library, tmp_path):

@@ -56,6 +56,37 @@ async def test_a_profile_follows_the_labels_of_the_node():
         assert 1 == len(cluster.kubelet.history.of("registered"))
 
 
+BY_POOL = [
+    {"nodelabelselector": {"matchLabels": {"Pool": "big"}}, "devicesplitcount": 20},
+    {"name": "other", "operatingmode": "unknown"},
+    {"name": "*", "devicesplitcount": 5},
+]
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_the_first_start_waits_for_labels_and_no_longer_than_for_two_seconds(
+    tmp_path, reachable
+):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"nodeconfig": BY_POOL}))
+    async with open_cluster(options("--nodeconfig", str(file), gpus=2)) as cluster:
+
+        def label(fresh):
+            fresh["metadata"]["labels"]["Pool"] = "big"
+            return fresh
+
+        cluster.store.update("nodes", "", NODE, label)
+        if not reachable:
+            await cluster.api.begin_outage()
+            await started(cluster, slices=10)
+            await cluster.api.end_outage()
+        await started(cluster, slices=40) if reachable else await offers(cluster, 40)
+
+        assert 40 == cluster.allocatable(), cluster.log.last(20)
+        assert (not reachable) == bool(cluster.log.of("config.labels_unknown"))
+        assert (1 if reachable else 2) == len(cluster.kubelet.history.of("listed"))
+
+
 def test_a_mebibyte_of_junk_is_78_with_its_file(tmp_path):
     junk = tmp_path / "config.json"
     junk.write_bytes(b"\x00junk" * 300_000)

@@ -59,15 +59,17 @@ async def test_it_ends_when_it_is_told_to_whatever_its_parent_ignored(
     assert b"Traceback" not in said
 
 
-async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+async def test_an_address_that_cannot_be_bound_is_one_sentence(tmp_path: Path) -> None:
     async with a_cluster(tmp_path) as rig, serving(rig) as (_, address):
-        where = address.removeprefix("http://")
-        words = ("--kubeconfig", str(rig.kubeconfig), "--listen", where)
-        ended = await asyncio.to_thread(run, "sandbox", "scheduler", *words)
+        # The second is an address that no machine has.
+        for where in (address.removeprefix("http://"), "[2001:db8::7]:80"):
+            words = ("--kubeconfig", str(rig.kubeconfig), "--listen", where)
+            ended = await asyncio.to_thread(run, "sandbox", "scheduler", *words)
 
-    assert 1 == ended.returncode
-    assert f"hami-agent sandbox scheduler: --listen {where}: cannot be bound (" in ended.stderr
-    assert "Traceback" not in ended.stderr
+            assert 1 == ended.returncode
+            said = f"hami-agent sandbox scheduler: --listen {where}: cannot be bound ("
+            assert said in ended.stderr
+            assert "Traceback" not in ended.stderr
 
 
 async def test_a_later_failure_is_not_called_one_of_the_address(tmp_path: Path) -> None:

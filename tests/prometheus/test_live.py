@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,24 @@ async def test_every_expression_has_data_and_a_lost_gpu_is_the_only_alert(tmp_pa
         shown = list(panels())
         assert len(shown) > 20
         assert [] == [one for one in shown if not await prometheus.until(one[1])]
+
+
+async def test_of_two_busy_containers_the_one_beyond_its_compute_limit_is_told(tmp_path: Path):
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        for name, percent in (("greedy", 80), ("modest", 20)):
+            cluster.submit(Workload(name, "", (Wish("main", 1, 1024, 40),)).pod())
+            assert await cluster.until(partial(is_running, cluster, name), PATIENCE)
+            use_gpu(cluster, name, used=512, percent=percent)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        target = (cluster.web_address or "").removeprefix("http://")
+        async with open_prometheus(tmp_path, own_job(target)) as prometheus:
+            (rule,) = (one for one in alerts() if one["alert"] == "HamiAgentComputeLimitExceeded")
+            told = await prometheus.until(rule["expr"])
+
+            assert [("greedy", 0.8)] == [
+                (one["metric"]["pod"], float(one["value"][1])) for one in told
+            ]
 
 
 async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: Path):

@@ -76,4 +76,6 @@ async def test_a_client_is_told_what_there_is(server):
 
     assert (["v1"], []) == (versions["versions"], groups["groups"])
     assert dict(KINDS) == {one["name"]: one["kind"] for one in found["resources"]}
-    assert ["nodes"] == [one["name"] for one in found["resources"] if not one["namespaced"]]
+    assert ["nodes", "namespaces"] == [
+        one["name"] for one in found["resources"] if not one["namespaced"]
+    ]

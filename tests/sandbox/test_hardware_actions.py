@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.gpu import GpuSample, GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.hardware import (
     EVENT_LIMIT,
     RESET_TIME,
@@ -38,8 +38,8 @@ def test_the_use_of_a_gpu_is_the_sum_over_its_processes(hardware):
     for _ in range(3):
         hardware.use("1", 500, 40)
 
-    assert GpuSample(idle.gpu.uuid, 0, 0, 0) == hardware.sample(idle.gpu.uuid)
-    assert GpuSample(busy.gpu.uuid, 100, 0, 1500) == hardware.sample(busy.gpu.uuid)
+    samples = [hardware.sample(state.gpu.uuid) for state in (idle, busy)]
+    assert [(0, 0), (100, 1500)] == [(one.gpu_percent, one.used_mib) for one in samples]
 
 
 @pytest.mark.parametrize("action", ["lose", "restore", "remove"])

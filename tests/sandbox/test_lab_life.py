@@ -3,11 +3,14 @@
 import asyncio
 import shutil
 
+import aiohttp
 import pytest
 
+from agent.sandbox.lab.cluster import RESOURCE, open_cluster
 from agent.sandbox.lab.journal import MOST_BYTES, AgentLog
 from agent.sandbox.lab.places import MOST_CHARACTERS, open_places
 from agent.sandbox.lab.pulse import Pulse
+from tests.process.agent_process import options
 
 
 def test_the_directory_is_short_enough_for_sockets_wherever_temporary_files_go(
@@ -77,3 +80,26 @@ async def test_waiting_ends_with_its_deadline():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
             await Pulse().until(lambda: False)
+
+
+@pytest.mark.looptime(False)
+async def test_a_namespace_can_be_taken_from_the_webhook():
+    async with open_cluster(options(gpus=1)) as cluster, aiohttp.ClientSession() as session:
+        session.headers["Authorization"] = f"Bearer {cluster.admin_token}"
+        base = f"{cluster.api.url}/api/v1/namespaces"
+        label = {"metadata": {"labels": {"hami.io/webhook": "ignore"}}}
+        merge = {"Content-Type": "application/merge-patch+json"}
+        async with session.post(base, json={"metadata": {"name": "other"}}) as made:
+            assert 201 == made.status
+        async with session.patch(f"{base}/other", json=label, headers=merge) as labelled:
+            assert 200 == labelled.status
+        seen = {}
+        for space in ("demo", "other", "never-made"):
+            pod = {
+                "metadata": {"name": "p"},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": {RESOURCE: "1"}}}]},
+            }
+            async with session.post(f"{base}/{space}/pods", json=pod) as created:
+                seen[space] = (await created.json())["spec"].get("schedulerName")
+
+    assert {"demo": "hami-scheduler", "other": None, "never-made": "hami-scheduler"} == seen

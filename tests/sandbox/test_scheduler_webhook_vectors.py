@@ -1,5 +1,7 @@
 """The webhook against what HAMi v2.10's own code answered."""
 
+from typing import Any
+
 import pytest
 
 from agent.sandbox.api_errors import ForbiddenError, StatusError
@@ -112,3 +114,24 @@ def test_a_fraction_of_a_percent_counts_as_the_next_whole_one() -> None:
     )
 
     assert "100" == admitted["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpucores"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "namespace_labels", "is_changed"),
+    [
+        ({"hami.io/webhook": "ignore"}, {}, False),
+        ({}, {"hami.io/webhook": "ignore", "team": "a"}, False),
+        ({"hami.io/webhook": "use"}, {"hami.io/webhook": ""}, True),
+        ({"webhook": "ignore"}, {"team": "ignore"}, True),
+        (None, None, True),
+    ],
+)
+def test_a_label_of_the_pod_or_of_its_namespace_excludes_it(
+    labels: Any, namespace_labels: Any, *, is_changed: bool
+) -> None:
+    pod = build_pod(CASES["WA"]["pod"])
+    pod["metadata"]["labels"] = labels
+
+    admitted = admit_pod(pod, SchedulerSettings(), namespace_labels)
+
+    assert is_changed == (admitted != pod)

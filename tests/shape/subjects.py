@@ -53,8 +53,8 @@ SUBJECTS = {
     ),
     "web": ("web/", "app/webdoor.py", "app/series.py"),
     "cli": (
-        *("cli/", "__main__.py", "core/node/", "codec/cluster.py", "codec/leftovers.py"),
-        *("services/leftovers.py", "host/inspection.py", "host/surroundings.py"),
+        *("cli/", "__main__.py", "core/node/", "codec/cluster.py"),
+        *("host/inspection.py", "host/surroundings.py"),
         *(f"codec/{form}.py" for form in ("observed_status", "status_document")),
         *(
             f"app/{verb}.py"

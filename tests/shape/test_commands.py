@@ -35,12 +35,20 @@ tests/cases/test_cases.py test_the_case_is_right
     .venv/bin/python tests/cases/mixed_gpus.py
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     make demo
-    .venv/bin/hami-agent sandbox -o json
 tests/cli/test_explain_sources.py test_the_example_of_the_help_runs
     hami-agent explain
     .venv/bin/hami-agent explain team-a/train-0
 tests/process/test_agent_status.py
     sudo .venv/bin/hami-agent status
+    hami-agent status --since
+tests/cli/test_status_cluster.py
+    hami-agent status --node
+tests/cli/test_top.py
+    hami-agent top
+tests/cli/test_bundle.py
+    hami-agent bundle
+tests/cli/test_verbs.py test_as_a_plugin_of_kubectl_the_help_names_kubectl
+    kubectl hami
 tests/cli/test_decode.py test_each_value_is_known_by_its_form
     hami-agent decode
 tests/bench/test_figures.py
@@ -59,6 +67,9 @@ tests/image/test_contents.py test_two_builds_are_the_same_image
     make image
     NAME=registry.example/gpu/hami-agent make image
     .venv/bin/python -m pytest --image tests/image
+tests/release/test_release.py test_it_has_these_files_and_a_sum_of_each
+    make release
+    make test-release
 tests/deploy/test_settings_page.py test_the_reference_is_what_the_table_of_settings_gives
     make settings
 tests/deploy/test_metrics_document.py test_the_document_is_what_the_code_says

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.hostile.lab.pods import PODS
+from tests.hostile.lab.siege import ATTEMPTS, FLOOR, TIMES, WORST, Round
 from tests.shape import tree
 
 THREATS = 38
@@ -56,6 +58,31 @@ def test_a_test_that_is_named_exists():
 @pytest.mark.parametrize("document", ["README.md", "deploy/README.md", "systemd/README.md"])
 def test_whoever_installs_is_led_to_it(document: str):
     assert re.search(r"\]\((\.\./)?SECURITY\.md\)", tree.text(document))
+
+
+def test_the_promise_under_attack_is_the_bound_of_the_attack_suite():
+    promised = (
+        f"an Allocate takes at most {TIMES:g} times as long as before it plus {1000 * FLOOR:g} ms, "
+        f"in the median of {PODS} pods in a row, and no single one more than {WORST:g} s. "
+        "An attack that exceeds a bound is repeated up to twice"
+    )
+
+    assert promised in " ".join(tree.text("SECURITY.md").split())
+    assert 3 == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("usual", "median", "worst", "is_slow"),
+    [
+        (0.020, 0.022, 0.060, False),
+        (0.020, 0.049, 0.999, False),
+        (0.020, 0.051, 0.060, True),
+        (0.020, 0.022, 1.001, True),
+        (0.600, 1.300, 1.400, True),
+    ],
+)
+def test_a_siege_is_felt_by_its_median_or_by_one_answer(usual, median, worst, is_slow):
+    assert is_slow == Round(usual, median, worst).is_slow
 
 
 def locked() -> list[dict[str, Any]]:

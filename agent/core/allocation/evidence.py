@@ -85,10 +85,12 @@ class Evidence(msgspec.Struct, frozen=True):
     - `looked`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
     - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
-      `list_failed`: the LIST failed. `checked`: the runtime ids that were asked about.
+      `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
+      runtime ids that were asked about.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
     - `absent`, `present`: names that the kubelet did not know, or knew, when it began this call's
-      container. `alone`: no other call came for a moment. `beside`: another was under way.
+      container. `alone`: no other call came for a moment. `beside`: of each call that
+      was under way then, the names that the kubelet knew when it began, if that is known.
     """
 
     table: PodTable
@@ -109,11 +111,12 @@ class Evidence(msgspec.Struct, frozen=True):
     list_failed: bool = False
     waited: bool = False
     node_read: bool = False
+    node_unread: bool = False
     claimed: frozenset[PodUid] = frozenset()
     absent: frozenset[PodKey] = frozenset()
     present: frozenset[PodKey] = frozenset()
     alone: bool = False
-    beside: bool = False
+    beside: tuple[frozenset[PodKey] | None, ...] = ()
 
     @property
     def blind(self) -> bool:

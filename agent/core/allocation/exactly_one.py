@@ -11,7 +11,7 @@ from agent.core.allocation.evidence import (
     Question,
     ReadRecords,
 )
-from agent.core.allocation.right import lock_of, may_be_unlocked
+from agent.core.allocation.right import is_lock_unseen, lock_of, may_be_unlocked
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import admitted
 from agent.core.cluster.pods import PodUid
@@ -40,8 +40,8 @@ def exactly_one(
         return ReadRecords()  # the checkpoint may show that a container counts as held but is not
     if not evidence.listed:
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
-        # admit it.
-        return ListPods()
+        # admit it. For the lock's owner the API server has longer, so the lock comes first.
+        return LookAtNode() if not known and is_lock_unseen(evidence) else ListPods()
     # A pod from before may have been admitted without asking, and ask when its container starts.
     new = [
         each
@@ -49,13 +49,18 @@ def exactly_one(
         if each.pod.created >= evidence.books.start.asks_since
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
-    is_clear = not evidence.beside and not any(each.deleted for each in known)
+    is_clear = not any(each.deleted for each in known) and all(
+        # That call may be the new pod's, unless the kubelet did not know it yet when the call came.
+        names is not None and not any(each.pod.key in names for each in new)
+        for names in evidence.beside
+    )
     if len(new) == 1 and new[0].row is None and is_clear:
         # The others have dead containers whose records the kubelet lost. It asks for them every few
         # seconds, and in vain if nothing tells them apart. They must not cost every new pod its
         # start: the kubelet is admitting this one now, and the scheduler has just placed it.
         if lock_of(new[0].pod, evidence) or may_be_unlocked(new[0].pod, evidence, settings):
-            is_asking = new[0].pod.key in evidence.present or evidence.alone
+            is_first = new[0].pod.key in evidence.present and not evidence.beside
+            is_asking = is_first or evidence.alone
             return new[0] if is_asking else AwaitOthers()
         if not evidence.waited:
             return AwaitLock(*new[0].pod.key)
@@ -134,7 +139,8 @@ def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
         return Refusal(
             RefusalReason.PODS_UNKNOWN,
             f"The kubelet may admit one of several pods ({names}), but the API server does not "
-            "say which pods are on this node; the pod's controller or the kubelet starts it again.",
+            "say which pods are on this node; the pod's controller or the kubelet starts it again; "
+            "if it has no controller, create it again.",
             transient=True,
         )
     if all(each.row is not None and not each.deleted for each in known):
@@ -156,8 +162,8 @@ def _nobody(count: int, evidence: Evidence) -> Refusal:
     if evidence.blind:
         return Refusal(
             RefusalReason.PODS_UNKNOWN,
-            "The API server cannot be asked which pods are on this node, and no pod that the agent "
-            f"knows and that requests {count} slice(s) is being admitted; the pod's controller "
+            "The agent could not ask the API server which pods are on this node, and no pod that "
+            f"it knows and that requests {count} slice(s) is being admitted; the pod's controller "
             "starts it again.",
             transient=True,
         )

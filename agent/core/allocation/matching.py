@@ -19,7 +19,7 @@ from agent.core.allocation.evidence import (
 )
 from agent.core.allocation.exactly_one import exactly_one
 from agent.core.allocation.grant import check, replay
-from agent.core.allocation.right import right
+from agent.core.allocation.right import hopeless, right, seek_lock
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import to_ask
 from agent.core.errors import Refusal, RefusalReason
@@ -44,13 +44,26 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
     if not isinstance(candidate, Candidate):
         return candidate
-    question = _still_the_same(candidate, evidence, settings)
+    question = _seek_owner(candidate, evidence, settings) or _still_the_same(
+        candidate, evidence, settings
+    )
     if question is not None:
         return question
     _require_order(candidate, evidence, settings)
     if candidate.row is not None:
         return replay(candidate, candidate.row, evidence)
     return right(candidate, evidence, settings) or check(candidate, evidence, settings)
+
+
+def _seek_owner(
+    candidate: Candidate, evidence: Evidence, settings: MatchSettings
+) -> Question | None:
+    """The lock's question before the pod is read: its owner may wait longer for the API server."""
+    pod = candidate.pod
+    if candidate.row is not None or not pod.reusable_name or hopeless(candidate, settings):
+        return None  # a replay needs no lock, no lock helps the hopeless, the others are not read
+    is_first = is_at_admission(pod, evidence, settings.resource)
+    return seek_lock(pod, evidence, settings) if is_first else None
 
 
 def _still_the_same(
@@ -104,8 +117,9 @@ def _is_recorded(candidate: Candidate, evidence: Evidence, settings: MatchSettin
 def _unknown(what: str) -> Refusal:
     return Refusal(
         RefusalReason.PODS_UNKNOWN,
-        f"{what}, and the API server cannot be asked which pods are on this node; the pod's "
-        "controller or the kubelet starts it again.",
+        f"{what}, and the agent could not ask the API server which pods are on this node; the "
+        "pod's controller or the kubelet starts it again; if it has no controller, create it "
+        "again.",
         transient=True,
     )
 

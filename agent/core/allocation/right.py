@@ -16,23 +16,35 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     each: only a lock that a row notes is removed at once.
     """
     pod = candidate.pod
-    hopeless = _hopeless(candidate, settings)
-    if hopeless is not None:
-        raise hopeless
+    refusal = hopeless(candidate, settings)
+    if refusal is not None:
+        raise refusal
     if lock_of(pod, evidence):
         return None
-    is_free = may_be_unlocked(pod, evidence, settings)
-    if pod.scheduled:
-        if (_takes_lock(pod) or not is_free) and not evidence.waited:
-            return AwaitLock(*pod.key)
-        if not evidence.node_read:
-            return LookAtNode()
-    if not is_free:
+    question = seek_lock(pod, evidence, settings)
+    if question is None and not may_be_unlocked(pod, evidence, settings):
         raise _refusal(pod, evidence, settings)
-    return None
+    return question
 
 
-def _hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
+def seek_lock(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Question | None:
+    """The question whose answer may show the pod's lock; None: there is none, or it is shown."""
+    if lock_of(pod, evidence) or _is_made_with_its_node(pod):
+        return None
+    is_free = may_be_unlocked(pod, evidence, settings)
+    if (_takes_lock(pod) or not is_free) and not evidence.waited:
+        return AwaitLock(*pod.key)
+    return None if evidence.node_read else LookAtNode()
+
+
+def is_lock_unseen(evidence: Evidence) -> bool:
+    """Whether the lock in view is of no pod that may be asking, and a newer one can be read."""
+    owner = evidence.lock.owner if evidence.lock else None
+    is_nobodys = owner is None or evidence.known.get(owner, True) is None
+    return is_nobodys and not evidence.node_read
+
+
+def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
     """Why the pod is refused with or without a lock; None: the lock decides."""
     pod, rules = candidate.pod, settings.requests
     name = "/".join(pod.key)
@@ -71,9 +83,9 @@ def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -
 def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
     """Whether HAMi's scheduler bound the pod, and took no lock for it.
 
-    Of this the pod's author writes only the scheduler's name. A Binding sets PodScheduled; for a
-    pod that was created with its node the kubelet does, and then it sets startTime with it, after
-    the admission. Whether the annotation is the scheduler's is checked with the share.
+    Of this the pod's author writes only the scheduler's name. Of a pod without startTime only a
+    scheduler has set PodScheduled: the kubelet sets the two together, after the admission. Whether
+    the annotation is the scheduler's is checked with the share.
     """
     is_bound = pod.scheduled and not pod.started
     return is_bound and pod.scheduler == settings.scheduler_name and not _takes_lock(pod)
@@ -82,6 +94,13 @@ def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
 def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal:
     """Why a pod without a lock is refused, and what its owner and the operator can do."""
     name, lock = "/".join(pod.key), evidence.lock
+    if evidence.node_unread and not _is_made_with_its_node(pod):
+        return Refusal(
+            RefusalReason.PODS_UNKNOWN,
+            "The agent could not ask the API server whether HAMi's scheduler placed pod "
+            f"{name} on this node; the pod's controller starts it again.",
+            transient=True,
+        )
     if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         return Refusal(
             RefusalReason.NO_RIGHT,
@@ -90,7 +109,7 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
             "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
     policy = UnlockedPods.UNIQUE
-    if not pod.scheduled:
+    if _is_made_with_its_node(pod):
         why = ": it was created with its node (spec.nodeName); create it again without nodeName"
     elif _was_bound_without(pod, settings):
         policy = UnlockedPods.SCHEDULED
@@ -113,6 +132,15 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
     )
 
 
+def _is_made_with_its_node(pod: PodView) -> bool:
+    """Whether no scheduler bound it.
+
+    A kubelet that rejects a pod hides who bound it, and its successor asks again if it died before
+    it had told the rejection. Such a pod counts as bound: no tenant can bring that about.
+    """
+    return not (pod.scheduled or pod.started)
+
+
 def _takes_lock(pod: PodView) -> bool:
     """Whether HAMi's scheduler locks the node for the pod: not for init containers alone."""
     return any(container.role is Role.APP for container in pod.gpu_containers)
@@ -131,7 +159,7 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     within 1 s; and a lock that outlived the answered pod, because HAMi lets the next pod of the
     name take it over.
     """
-    if not pod.scheduled:
+    if _is_made_with_its_node(pod):
         return None
 
     def is_unspent(lock: NodeLock) -> bool:
@@ -139,7 +167,8 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
         return uids <= {None, pod.uid, evidence.outlived.get(lock.value)}
 
     lock = evidence.lock
-    if lock is not None and lock.owner == pod.key and (evidence.node_read or is_unspent(lock)):
+    is_read = evidence.node_read and not evidence.node_unread
+    if lock is not None and lock.owner == pod.key and (is_read or is_unspent(lock)):
         return lock
     former = (old for old in evidence.former if old.owner == pod.key and is_unspent(old))
     return next(former, None)

@@ -38,6 +38,3 @@ TEXT_LIMIT = 256 * 1024
 
 MIRROR = "kubernetes.io/config.mirror"
 """On the pod: it is the mirror of a static pod, which the kubelet reads from a file."""
-
-REPORTS = "hami-agent/reports"
-"""On the Node: the agent took over a register annotation that another writer wrote correctly."""

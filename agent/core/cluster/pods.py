@@ -2,17 +2,22 @@
 
 import datetime as dt
 import enum
+import re
 from collections.abc import Mapping
 from typing import Final, NewType
 
 import msgspec
 
+from agent.core.errors import cap
 from agent.core.inventory.share import Share
 
 PodUid = NewType("PodUid", str)
 
 DEFAULT_PRIORITY: Final = 1
 """The priority of a container without CUDA_TASK_PRIORITY; a smaller number goes first."""
+
+_UNREACHED: Final = re.compile(r"(?:^|[-.])(?:gvisor|runsc|kata)")
+"""Runtime classes by their usual names: what a RuntimeClass leads to is not read."""
 
 
 class Phase(enum.StrEnum):
@@ -48,6 +53,7 @@ class ContainerView(msgspec.Struct, frozen=True):
     - `ended_at`: when it ended if the kubelet never starts it again, else None.
     - `succeeded`: it ended with exit code 0 at least once.
     - `priority`: its literal env CUDA_TASK_PRIORITY as HAMi-core reads it.
+    - `core_policy`: its literal env GPU_CORE_UTILIZATION_POLICY; empty: the answer's counts.
     """
 
     name: str
@@ -60,6 +66,7 @@ class ContainerView(msgspec.Struct, frozen=True):
     ended_at: dt.datetime | None = None
     succeeded: bool = False
     priority: int = DEFAULT_PRIORITY
+    core_policy: str = ""
     resource: str = "nvidia.com/gpu"
     others: tuple[tuple[str, int], ...] = ()
 
@@ -82,11 +89,12 @@ class PodView(msgspec.Struct, frozen=True):
     - `containers`: init containers and sidecars first, then apps, each in the order of the spec.
     - `annotations`: only the keys of hami.io/.
     - `static`: it is the mirror of a static pod.
-    - `scheduled`: its condition PodScheduled is true. The API server sets it with a Binding, the
-      kubelet after it has admitted the pod; a pod that was created with its node lacks it until
-      then, and its author cannot write it. `started`: the kubelet has admitted it once and written
-      status.startTime.
-    - `scheduler`: its spec.schedulerName.
+    - `scheduled`: it has the condition PodScheduled. A Binding sets it; kube-scheduler makes it
+      False for a pod that it cannot place, over a late Binding too. The kubelet sets it when it has
+      admitted the pod and removes it when it rejects the pod. A pod that was created with its node
+      lacks it until then, and its author cannot write it. `started`: a kubelet has admitted or
+      rejected it, and written status.startTime.
+    - `scheduler`, `runtime_class`: its spec.schedulerName and spec.runtimeClassName.
     - `reusable_name`: its name was not generated, so a later pod can have the same name.
     - `groups`: the decoded `…-devices-allocated`; None if it is absent. `groups_error`: why it
       could not be decoded.
@@ -104,6 +112,7 @@ class PodView(msgspec.Struct, frozen=True):
     scheduled: bool = False
     started: bool = False
     scheduler: str = ""
+    runtime_class: str = ""
     reusable_name: bool = False
     reason: str = ""
     """status.reason, for example `UnexpectedAdmissionError`."""
@@ -131,6 +140,14 @@ class PodView(msgspec.Struct, frozen=True):
     def gpu_containers(self) -> tuple[ContainerView, ...]:
         """The containers that request slices of the agent's resource, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)
+
+    def unkept(self, container: str) -> str:
+        """Why nothing keeps the limits of that container, one clause; empty: HAMi-core does."""
+        if any(each.control_disabled for each in self.containers if each.name == container):
+            return "CUDA_DISABLE_CONTROL keeps HAMi-core out"
+        if _UNREACHED.search(self.runtime_class):
+            return f"HAMi-core does not work under the runtime class {cap(self.runtime_class, 64)}"
+        return ""
 
     def asking(self, resource: str) -> tuple[ContainerView, ...]:
         """The containers that request `resource`, in admission order."""
@@ -169,10 +186,8 @@ class PodTable(msgspec.Struct, frozen=True):
 class NodeView(msgspec.Struct, frozen=True):
     """This Node with all its annotations.
 
-    - `reported_by`: the writer other than an agent that last wrote the register annotation, and
-      when. Empty if an agent wrote it last, or if the writer is not known.
-    - `former_locks`: the texts of removed locks, the latest first. Each has the time, in seconds of
-      the loop's clock, until which it still proves a right.
+    `former_locks`: the texts of removed locks, the latest first. Each has the time, in seconds of
+    the loop's clock, until which it still proves a right.
     """
 
     name: str
@@ -180,7 +195,6 @@ class NodeView(msgspec.Struct, frozen=True):
     resource_version: str
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    reported_by: str = ""
     former_locks: tuple[tuple[str, float], ...] = ()
 
 

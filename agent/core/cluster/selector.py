@@ -23,6 +23,13 @@ class Requirement(msgspec.Struct, frozen=True):
     values: tuple[str, ...] = ()
     wanted: bool = True
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether Kubernetes takes its key and its values."""
+        return bool(re.fullmatch(_KEY, self.key)) and all(
+            re.fullmatch(_VALUE, value) for value in self.values
+        )
+
     def holds(self, labels: Mapping[str, str]) -> bool:
         """True when the labels meet it. An absent label has none of the values."""
         has_value = self.key in labels and (not self.values or labels[self.key] in self.values)

@@ -49,6 +49,7 @@ MODES = frozenset({"hami-core", "mps", ""})
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
+CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
 NOT_LOADABLE = "is empty or no library for this machine"
 MPS_ROOT = "/mps"
 """Where a container finds the MPS control daemon."""
@@ -280,7 +281,7 @@ def _limits(
     for name, value, wanted in (
         ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
         ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
-        ("GPU_CORE_UTILIZATION_POLICY", policy, policy != "default"),
+        (CORE_POLICY_ENV, policy, policy != "default"),
     ):
         if wanted:
             yield name, value

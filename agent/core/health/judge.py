@@ -20,6 +20,7 @@ from agent.core.health.verdicts import (
     answered_again,
     bad,
     has_joined,
+    incident,
     needing,
     of_xid,
     refused,
@@ -30,6 +31,7 @@ from agent.core.health.verdicts import (
     suspected,
     told_of,
     watched,
+    with_action,
     worse,
 )
 from agent.core.inventory.condition import Action, Cause, Condition, Health
@@ -206,7 +208,7 @@ def _back(health: Health, now: dt.datetime) -> Health:
     needs = health.needs_reset or health.needs_reboot
     then = NextStep.RESET_AGAIN if needs else NextStep.REST
     then = NextStep.BOOT if health.needs_reboot else then
-    back = bad(now, Cause.LOST, "it was lost and is back", "H-LOST", then)
+    back = bad(now, Cause.LOST, "it was lost and is back", health.runbook, then)
     back = msgspec.structs.replace(back, xid=health.xid, passed_probes=1)
     return needing(back, reboot=health.needs_reboot) if needs else back
 
@@ -262,11 +264,14 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
     text = f"the driver no longer reaches it ({reason or 'no reason given'})"
     verdict = msgspec.structs.replace(
-        bad(now, Cause.LOST, text, "H-LOST"), condition=Condition.LOST, xid=health.xid
+        bad(now, Cause.LOST, text, incident(health, "H-LOST")),
+        condition=Condition.LOST,
+        xid=health.xid,
+        action=Action.RESET,
     )
-    if health.needs_reboot:
-        return needing(verdict, reboot=True)
-    return msgspec.structs.replace(verdict, action=Action.RESET)
+    return (
+        needing(verdict, reboot=True) if health.needs_reboot else with_action(verdict, health.xid)
+    )
 
 
 def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from agent.core.health.reports import FabricState, GpuSigns, RecoveryAction
-from agent.core.health.xids import XidClass, xid_name
+from agent.core.health.xids import FELL_OFF_THE_BUS, XidClass, xid_name
 from agent.core.inventory.condition import Action, Cause, Condition, Health
 
 REBOOTS: Final = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
@@ -140,7 +140,7 @@ def refused(health: Health, now: dt.datetime) -> Health:
         return again(health, now)
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refuses calls for it until it is reset{after}"
-    verdict = bad(now, Cause.REFUSED, text, "H-RESET", NextStep.RESET)
+    verdict = bad(now, Cause.REFUSED, text, incident(health, "H-RESET"), NextStep.RESET)
     return needing(msgspec.structs.replace(verdict, xid=health.xid), reboot=False)
 
 
@@ -172,7 +172,7 @@ def worse(health: Health, verdict: Health) -> Health:
         return verdict
     known = health if health.xid is not None else msgspec.structs.replace(health, xid=verdict.xid)
     if health.condition is Condition.LOST and verdict.needs_reset:
-        return struck_while_lost(known, verdict)
+        return struck_while_lost(with_action(known, verdict.xid), verdict)
     return known if health.condition is Condition.UNMONITORED else again(known, verdict.since)
 
 
@@ -191,8 +191,22 @@ def of_xid(xid: int, kind: XidClass, now: dt.datetime) -> Health | None:
     if kind.action is Action.WAIT:
         return bad(now, Cause.XID, told, runbook)
     reboot = kind.action is Action.REBOOT
-    then = NextStep.REBOOT if reboot else NextStep.RESET
-    return needing(bad(now, Cause.XID, told, runbook, then), reboot=reboot)
+    # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
+    then = NextStep.REBOOT if reboot or xid == FELL_OFF_THE_BUS else NextStep.RESET
+    verdict = needing(bad(now, Cause.XID, told, runbook, then), reboot=reboot)
+    return with_action(verdict, xid)
+
+
+def with_action(verdict: Health, xid: int | None) -> Health:
+    """The verdict with the strongest action: XID 79 asks for more than a reset."""
+    if xid != FELL_OFF_THE_BUS:
+        return verdict
+    return msgspec.structs.replace(verdict, action=Action.REBOOT)
+
+
+def incident(health: Health, runbook: str) -> str:
+    """The id of what goes on: that of the XID with which it began, else `runbook`."""
+    return runbook if health.xid is None else f"H-{health.xid:03d}"
 
 
 def suspected(health: Health, doubt: Health) -> Health:

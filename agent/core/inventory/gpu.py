@@ -83,6 +83,8 @@ class Trouble(enum.StrEnum):
     """An operator released it for work on it."""
     UNPLACED = "unplaced"
     """It was taken back, but the driver never described it. Only a scan of all GPUs finds it."""
+    UNLISTED = "unlisted"
+    """The kernel's driver has it, and the library does not list it. It is named by its address."""
     UNSUPPORTED = "unsupported"
     """The driver does not support the call for this GPU."""
     FAILED = "failed"
@@ -99,6 +101,8 @@ _REMEDIES: Final = {
     Trouble.UNPLACED: "take them back with hami-agent recheck all",
     Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
     "runtime or as root",
+    Trouble.UNLISTED: "let the agent open its device file (/dev/nvidiaN), through the container "
+    "runtime or as root; restart the agent's pod if the GPU is new",
     Trouble.UNSUPPORTED: "use a driver that supports this GPU, or leave it out with "
     "sharing.filterUUIDs",
 }
@@ -158,6 +162,14 @@ class GpuSample(msgspec.Struct, frozen=True):
     memory_percent: int | None = None
     """Share of the last sample period in which its memory was read or written, 0 to 100."""
     used_mib: int | None = None
+    """By processes. Drivers before 510 count what they reserve, too."""
+    reserved_mib: int = 0
+    """By the driver, as far as `used_mib` is without it."""
+    celsius: int | None = None
+    milliwatts: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    """Both in the life of the GPU, until somebody clears them."""
 
 
 class Sampled(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCOR
 from agent.core.cluster.pods import NodeLock
 from agent.core.errors import cap
 from agent.core.node.findings import Finding, PreflightCheck
-from agent.core.node.leftovers import NodeTraces
 from agent.core.report_settings import ReportProfile
 
 READ_WITHIN: Final = 60.0
@@ -25,6 +24,22 @@ _READERS: Final[Mapping[ReportProfile, str]] = {
     ReportProfile.COLON: "2.5 to 2.7.1",
     ReportProfile.COLON_7: "2.4",
 }
+
+
+class NodeTraces(msgspec.Struct, frozen=True):
+    """The annotations of a Node, and who wrote them.
+
+    - `written`: those that an agent changed last.
+    - `last_written`: when an agent last wrote one of them, in UTC.
+    - `reported_by`: the writer other than an agent that last changed the register annotation, and
+      when (`codec.managed.other_writer`).
+    """
+
+    name: str
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    written: frozenset[str] = frozenset()
+    last_written: str = ""
+    reported_by: str = ""
 
 
 class ReportSeen(msgspec.Struct, frozen=True):
@@ -185,14 +200,14 @@ def _judge_stamp(subject: str, seen: HandshakeSeen, now: dt.datetime) -> Finding
     return Finding.ok(check, subject, f"{seen.word}: the agent's stamps are read")
 
 
-def judge_writer(node: NodeTraces) -> Finding:
-    """Judge who wrote the register annotation last."""
+def judge_writer(node: NodeTraces, report: ReportSeen) -> Finding:
+    """Judge who wrote the register annotation last. The agent writes no equal one again."""
     check, subject = PreflightCheck.WRITER, f"{REGISTER} of Node {node.name}"
     if not node.reported_by:
         return Finding.ok(check, subject, "no writer other than the agent is known")
     writer, _, when = cap(node.reported_by, 128).rpartition(" ")
-    if node.is_marked:
-        said = f"{writer} wrote it at {when}, and the agent took it over"
+    if report.gpus and not report.differences:
+        said = f"{writer} wrote it at {when}, and the agent would write the same"
         return Finding.ok(check, subject, said)
     return Finding.note(
         check,

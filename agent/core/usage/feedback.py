@@ -21,7 +21,7 @@ import msgspec
 
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.state.ledger import Row
-from agent.core.usage.region import Region, RegionChange
+from agent.core.usage.region import Region, RegionChange, RegionSums
 
 ACTIVE_FOR: Final = dt.timedelta(seconds=10)
 """For how long a container counts as active after its last kernel, or its last use of an SM."""
@@ -75,19 +75,15 @@ class Feedback(msgspec.Struct, frozen=True):
         }
 
 
-def uses_sm(region: Region, alive: frozenset[int] | None, now: dt.datetime) -> bool:
-    """Whether a live process of the container uses an SM. `alive`: see RegionReading.
+def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
+    """Whether a live process of the container uses an SM.
 
     The number of a dead process stays until another process starts or looks. So where it is not
     known who lives, a kernel must have run lately too.
     """
-    if alive is None and not _is_recent(region.last_kernel, now):
+    if sums.region is None or not any(sums.sm_percent):
         return False
-    return any(
-        any(process.sm_percent)
-        for process in region.processes
-        if alive is None or process.pid in alive
-    )
+    return sums.knows_living or _is_recent(sums.region.last_kernel, now)
 
 
 def region_user(

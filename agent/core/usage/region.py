@@ -5,6 +5,7 @@ Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
 
 import datetime as dt
 import enum
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -106,6 +107,46 @@ class RegionReading(msgspec.Struct, frozen=True):
     region: Region | None = None
     reason: str = ""
     alive: frozenset[int] | None = None
+
+    def sums(self) -> "RegionSums":
+        """Sum over the live processes; without `alive` all slots in use count."""
+        region = self.region
+        if region is None:
+            return RegionSums(self.state, reason=self.reason)
+        live = [one for one in region.processes if self.alive is None or one.pid in self.alive]
+        positions = range(len(region.gpus))
+        return RegionSums(
+            self.state,
+            msgspec.structs.replace(region, processes=()),
+            memory=tuple(_sum(one.memory[position] for one in live) for position in positions),
+            sm_percent=tuple(
+                sum(one.sm_percent[position] for one in live) for position in positions
+            ),
+            processes=len(live),
+            knows_living=self.alive is not None,
+        )
+
+
+class RegionSums(msgspec.Struct, frozen=True):
+    """What is kept of a reading: `region` without its processes, and the sums over the live ones.
+
+    - `memory`, `sm_percent`: by GPU, as many as the region has GPUs.
+    - `processes`: how many were summed. `knows_living`: False: dead ones may be among them.
+    """
+
+    state: RegionState
+    region: Region | None = None
+    reason: str = ""
+    memory: tuple[MemoryUse, ...] = ()
+    sm_percent: tuple[int, ...] = ()
+    processes: int = 0
+    knows_living: bool = False
+
+
+def _sum(parts: Iterable[MemoryUse]) -> MemoryUse:
+    """The sum over processes. Only of all together HAMi-core's numbers cannot be negative."""
+    sums = map(sum, zip(*parts, strict=True))
+    return MemoryUse(*(max(0, number) for number in sums))
 
 
 class RegionChange(msgspec.Struct, frozen=True):

@@ -1,12 +1,20 @@
 """What one container uses of each of its GPUs, summed over its live processes."""
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from agent.core.inventory.gpu import GpuUuid
-from agent.core.usage.region import MemoryUse, RegionGpu, RegionReading, RegionState
+from agent.core.inventory.slices import MIB
+from agent.core.state.ledger import Row
+from agent.core.usage.region import MemoryUse, RegionGpu, RegionState, RegionSums
+
+MOST_MIB: Final = 1 << 20
+"""More memory than a GPU can have whose size is not known."""
+MOST_AT_ONCE: Final = 16
+"""Processes that count with 100 percent each: samples of several moments are summed."""
 
 
 class ContainerGpuUse(msgspec.Struct, frozen=True):
@@ -47,38 +55,50 @@ class ContainerUse(msgspec.Struct, frozen=True):
         return max(self.at - self.last_kernel, dt.timedelta())
 
 
-def use_of(reading: RegionReading, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> ContainerUse:
-    """Sum the reading over its live processes; without `alive` all slots in use count.
+def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> ContainerUse:
+    """The use that a region says.
 
     `given`: the GPUs that the container was given, in CUDA's order; empty: not known. The uuids of
     the result are always of these. If the region names others, its GPUs count by position.
     """
-    region = reading.region
+    region = sums.region
     if region is None:
-        return ContainerUse(at, reading.state, reason=reading.reason)
+        return ContainerUse(at, sums.state, reason=sums.reason)
     uuids = _uuids(region.gpus, tuple(dict.fromkeys(given)))
-    live = tuple(
-        process
-        for process in region.processes
-        if reading.alive is None or process.pid in reading.alive
-    )
     return ContainerUse(
         at=at,
-        state=reading.state,
+        state=sums.state,
         gpus=tuple(
-            ContainerGpuUse(
-                index=gpu.index,
-                uuid=uuid,
-                memory_limit=gpu.memory_limit,
-                core_limit=gpu.core_limit,
-                memory=_sum(process.memory[position] for process in live),
-                sm_percent=sum(process.sm_percent[position] for process in live),
+            ContainerGpuUse(gpu.index, uuid, gpu.memory_limit, gpu.core_limit, memory, percent)
+            for gpu, uuid, memory, percent in zip(
+                region.gpus, uuids, sums.memory, sums.sm_percent, strict=False
             )
-            for position, (gpu, uuid) in enumerate(zip(region.gpus, uuids, strict=False))
         ),
         last_kernel=region.last_kernel,
-        processes=len(live),
+        processes=sums.processes,
     )
+
+
+def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> ContainerUse:
+    """The use; or, if a GPU cannot be used that much, an unreadable one with that reason.
+
+    `registered`: the MiB of each GPU, as far as they are known.
+    """
+    for gpu in use.gpus:
+        # Memory that was promised before the settings made the GPU smaller counts as well.
+        promised = [share.memory_mib for share in row.limits if share.uuid == gpu.uuid]
+        mib = max((registered.get(GpuUuid(gpu.uuid)) or MOST_MIB, *promised))
+        said_mib = max(*gpu.memory, gpu.memory_limit) // MIB
+        percent = 100 * min(use.processes, MOST_AT_ONCE)
+        if said_mib > mib:
+            said, has = f"{said_mib:,} MiB", f"{mib:,} MiB"
+        elif gpu.sm_percent > percent:
+            said, has = f"{gpu.sm_percent:,} % of compute", f"{percent:,} % for its processes"
+        else:
+            continue
+        reason = f"not believable: it says {said} of a GPU with at most {has}"
+        return ContainerUse(use.at, RegionState.UNREADABLE, reason=reason)
+    return use
 
 
 def _uuids(gpus: Sequence[RegionGpu], given: Sequence[GpuUuid]) -> Sequence[str]:
@@ -88,9 +108,3 @@ def _uuids(gpus: Sequence[RegionGpu], given: Sequence[GpuUuid]) -> Sequence[str]
     if not given or (len(distinct) == len(named) and distinct <= frozenset(given)):
         return named
     return given
-
-
-def _sum(parts: Iterable[MemoryUse]) -> MemoryUse:
-    """The sum over processes. Only of all together HAMi-core's numbers cannot be negative."""
-    sums = map(sum, zip(*parts, strict=True))
-    return MemoryUse(*(max(0, number) for number in sums))

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -39,27 +39,24 @@ class ContainerProcesses:
         self._cgroups = cgroups
         self._proc = proc
         self._rounds = 0
+        self._is_host = self._is_due = False
         self._pods: dict[str, Path] = {}
-        self._gone: frozenset[str] = frozenset()
+        self._gone = set[str]()
         self._owners: dict[Path, str] = {}
         self._known: dict[Path, dict[int, int]] = {}
 
-    def alive(self, wanted: Mapping[str, frozenset[int]]) -> Mapping[str, frozenset[int]]:
-        """Those of the PIDs in each container that exist.
-
-        `wanted`: by the name of the container directory. A name is left out if that is not known.
-        """
+    def begin(self, names: Iterable[str]) -> None:
+        """Begin a round about the containers of these directories."""
         self._rounds += 1
-        uids = frozenset(_uid(name) for name in wanted)
-        if not wanted or not self._sees_the_host():
-            return {}
-        self._find_pods(uids)
-        seen: set[Path] = set()
-        found = {name: self._living(name, pids, seen) for name, pids in wanted.items()}
-        for remembered in (self._owners, self._known):
-            for path in remembered.keys() - seen:
-                del remembered[path]
-        return {name: living for name, living in found.items() if living is not None}
+        uids = frozenset(map(_uid, names))
+        self._is_host = bool(uids) and self._sees_the_host()
+        self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
+        self._gone &= uids
+        self._is_due = self._rounds % SEARCH_EVERY == 0
+        if self._is_due:
+            for remembered in (self._owners, self._known):
+                for path in [path for path in remembered if not path.is_dir()]:
+                    del remembered[path]
 
     def _sees_the_host(self) -> bool:
         """Whether this is the host's PID namespace, and processes of others are not hidden."""
@@ -69,28 +66,16 @@ class ContainerProcesses:
             return False
         return str(namespace) == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
 
-    def _find_pods(self, uids: frozenset[str]) -> None:
-        """Find the cgroups of the pods, as far as they have any."""
-        known = {uid: path for uid, path in self._pods.items() if path.is_dir()}
-        missing = uids - known.keys()
-        if missing - self._gone or (missing and self._rounds % SEARCH_EVERY == 0):
-            for controller in CONTROLLERS:
-                known = dict(_pods(self._cgroups / controller, DEEPEST))
-                if known:
-                    break
-        self._pods = known
-        self._gone = uids - known.keys()
-
-    def _living(self, name: str, wanted: frozenset[int], seen: set[Path]) -> frozenset[int] | None:
-        """Those of the container's PIDs that exist; None: not known. Without a cgroup: none."""
+    def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
+        """Those of the PIDs in the container of that directory that exist; None: not known."""
         living = frozenset[int]()
-        if _uid(name) not in self._pods:
+        pod = self._pod(_uid(name)) if self._is_host else None
+        if pod is None:
             return None
-        cgroups = _directories(self._pods[_uid(name)])
+        cgroups = _directories(pod)  # none, if it is gone: then no process lives
         if len(cgroups) == CGROUPS:
             return None
         for cgroup in cgroups:
-            seen.add(cgroup)
             pids = self._pids(cgroup)
             owner = self._owner(cgroup, pids or (), _uid(name))
             if pids is None or (pids and owner is None):
@@ -101,6 +86,20 @@ class ContainerProcesses:
                     return None
                 living |= matched
         return living
+
+    def _pod(self, uid: str) -> Path | None:
+        """The cgroup of the pod; None: it was never seen. A path stays when the cgroup is gone."""
+        path = self._pods.get(uid)
+        if path is not None and path.is_dir():
+            self._gone.discard(uid)
+        elif self._is_due or uid not in self._gone:
+            self._gone.add(uid)
+            self._is_due = False
+            for controller in CONTROLLERS:
+                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
+                    self._pods |= found
+                    break
+        return self._pods.get(uid)
 
     def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
         """The host's PIDs in the cgroup and below; None: more than is read."""

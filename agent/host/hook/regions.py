@@ -1,18 +1,21 @@
 """HAMi-core's shared regions in the container directories: read with pread, never mapped.
 
 Any process of a container may change, replace or shorten its file at any time. Only a regular file
-with one name is opened. What costs time is bounded for each container.
+with one name is opened. What costs time is bounded for each container, and for all together. One
+region is in memory at a time.
 """
 
+import asyncio
 import contextlib
+import functools
 import itertools
+import math
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from agent.codec.region import (
     HEAD_SIZE,
@@ -22,10 +25,18 @@ from agent.codec.region import (
     count_slots,
     decode_region,
     encode_change,
+    holds_back,
     recognise,
 )
-from agent.core.usage.region import Region, RegionChange, RegionReading, RegionState
-from agent.host.hook.path import NAME, open_containers, open_in, state_errors
+from agent.core.usage.region import (
+    MAX_PROCESSES,
+    Region,
+    RegionChange,
+    RegionReading,
+    RegionState,
+    RegionSums,
+)
+from agent.host.hook.path import LISTED, NAME, open_containers, open_in, state_errors
 from agent.host.hook.processes import ContainerProcesses
 from agent.kit.offload import Offload
 
@@ -35,43 +46,125 @@ FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 ENTRIES: Final = 256
 """A container directory with more entries is not searched."""
 RETRIES: Final = 2
-"""Further reads of the slots while a process is writing one of them."""
+"""Further reads of the slots, if they are FEW, while a process is writing one of them."""
+SLOW: Final = 0.001
+"""Seconds of CPU that a region may cost in each round."""
+FEW: Final = 64
+"""A region with more slots in use is read after the others."""
+SHARE: Final = 0.004
+"""The part of a core that all slower regions may cost together in the long run."""
+ROUND: Final = 2.0
+"""Seconds after which a round leaves the rest to the next."""
+SLOW_ROUND: Final = 0.02
+"""The same for the slow and crowded regions, which go last: a round is 5 s, and SHARE of it."""
+
+
+class CrowdedRegion(Exception):  # noqa: N818 -- a normal state, too
+    """A region has more slots in use than are read before those of other regions."""
+
+
+class _Cost(NamedTuple):
+    """The mean CPU seconds of reading a region, and the loop time of the last reading."""
+
+    seconds: float = 0.0
+    at: float = -math.inf
 
 
 class HostRegions:
     """The Regions port below `hook`, HAMi's HOOK_PATH. All work is done on `offload`.
 
-    `processes`: tells which processes exist; without it nobody knows.
+    `processes`: tells which processes exist; without it nobody knows. `cpu`: the CPU seconds of the
+    present thread.
     """
 
     def __init__(
-        self, hook: Path, offload: Offload, processes: ContainerProcesses | None = None
+        self,
+        hook: Path,
+        offload: Offload,
+        processes: ContainerProcesses | None = None,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._hook = hook
         self._offload = offload
         self._processes = processes
+        self._cpu = cpu
+        self._costs: dict[str, _Cost] = {}
 
-    async def read(self, names: Sequence[str]) -> Mapping[str, RegionReading]:
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
         """Read the regions of these container directories. Raises StateError."""
-        return await self._offload.call(self._read, tuple(names))
+        now = asyncio.get_running_loop().time
+        return await self._offload.call(self._read, tuple(names), now)
+
+    async def held(self) -> Sequence[str]:
+        """All container directories whose region holds launches back. Raises StateError."""
+        return await self._offload.call(self._held)
 
     async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
         """Write each change; return why not for each that was not written. Raises StateError."""
         return await self._offload.call(self._write, dict(changes))
 
-    def _read(self, names: Sequence[str]) -> Mapping[str, RegionReading]:
+    def _read(self, names: Sequence[str], now: Callable[[], float]) -> Mapping[str, RegionSums]:
+        end, sums = now() + ROUND, dict[str, RegionSums]()
+        costs = self._costs = {name: self._costs.get(name, _Cost()) for name in names}
+        slow = sum(cost.seconds > SLOW for cost in costs.values())
+        # Slow regions go last. Of the others, those go first that the last round did not reach.
+        queue = sorted(names, key=lambda name: (costs[name].seconds > SLOW, costs[name].at))
+        crowded = set[str]()
+        if self._processes is not None:
+            self._processes.begin(names)
         with self._containers() as containers:
-            readings = {name: _reading(containers, name) for name in names}
-        if self._processes is None:
-            return readings
-        pids = {
-            name: frozenset(process.pid for process in reading.region.processes)
-            for name, reading in readings.items()
-            if reading.region is not None and reading.region.processes
-        }
-        for name, living in self._processes.alive(pids).items():
-            readings[name] = msgspec.structs.replace(readings[name], alive=living)
-        return readings
+            for name in queue:
+                cost = costs[name]
+                is_slow = cost.seconds > SLOW or name in crowded
+                pause = cost.seconds * slow / SHARE if is_slow else 0.0
+                if is_slow:
+                    end = min(end, now() + SLOW_ROUND)
+                if now() > end:
+                    reason = "other regions took the time of this round"
+                elif now() < cost.at + pause:
+                    ms = round(cost.seconds * 1000)
+                    reason = f"reading it takes {ms} ms of CPU, so it is read every {pause:.0f} s"
+                else:
+                    most = MAX_PROCESSES if is_slow else FEW
+                    try:
+                        sums[name], spent = self._summed(containers, name, most)
+                        if spent > SLOW and not is_slow:
+                            # Something else, such as a garbage collection, may have taken the time.
+                            sums[name], spent = self._summed(containers, name, most)
+                    except CrowdedRegion:
+                        crowded.add(name)
+                        queue.append(name)
+                    else:
+                        costs[name] = _Cost((spent + (cost.seconds or spent)) / 2, now())
+                    continue
+                sums[name] = RegionSums(RegionState.UNREADABLE, reason=reason)
+        return sums
+
+    def _summed(self, containers: int | None, name: str, most: int) -> tuple[RegionSums, float]:
+        """Read and sum a region of at most `most` slots; also the CPU seconds that this costs.
+
+        Raises CrowdedRegion.
+        """
+        begun, alive = self._cpu(), None
+        try:
+            with _opened(containers, name, os.O_RDONLY) as (file, size):
+                region = read_region(size, functools.partial(os.pread, file), most)
+            pids = frozenset(process.pid for process in region.processes)
+            if self._processes and pids:
+                alive = self._processes.alive(name, pids)
+            reading = RegionReading(RegionState.READABLE, region, alive=alive)
+        except NoRegion as error:
+            reading = error.reading
+        sums = reading.sums()
+        return sums, self._cpu() - begun
+
+    def _held(self) -> Sequence[str]:
+        with self._containers() as containers:
+            if containers is None:
+                return ()
+            with os.scandir(containers) as entries:
+                names = [entry.name for entry in itertools.islice(entries, LISTED)]
+            return [name for name in names if _holds_back(containers, name)]
 
     def _write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
         with self._containers() as containers:
@@ -90,13 +183,11 @@ class HostRegions:
             yield containers
 
 
-def _reading(containers: int | None, name: str) -> RegionReading:
-    try:
-        with _opened(containers, name, os.O_RDONLY) as (file, size):
-            region = read_region(size, lambda length, offset: os.pread(file, length, offset))
-            return RegionReading(RegionState.READABLE, region)
-    except NoRegion as error:
-        return error.reading
+def _holds_back(containers: int, name: str) -> bool:
+    with contextlib.suppress(NoRegion), _opened(containers, name, os.O_RDONLY) as (file, size):
+        offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
+        return holds_back(os.pread(file, offsets.tail_size, offsets.tail))
+    return False
 
 
 def _written(containers: int | None, name: str, change: RegionChange) -> str:
@@ -167,25 +258,29 @@ def _region_name(directory: int) -> str:
     return min(regions)
 
 
-def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
+def read_region(size: int, pread: Callable[[int, int], bytes], most: int = MAX_PROCESSES) -> Region:
     """Read a region of `size` bytes, the slots again while a process is writing one.
 
     `pread`: read so many bytes at an offset; fewer, where the file ends. Its errors pass.
 
-    Raises NoRegion.
+    Raises NoRegion; CrowdedRegion: more than `most` slots are in use.
     """
     head = pread(HEAD_SIZE, 0)
     offsets = recognise(size, head)
-    region = _read_once(offsets, head, pread)
+    region = _read_once(offsets, head, pread, most)
     for _ in range(RETRIES):
-        if not any(process.torn for process in region.processes):
+        if len(region.processes) > FEW or not any(process.torn for process in region.processes):
             break
-        region = _read_once(offsets, head, pread)
+        region = _read_once(offsets, head, pread, most)
     return region
 
 
-def _read_once(offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes]) -> Region:
+def _read_once(
+    offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes], most: int
+) -> Region:
     tail = _exactly(pread, offsets.tail_size, offsets.tail)
+    if count_slots(tail) > most:
+        raise CrowdedRegion
     length = count_slots(tail) * offsets.slot_size
     first = _exactly(pread, length, offsets.slots)
     second = _exactly(pread, length, offsets.slots) if offsets.seqlock else first

@@ -71,6 +71,8 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
     """The named context of the file, or its current one. Raises SettingsError."""
     import yaml  # noqa: PLC0415 -- late: in a pod there is no kubeconfig
 
+    if path.exists() and not path.is_file():
+        raise _unusable(path, "is not a regular file")  # a pipe may block for ever
     try:
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

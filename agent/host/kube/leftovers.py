@@ -1,17 +1,17 @@
 """The requests of an uninstallation to the API server."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
-from agent.codec.leftovers import decode_state, decode_traces
-from agent.codec.narrow import read_object
+from agent.codec.narrow import inside, objects_in, read_object
 from agent.codec.objects import decode_pod
-from agent.core.errors import ApiError, ApiNotFound, MalformedText
+from agent.codec.quantity import decode_quantity
+from agent.core.cluster.annotations import HANDSHAKE, REGISTER, SCORE
+from agent.core.errors import MalformedText
 from agent.core.health.news import GPU_DEGRADED
-from agent.core.node.leftovers import Agents, NodeLeftovers, NodeTraces
-from agent.host.kube.lists import Lists
+from agent.host.kube.lists import Lists, command_budget
 from agent.host.kube.session import (
     MERGE_PATCH,
     METADATA_ONLY,
@@ -21,61 +21,79 @@ from agent.host.kube.session import (
     path_of,
 )
 
-LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+REPORT: Final = frozenset({REGISTER, SCORE, HANDSHAKE})
+OWN: Final = "hami-agent/"
+"""The prefix of the annotations that only agents write: those of earlier builds."""
 
-T = TypeVar("T")
-Read = Callable[[Mapping[str, Any]], T]
+
+class NodeLeftovers(msgspec.Struct, frozen=True):
+    """What an agent may have left on a Node, and who is there now.
+
+    - `keys`: the annotations that a device plugin or an agent writes.
+    - `degraded`: it has the condition GpuDegraded.
+    - `has_kubelet`: its kubelet reports.
+    - `served`: that kubelet offers the resource, so a device plugin serves it. The kubelet reports
+      the end of a plugin up to 10 s later (nodeStatusUpdateFrequency).
+    """
+
+    name: str
+    keys: tuple[str, ...] = ()
+    degraded: bool = False
+    has_kubelet: bool = False
+    served: bool = False
+
+    @property
+    def is_touched(self) -> bool:
+        """True if there is something to remove."""
+        return bool(self.keys) or self.degraded
 
 
 class KubeLeftovers:
-    """The Leftovers port. Each request has the session's deadline of 10 s."""
+    """Nodes and pods of agents of one resource. Each request has the session's deadline of 10 s."""
 
-    def __init__(self, session: KubeSession) -> None:
+    def __init__(self, session: KubeSession, resource: str) -> None:
         self._session = session
-        self._lists = Lists(session, whole=False)
+        self._resource = resource
+        self._lists = Lists(session, whole=False, budget=command_budget)
 
-    async def nodes(self) -> tuple[NodeTraces, ...]:
+    async def nodes(self) -> tuple[NodeLeftovers, ...]:
         """List all Nodes. Raises ApiError."""
-        request = ApiRequest("list", "nodes", path_of("nodes"), accept=LIST)
-        return await self._items(request, _traces)
+        request = ApiRequest("list", "nodes", path_of("nodes"))
+        # Each Node is read at once: the text of 5,000 is 100 MB.
+        listed = await self._lists.fetch(request, lambda item: self._read(read_object(item)))
+        return listed.items
 
-    async def node(self, name: str) -> NodeTraces:
+    async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
-        return _traces(await self._session.fetch(_get(name, METADATA_ONLY)))
+        request = ApiRequest("get", "nodes", path_of("nodes", name))
+        return self._read(await self._session.fetch(request))
 
-    async def remove(self, node: NodeTraces, keys: Sequence[str]) -> None:
-        """Remove annotations if the Node is as `node` shows it. Raises ApiConflict, ApiError."""
-        annotations = dict.fromkeys(keys)
-        body = {"metadata": {"resourceVersion": node.version, "annotations": annotations}}
+    async def clean(self, node: NodeLeftovers) -> None:
+        """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
         path = path_of("nodes", node.name)
-        request = ApiRequest(
-            "patch", "nodes", path, body=body, content_type=MERGE_PATCH, accept=METADATA_ONLY
-        )
-        await self._session.call(request)
+        if node.keys:
+            body = {"metadata": {"annotations": dict.fromkeys(node.keys)}}
+            await self._session.call(
+                ApiRequest("patch", "nodes", path, (), body, MERGE_PATCH, METADATA_ONLY)
+            )
+        if node.degraded:
+            status = {"status": {"conditions": [{"type": GPU_DEGRADED, "$patch": "delete"}]}}
+            await self._session.call(
+                ApiRequest("patch", "nodes/status", f"{path}/status", (), status, STRATEGIC_PATCH)
+            )
 
-    async def forget_condition(self, name: str) -> None:
-        """Remove the condition GpuDegraded from the Node. Raises ApiError."""
-        deletion = {"type": GPU_DEGRADED, "$patch": "delete"}
-        request = ApiRequest(
-            "patch",
-            "nodes/status",
-            path_of("nodes", name, "status"),
-            body={"status": {"conditions": [deletion]}},
-            content_type=STRATEGIC_PATCH,
-            accept=METADATA_ONLY,
-        )
-        await self._session.call(request)
-
-    async def agents(self, agents: Agents) -> tuple[str, ...]:
-        """List the names of the agents' pods. Raises ApiError."""
-        request = msgspec.structs.replace(_pods(agents), accept=LIST)
-        return await self._items(request, _name)
-
-    async def places(self, agents: Agents) -> Mapping[str, str]:
+    async def agents(self, namespace: str, selector: str) -> Mapping[str, str]:
         """List the agents' pods, each with its node (empty: none yet). Raises ApiError."""
-        return dict(await self._items(_pods(agents), _place))
+        query = (("labelSelector", selector),)
+        request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"), query=query)
 
-    async def gpu_pods(self, node: str, resource: str) -> tuple[str, ...]:
+        def place(item: Mapping[str, Any]) -> tuple[str, str]:
+            return str(item["metadata"]["name"]), str(inside(item, "spec").get("nodeName", ""))
+
+        listed = await self._lists.fetch(request, lambda item: place(read_object(item)))
+        return dict(listed.items)
+
+    async def gpu_pods(self, node: str) -> tuple[str, ...]:
         """List the unfinished pods of this node that request GPUs, as namespace/name.
 
         Raises ApiError.
@@ -85,46 +103,27 @@ class KubeLeftovers:
 
         def gpu_pod(item: Mapping[str, Any]) -> str:
             try:
-                pod = decode_pod(item, resource)
+                pod = decode_pod(item, self._resource)
             except MalformedText:
                 return ""
             return "/".join(pod.key) if pod.gpu_containers and not pod.terminal else ""
 
-        names = await self._items(request, gpu_pod)
-        return tuple(sorted(name for name in names if name))
+        listed = await self._lists.fetch(request, lambda item: gpu_pod(read_object(item)))
+        return tuple(sorted(name for name in listed.items if name))
 
-    async def look(self, name: str, resource: str) -> NodeLeftovers:
-        """Get what the agent left on the Node; nothing for a missing Node. Raises ApiError."""
-        try:
-            return decode_state(await self._session.fetch(_get(name, "application/json")), resource)
-        except ApiNotFound:
-            return NodeLeftovers()
-
-    async def _items(self, request: ApiRequest, read: Read[T]) -> tuple[T, ...]:
-        # Each object is read at once: the text of 5,000 Nodes is 100 MB.
-        listed = await self._lists.fetch(request, lambda item: read(read_object(item)))
-        return listed.items
-
-
-def _name(pod: Mapping[str, Any]) -> str:
-    return str(pod["metadata"]["name"])
-
-
-def _place(pod: Mapping[str, Any]) -> tuple[str, str]:
-    return _name(pod), pod.get("spec", {}).get("nodeName", "")
-
-
-def _pods(agents: Agents) -> ApiRequest:
-    path = path_of("namespaces", agents.namespace, "pods")
-    return ApiRequest("list", "pods", path, query=(("labelSelector", agents.selector),))
-
-
-def _get(name: str, accept: str) -> ApiRequest:
-    return ApiRequest("get", "nodes", path_of("nodes", name), accept=accept)
-
-
-def _traces(obj: Mapping[str, Any]) -> NodeTraces:
-    try:
-        return decode_traces(obj)
-    except MalformedText as error:
-        raise ApiError(f"get nodes: {error}") from error
+    def _read(self, node: Mapping[str, Any]) -> NodeLeftovers:
+        metadata, status = inside(node, "metadata"), inside(node, "status")
+        conditions = {
+            one.get("type"): one.get("status") for one in objects_in(status, "conditions")
+        }
+        # The kubelet writes True and False; the controller Unknown when the kubelet is silent.
+        has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
+        offered = decode_quantity(str(inside(status, "allocatable").get(self._resource, 0)))
+        keys = inside(metadata, "annotations")
+        return NodeLeftovers(
+            str(metadata.get("name")),
+            tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
+            degraded=GPU_DEGRADED in conditions,
+            has_kubelet=has_kubelet,
+            served=has_kubelet and (offered or 0) > 0,
+        )

@@ -1,13 +1,22 @@
 """Fetches a LIST of any size within bounded memory: at once if it is small, else in pages."""
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+import sys
+from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
 
-from agent.codec.narrow import ListPage, Raw, read_page, read_page_head
+from agent.codec.narrow import (
+    MOST_OBJECTS,
+    ListPage,
+    Raw,
+    has_many_values,
+    read_page,
+    read_page_head,
+)
 from agent.core.errors import ApiError, ApiGone, MalformedText
 from agent.host.kube import session as sessions
 from agent.host.kube.session import AnswerTooLong, ApiRequest, KubeSession
@@ -17,15 +26,43 @@ T = TypeVar("T")
 
 PAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
-LIMITS: Final = (0, 64, 16, 4, 1)
-"""Objects in an answer; 0: all of them.
+LIMITS: Final = (0, 500, 64, 16, 4, 1)
+"""Objects in an answer; 0: all of them. 500 as in kubectl: 5,000 Nodes are 10 answers.
 
 The first request asks for all: servers 1.31 to 1.33 answer it from their cache by the pods' node.
 They answer a page from etcd, for which they read every pod of the cluster (kubernetes
 apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
 """
-AFTER_ALL: Final = 3
-"""The index in LIMITS after an answer with all was too long: one with four rarely is."""
+AFTER_ALL: Final = 4
+"""The index in LIMITS after an answer with many was too long: one with four rarely is."""
+MOST_ODD: Final = 4
+"""Beyond these a list has no end.
+
+An answer is odd if it promises more and has not as many objects as were asked for. The API allows
+it, but the real server fills each answer (kubernetes apiserver/pkg/storage/etcd3/store.go,
+GetList).
+"""
+
+
+class ListBudget(msgspec.Struct):
+    """What lists may still have; `memory`: bytes of their objects as read.
+
+    The defaults are for the agent: a tenant could use up a bound of memory. MOST_OBJECTS pods of 7
+    KB are a GiB.
+    """
+
+    objects: int = MOST_OBJECTS
+    bytes: int = 1 << 30
+    memory: float = math.inf
+
+    @property
+    def exceeded(self) -> str:
+        """What there is too much of; empty for nothing."""
+        return next((name for name in self.__struct_fields__ if getattr(self, name) < 0), "")
+
+
+command_budget = functools.partial(ListBudget, 30_000, 192 << 20, 32 << 20)
+"""5,000 Nodes of 20 KB, as Kubernetes supports, and 9,000 pods of 10 KB are 190 MB."""
 
 
 class ObjectList(msgspec.Struct, Generic[T], frozen=True):
@@ -35,20 +72,28 @@ class ObjectList(msgspec.Struct, Generic[T], frozen=True):
     items: tuple[T, ...]
 
 
+class EndlessList(ApiError):  # noqa: N818 -- the list is
+    """The server always promises more, the same again, or more than is read."""
+
+
 class Lists:
     """Fetches LISTs of one kind. Earlier answers set how many objects the next one may have.
 
     After a too long answer it asks again for fewer objects; after a short one it asks for more. The
     server accepts another `limit` with the same token (as its own test of lists does:
     test/e2e/apimachinery/chunking.go). Without `whole` even the first request asks for a page.
-    `limits`: objects in an answer, as LIMITS.
+    `budget` gives each fetch its budget: a new one, or one that it shares with others.
     """
 
     def __init__(
-        self, session: KubeSession, *, whole: bool = True, limits: Sequence[int] = LIMITS
+        self,
+        session: KubeSession,
+        *,
+        whole: bool = True,
+        budget: Callable[[], ListBudget] = ListBudget,
     ) -> None:
         self._session = session
-        self._limits = limits
+        self._budget = budget
         self._most = 0 if whole else 1
         """The index in LIMITS with which a small list begins."""
         self._place = self._most
@@ -58,46 +103,77 @@ class Lists:
 
         If the server forgets the list between two pages, the list begins again, once.
         """
+        budget = self._budget()
         try:
-            return await self._all(request, read)
+            return await self._all(request, read, budget)
         except ApiGone:
-            return await self._all(request, read)
+            return await self._all(request, read, budget)
 
-    async def _all(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
+    async def _all(
+        self, request: ApiRequest, read: Callable[[Raw], T], budget: ListBudget
+    ) -> ObjectList[T]:
         objects: list[T] = []
         rest = version = ""
-        size = 0
+        answers, odd, left = 0, 0, budget.bytes
         while True:
-            page, items, length = await self._page(request, rest, read)
+            page, items, asked = await self._page(request, rest, read, budget)
             objects += items
-            size += length
+            answers += 1
+            odd += len(items) != asked
             version = version or page.version
-            rest = page.rest
-            if not rest:
+            if not page.rest:
                 break
-        if size < PAGE_LIMIT // 2:
+            if page.rest == rest or odd > MOST_ODD or budget.exceeded:
+                why = f"more {budget.exceeded} than are read" if budget.exceeded else "no end"
+                raise EndlessList(
+                    f"{request.what}: the list has {why}: after {len(objects)} objects in "
+                    f"{answers} answers the server still promises more; check the API server and "
+                    "the proxies before it, or ask for one namespace or node"
+                )
+            rest = page.rest
+        if left - budget.bytes < PAGE_LIMIT // 2:
             self._place = self._most
         return ObjectList(version, tuple(objects))
 
     async def _page(
-        self, request: ApiRequest, rest: str, read: Callable[[Raw], T]
+        self, request: ApiRequest, rest: str, read: Callable[[Raw], T], budget: ListBudget
     ) -> tuple[ListPage, list[T], int]:
-        """One page, its objects as read, and its length in bytes."""
+        """One page, its objects as read, and how many were asked for."""
         while True:
-            limit = self._limits[self._place]
+            limit = LIMITS[self._place]
             paged = msgspec.structs.replace(request, query=(*request.query, *_options(limit, rest)))
             at_most = sessions.BODY_LIMIT if limit == 1 else PAGE_LIMIT
             try:
                 body = await self._session.call(paged, at_most)
             except AnswerTooLong as error:
-                if limit == 1:
-                    return _skipped(paged, error), [], at_most
+                body = bytearray()
+                if limit == 1:  # each counts as odd
+                    return _skipped(paged, error), [], limit
+            budget.bytes -= len(body) or at_most
+            # Not for the agent itself: with one pod full of commas a tenant would slow each LIST.
+            is_dense = budget.memory < math.inf and has_many_values(body)
+            if limit != 1 and (is_dense or not body):
                 self._place = max(AFTER_ALL, self._place + 1)
                 continue
-            page, items = await sessions.aside(body, functools.partial(_read, paged, read))
-            if page.rest and len(body) < PAGE_LIMIT // 4:
+            read_all = functools.partial(_read, paged, read, is_dense)
+            page, items = await sessions.aside(body, read_all)
+            budget.objects -= len(items)
+            if budget.memory < math.inf:
+                budget.memory -= sum(map(size_of, items))
+            # It asks for more only if as many objects of this length are half a page.
+            larger = LIMITS[max(1, self._place - 1)]
+            if page.rest and len(body) * larger < (limit or larger) * PAGE_LIMIT // 2:
                 self._place = max(1, self._place - 1)
-            return page, items, len(body)
+            return page, items, limit
+
+
+def size_of(value: object) -> int:
+    """The bytes of memory that a decoded value takes, with all that it holds."""
+    inner: object = msgspec.structs.astuple(value) if isinstance(value, msgspec.Struct) else value
+    if isinstance(inner, Mapping):
+        inner = (*inner, *inner.values())
+    parts = inner if isinstance(inner, tuple | list) else ()
+    return sys.getsizeof(value) + sum(map(size_of, filter(None, parts)))
 
 
 def _options(limit: int, rest: str) -> tuple[tuple[str, str], ...]:
@@ -105,12 +181,18 @@ def _options(limit: int, rest: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, text) for name, text in options if text)
 
 
-def _read(request: ApiRequest, read: Callable[[Raw], T], body: Raw) -> tuple[ListPage, list[T]]:
+def _read(
+    request: ApiRequest,
+    read: Callable[[Raw], T],
+    is_dense: bool,  # noqa: FBT001 -- called at once
+    body: bytearray,
+) -> tuple[ListPage, list[T]]:
     try:
-        page = read_page(body)
+        page = read_page(body, one=is_dense)
         return page, [read(item) for item in page.items]
     except MalformedText as error:
-        raise ApiError(f"{request.what}: {error}") from error
+        kind = EndlessList if is_dense else ApiError
+        raise kind(f"{request.what}: {error}") from error
 
 
 def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:

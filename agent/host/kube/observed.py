@@ -69,10 +69,10 @@ class ObservedNode:
         log.info("observe.would_release", key=key, value=value)
 
     def _shown(self, node: NodeView) -> NodeView:
-        """The Node after the writes; without a version and a reporter, which no server sent."""
+        """The Node after the writes; without a version, which no server sent."""
         annotations = {**node.annotations, **self._written}
         kept = {key: text for key, text in annotations.items() if text is not None}
-        return msgspec.structs.replace(node, annotations=kept, resource_version="", reported_by="")
+        return msgspec.structs.replace(node, annotations=kept, resource_version="")
 
 
 class ObservedPods:

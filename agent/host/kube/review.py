@@ -7,7 +7,7 @@ import msgspec
 
 from agent.codec.narrow import read_object
 from agent.core.node.api_rights import Right
-from agent.host.kube.lists import Lists
+from agent.host.kube.lists import Lists, command_budget
 from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -53,8 +53,10 @@ class KubeReview:
         """List the pods of this node."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"),)
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        listed = await Lists(self._session).fetch(request, read_object)
-        metas = [item.get("metadata") or {} for item in listed.items]
+        lists = Lists(self._session, budget=command_budget)
+        metas = (
+            await lists.fetch(request, lambda item: read_object(item).get("metadata") or {})
+        ).items
         names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
         return Neighbours(names, tuple(_plugins(metas)))
 

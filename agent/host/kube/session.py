@@ -18,6 +18,7 @@ from agent.core.errors import ApiError, MalformedText, SettingsError
 from agent.host.kube import shim
 from agent.host.kube.connection import Connection, configure, fingerprint, unusable
 from agent.host.kube.translate import refused, unanswered
+from agent.kit.running_time import Lag
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
@@ -29,7 +30,7 @@ IN_FLIGHT = 2
 This limits the load on a slow server. A request that hangs delays no other kind: a GET in an
 Allocate, which has 0.15 s, waits for at most two other GETs of its kind and for no LIST or PATCH.
 """
-BODY_LIMIT = 16 * 1024 * 1024
+BODY_LIMIT = 10 * 1024 * 1024
 """Bytes of an answer, and of a frame of a watch: any one object fits.
 
 etcd holds at most 1.5 MiB of an object (its --max-request-bytes), and JSON may write `<` with six
@@ -139,6 +140,7 @@ class KubeSession:
         self._print: tuple[object, ...] = ()
         """The fingerprint of the connection with which the client was made."""
         self._retired: KubeClient | None = None
+        self._lag = Lag()
         self._closed = False
         self._renewals = 0
         self._lock = asyncio.Lock()
@@ -170,7 +172,7 @@ class KubeSession:
     async def call(self, request: ApiRequest, at_most: int | None = None) -> bytearray:
         """Return the body of a successful answer, within 10 s. Raises ApiError.
 
-        Raises AnswerTooLong for more than `at_most` bytes (None: 16 MiB).
+        Raises AnswerTooLong for more than `at_most` bytes (None: 10 MiB).
         """
         body, _ = await self.exchange(request, at_most)
         return body
@@ -181,7 +183,7 @@ class KubeSession:
         """Do as call(); also return the headers of the answer."""
         limit = BODY_LIMIT if at_most is None else at_most
         try:
-            async with asyncio.timeout(DEADLINE), self._room(request):
+            async with self._lag.within(DEADLINE), self._room(request):
                 answer = await self._authorized(request)
                 try:
                     return await self._successful(request, answer, limit), answer.headers
@@ -202,7 +204,7 @@ class KubeSession:
         """
         answer = None
         try:
-            async with asyncio.timeout(DEADLINE):
+            async with self._lag.within(DEADLINE):
                 answer = await self._authorized(request)
                 if not _is_success(answer):
                     await self._successful(request, answer, BODY_LIMIT)
@@ -260,7 +262,9 @@ class KubeSession:
         self.received.add(request.resource, amount=len(body))
         if len(body) > at_most:
             text = f"{request.what}: the answer is longer than {at_most >> 20} MiB"
-            raise AnswerTooLong(text, bytes(body[:BEGINNING]))
+            beginning = bytes(body[:BEGINNING])
+            body.clear()  # what handles the error keeps this frame until the next collection
+            raise AnswerTooLong(text, beginning)
         if _is_success(answer):
             return body
         raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))

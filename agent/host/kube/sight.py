@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.codec.leftovers import decode_traces
+from agent.codec.managed import WRITER, entries, other_writer
 from agent.codec.narrow import inside
 from agent.codec.quantity import decode_quantity
-from agent.core.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
+from agent.core.cluster.annotations import REGISTER
+from agent.core.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.core.node.api_rights import skew_of
 from agent.core.node.config_entries import NamedNode
-from agent.core.node.leftovers import NodeTraces
-from agent.core.node.scheduling import OfferSeen
+from agent.core.node.scheduling import NodeTraces, OfferSeen
 from agent.core.ports import Clock
 from agent.host.kube.session import METADATA_ONLY, ApiRequest, KubeSession, decode, path_of
 
@@ -46,13 +46,11 @@ class KubeSight:
         sent = _time(headers.get(_DATE, ""))
         skew = None if sent is None else skew_of(sent, before, after)
         found = decode(request, body)
-        try:
-            traces = decode_traces(found)
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
+        if inside(found, "metadata").get("name") != node:
+            raise ApiError(f"{request.what}: the answer has no name, or another one")
         labels = inside(inside(found, "metadata"), "labels")
         texts = {key: str(value) for key, value in labels.items()}
-        return NodeSight(traces, _offer(found, resource), texts, skew)
+        return NodeSight(_traces(node, found), _offer(found, resource), texts, skew)
 
     async def named(self, node: str) -> NamedNode:
         """Look whether a Node of this name exists. Raises ApiError."""
@@ -64,6 +62,19 @@ class KubeSight:
         except ApiForbidden:  # a node's own identity may read only its own Node
             return NamedNode.UNSEEN
         return NamedNode.THERE
+
+
+def _traces(name: str, node: Mapping[str, Any]) -> NodeTraces:
+    metadata = inside(node, "metadata")
+    managed = entries(metadata)
+    agents = [entry for entry in managed if entry.writer == WRITER]
+    return NodeTraces(
+        name,
+        {key: str(value) for key, value in inside(metadata, "annotations").items()},
+        frozenset(key for entry in agents for key in entry.annotations),
+        max((entry.time for entry in agents), default=""),
+        other_writer(managed, REGISTER),
+    )
 
 
 def _offer(node: Mapping[str, Any], resource: str) -> OfferSeen:

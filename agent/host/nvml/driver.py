@@ -1,6 +1,7 @@
 """The Driver port over NVML: scans, probes, samples and events."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from agent.core.errors import DriverError, GpuError
+from agent.core.errors import DriverError, DriverMissing, GpuError
 from agent.core.health.reports import DriverEvent, Probe, ProbeOutcome
 from agent.core.inventory.gpu import NO_INDEX, Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
 from agent.host.nvml import facts, links, signs
@@ -22,6 +23,8 @@ from agent.host.nvml.session import NO_ANSWER, NvmlSession, OpenedSession
 T = TypeVar("T")
 
 CALL_DEADLINE: Final = 2.0
+REMOVED_AFTER: Final = 60.0
+"""Seconds without the library's file until it counts as removed."""
 
 log = structlog.get_logger(__name__)
 
@@ -43,22 +46,29 @@ class NvmlDriver:
         driver_root: Path | None = None,
         sys_root: Path = Path("/sys"),
         deadline: float = CALL_DEADLINE,
+        now: Callable[[], float] = time.monotonic,  # noqa: TID251 -- check() runs on a thread
     ) -> None:
         def find() -> Path | None:
             return path or nvml.library_below(driver_root)
 
+        self._find = find
+        self._now = now
         self._library = library
         self._sys_root = sys_root
         self._session = NvmlSession(
-            library, find, deadline, self._session_ended, self._quiet, self._back
+            library, find, sys_root, deadline, self._session_ended, self._quiet, self._back
         )
         self._call = self._session.call
         self._indexes = Indexes()
         self._links: Mapping[GpuUuid, links.LinkRow] | None = None
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
+        self._there_at = self._now()
+        """When a look found the library's file last."""
         self._slow: set[str] = set()
         """The GPUs that did not answer in time when they were last described."""
+        self._described: frozenset[str] = frozenset()
+        """The addresses of all GPUs that were ever described."""
         self._handles = Handles(library)
         self._listening = Listening(library, self._session, self._indexes, self._handles)
 
@@ -79,6 +89,10 @@ class NvmlDriver:
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._listening.forget()
         faults = self._indexes.named(troubled)
+        self._described |= {gpu.pci for gpu in found.values()}
+        if not faults:  # else one of these may be the GPU that is not described
+            unlisted = partial(facts.unlisted, self._sys_root, self._described)
+            faults = await self._session.whole(opened, unlisted)
         uuids = [gpu.uuid for gpu in found.values()]
         self._session.keep([*uuids, *(fault.gpu for fault in faults)])
         peers = {found[index].uuid: found[index] for index in sorted(found)}
@@ -162,7 +176,30 @@ class NvmlDriver:
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
         self._handles.take_back(uuid)
+        self._listening.unhear(uuid)
         self._session.withheld = ""
+
+    def check(self) -> None:
+        """Raise DriverMissing: a package replaced or removed the library in use; blocks nothing.
+
+        Containers get what lies there now, and the kernel module is that of the library in use. An
+        upgrade removes the library and writes it again, so one look without it says nothing.
+        """
+        other = self._session.present and nvml.successor(self._library, self._find())
+        if other:
+            raise DriverMissing(
+                f"The driver's library was replaced by {other}, and the kernel module is still "
+                "that of the former one, so a new container's CUDA fails with a version mismatch",
+                remedy="drain the node and reboot it, or reload the module [P-DRIVER]",
+            )
+        gone = self._session.present and nvml.removed(self._library)
+        self._there_at = self._there_at if gone else self._now()
+        if self._now() - self._there_at >= REMOVED_AFTER:
+            raise DriverMissing(
+                f"The driver's library {gone} was removed, so a container that starts now gets no "
+                "driver",
+                remedy="install the driver again, or drain the node and reboot it [P-DRIVER]",
+            )
 
     async def renew(self) -> bool:
         """End the session so that the next call begins another; only once until a GPU answers."""

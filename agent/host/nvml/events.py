@@ -28,6 +28,7 @@ from agent.host.nvml.library import (
     text_of,
 )
 from agent.host.nvml.registering import EventRegistration, address, free, register
+from agent.kit.thread_name import show_thread_name
 from agent.kit.ticks import until_tick
 
 WAIT_MS: Final = 1000
@@ -257,6 +258,7 @@ class EventStream:
 
     def _serve(self) -> None:
         """Run the thread and report its end: a silent end would look like healthy GPUs."""
+        show_thread_name(threading.current_thread().name)
         try:
             self._listen()
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported

@@ -1,8 +1,9 @@
 """Describes a GPU by the library's answers. All functions block and run on the GPU's thread."""
 
+from collections.abc import Collection
 from pathlib import Path
 
-from agent.core.inventory.gpu import Gpu, GpuUuid
+from agent.core.inventory.gpu import Gpu, GpuFault, GpuUuid, Trouble
 from agent.core.inventory.slices import MIB
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import Handle, NvmlLibrary, maybe, text_of
@@ -41,6 +42,19 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
         numa=numa_node(sys_root, bus),
         minor=maybe(library, lambda: library.nvmlDeviceGetMinorNumber(handle)),
         mig_enabled=bool(mig),
+    )
+
+
+def unlisted(sys_root: Path, described: Collection[str]) -> tuple[GpuFault, ...]:
+    """The GPUs of the kernel's driver whose address was never `described`; none if sysfs is hidden.
+
+    The library passes over a GPU whose device file it cannot open. In a container that is each GPU
+    that came after its start.
+    """
+    bound = {link.name for link in (sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
+    text = "the kernel's driver has it, and its device file is missing or closed to the agent"
+    return tuple(
+        GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))
     )
 
 

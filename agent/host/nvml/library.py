@@ -15,12 +15,24 @@ from agent.core.inventory.gpu import Trouble
 T = TypeVar("T")
 
 SONAME: Final = "libnvidia-ml.so.1"
-PLACES: Final = tuple(
-    f"{top}/{name}"
-    for top in ("usr", ".")
-    for name in ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+MAPS: Final = Path("/proc/self/maps")
+_TRIPLES: Final = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+PLACES: Final = (
+    *(f"{top}/{name}" for top in ("usr", ".") for name in ("lib64", *_TRIPLES)),
+    *(f"usr/{name}/nvidia/current" for name in _TRIPLES),
+    "usr/lib/wsl/lib",  # before usr/lib, where WSL may have a file of the distribution
+    "usr/lib",
+    "usr/lib/nvidia/tesla",
+    "usr/local/lib",
+    "usr/local/glibc/usr/lib",
+    "run/opengl-driver/lib",
+    "home/kubernetes/bin/nvidia/lib64",
+    "opt/nvidia/lib64",
 )
-"""Directories of the driver's library on a host."""
+"""Directories of the driver's library on a host.
+
+Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), NixOS, Google's COS.
+"""
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -46,11 +58,16 @@ EVENT_MIG_CHANGE: Final = 0x100
 ECC_CORRECTED: Final = 0
 ECC_UNCORRECTED: Final = 1
 ECC_SINCE_LOAD: Final = 0
+ECC_IN_LIFE: Final = 1
+TEMPERATURE_GPU: Final = 0
 RETIRED_FOR_SINGLE_BIT: Final = 0
 RETIRED_FOR_DOUBLE_BIT: Final = 1
 FIELD_RECOVERY_ACTION: Final = 230
 P2P_READ: Final = 0
 P2P_OK: Final = 0
+
+MEMORY_V2: Final = 2 << 24 | 40
+"""The second form of nvmlMemory_t, of 40 bytes."""
 
 LINK_TO_SWITCH: Final = 2
 MOST_LINKS: Final = 36
@@ -127,7 +144,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str) -> Handle: ...  # noqa: D102, N802, N803
     def nvmlDeviceGetUUID(self, handle: Handle) -> str: ...  # noqa: D102, N802
     def nvmlDeviceGetName(self, handle: Handle) -> str: ...  # noqa: D102, N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any: ...  # noqa: ANN401, D102, N802
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]: ...  # noqa: D102, N802
@@ -141,6 +158,8 @@ class NvmlLibrary(Protocol):
     ) -> int: ...
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: list[int]) -> Any: ...  # noqa: ANN401, D102, N802, N803
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int: ...  # noqa: D102, N802, N803
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]: ...  # noqa: D102, N802
     def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int: ...  # noqa: ANN401, D102, N802, N803
@@ -197,32 +216,94 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     try:
         loaded = ctypes.CDLL(str(file))
     except OSError as error:
-        raise DriverMissing(
-            f"{path} cannot be loaded as the driver's library ({cap(str(error))})",
-            remedy="correct --nvml-library or omit it",
-        ) from error
+        raise _refused_by_loader(str(path), str(error)) from error
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
     library.nvmlLib = loaded
 
 
-def replaced(maps: Path = Path("/proc/self/maps")) -> Path | None:
+def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
+    """What is missing where the library's code for `error` does not tell; None: it does.
+
+    Without its device files it says that the kernel's module is not loaded. NVIDIA's runtime covers
+    /proc/driver/nvidia in containers, but not /sys.
+    """
+    if code(error) == LIBRARY_NOT_FOUND:
+        return unloadable()
+    if code(error) != DRIVER_NOT_LOADED or not (sys_root / "module/nvidia").exists():
+        return None
+    return DriverMissing(
+        "the NVIDIA kernel module is loaded, and this process has no device file of it "
+        "(/dev/nvidiactl)",
+        remedy="let the container runtime give the agent the GPUs (runtimeClassName, "
+        "NVIDIA_VISIBLE_DEVICES), or make the files with nvidia-modprobe -u -c 0 on the host",
+    )
+
+
+def successor(library: NvmlLibrary, path: Path | None) -> Path | None:
+    """The file that a new process would load in place of the loaded library; None: the same."""
+    if path is None:
+        return replaced()
+    file, loaded = path.resolve(), getattr(library.nvmlLib, "_name", None)
+    return file if loaded not in {None, str(file)} and file.is_file() else None
+
+
+def unloadable() -> DriverMissing | None:
+    """Why the loader does not take the library that is there; None: there is none.
+
+    It passes over a file of another architecture as if it were not there.
+    """
+    for file in (SONAME, library_below(Path("/"))):
+        try:
+            ctypes.CDLL(str(file or SONAME))
+        except OSError as error:
+            text = str(error)
+            if file is not None and (file != SONAME or "No such file" not in text):
+                return _refused_by_loader(str(file), text)
+    return None
+
+
+def _refused_by_loader(file: str, text: str) -> DriverMissing:
+    # The soname is no path: what the loader searched for by it is somewhere. A path may be wrong.
+    return DriverMissing(
+        f"{file} cannot be loaded as the driver's library ({cap(text)})",
+        remedy="install the driver of this node's architecture again, or name another file with "
+        "--nvml-library"
+        if Path(file).exists() or file == SONAME
+        else "correct --nvml-library or omit it",
+    )
+
+
+def replaced(maps: Path = MAPS) -> Path | None:
     """Find the library that replaced the loaded one behind the soname's link, or return None.
 
     An upgrade of the driver changes the target of the link, but the loader keeps the file that it
     has for the soname.
     """
+    ours = _loaded(maps)
+    behind = {file.with_name(SONAME).resolve() for file in ours}
+    return next((file for file in sorted(behind - ours) if file.is_file()), None)
+
+
+def removed(library: NvmlLibrary, maps: Path = MAPS) -> Path | None:
+    """The loaded library if neither it nor the soname's link beside it is there, else None."""
+    name = str(getattr(library.nvmlLib, "_name", None) or "")
+    files = {Path(name)} if "/" in name else _loaded(maps)
+    is_there = any(file.is_file() or file.with_name(SONAME).is_file() for file in files)
+    return None if is_there else min(files, default=None)
+
+
+def _loaded(maps: Path) -> set[Path]:
+    """The files of the library in this process; none where that cannot be read."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
+        return set()
     stem = SONAME.removesuffix(".1")
-    loaded = {
+    files = {
         Path(line[line.index("/") :].removesuffix(" (deleted)")) for line in lines if "/" in line
     }
-    ours = {file for file in loaded if file.name.startswith(stem)}
-    behind = {file.with_name(SONAME).resolve() for file in ours}
-    return next((file for file in sorted(behind - ours) if file.is_file()), None)
+    return {file for file in files if file.name.startswith(stem)}
 
 
 def code(error: Exception) -> int:

@@ -50,6 +50,7 @@ class NvmlSession:
         self,
         library: nvml.NvmlLibrary,
         find: Callable[[], Path | None],
+        sys_root: Path,
         deadline: float,
         ended: Callable[[DriverError], None],
         quiet: Callable[[], Awaitable[bool]],
@@ -58,6 +59,7 @@ class NvmlSession:
         self.threads = GpuThreads(deadline, back)
         self._library = library
         self._find = find
+        self._sys_root = sys_root
         self._deadline = deadline
         self._ended = ended
         self._quiet = quiet
@@ -223,6 +225,8 @@ class NvmlSession:
         try:
             library.nvmlInit()
         except library.NVMLError as error:
+            if (why := nvml.missing(error, self._sys_root)) is not None:
+                raise why from error
             other = nvml.replaced() if nvml.code(error) == nvml.LIB_RM_VERSION_MISMATCH else None
             if other is None:
                 raise

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from agent.kit.thread_name import show_thread_name
+
 PATIENCE: Final = 0.02
 """Seconds that calls wait behind others on one thread. Then each gets a thread of its own."""
 
@@ -173,6 +175,7 @@ class _SharedThread:
 
     def _serve(self) -> None:
         """Make calls until the thread is ended or its loop is closed. Runs on the thread."""
+        show_thread_name(threading.current_thread().name)
         with contextlib.suppress(RuntimeError):
             while (call := self._inbox.get()) is not None:
                 call.make()

@@ -10,6 +10,7 @@ from agent.core.inventory.slices import MIB
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     ECC_CORRECTED,
+    ECC_IN_LIFE,
     ECC_SINCE_LOAD,
     ECC_UNCORRECTED,
     FABRIC_COMPLETED,
@@ -17,9 +18,11 @@ from agent.host.nvml.library import (
     FABRIC_NOT_STARTED,
     FIELD_RECOVERY_ACTION,
     GPU_IS_LOST,
+    MEMORY_V2,
     RESET_REQUIRED,
     RETIRED_FOR_DOUBLE_BIT,
     RETIRED_FOR_SINGLE_BIT,
+    TEMPERATURE_GPU,
     FabricInfo,
     Handle,
     NvmlLibrary,
@@ -80,8 +83,8 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         rows_remapped=None if rows is None else rows[0] + rows[1],
         pages_pending=None if pending is None else bool(pending),
         pages_retired=_sign(library, lambda: _retired(library, handle)),
-        ecc_corrected=_sign(library, lambda: _errors(library, handle, ECC_CORRECTED)),
-        ecc_uncorrected=_sign(library, lambda: _errors(library, handle, ECC_UNCORRECTED)),
+        ecc_corrected=_errors(library, handle, ECC_CORRECTED, ECC_SINCE_LOAD),
+        ecc_uncorrected=_errors(library, handle, ECC_UNCORRECTED, ECC_SINCE_LOAD),
         recovery=_sign(library, lambda: _recovery(library, handle)),
         fabric=_sign(library, lambda: _fabric(library, handle)),
     )
@@ -91,12 +94,20 @@ def sample(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSample:
     """Read how much the GPU is used. Raises NVMLError, GpuError."""
     handle = handles.of_uuid(uuid)
     rates = _sign(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
-    memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
+    # The first form counts what the driver reserves as used; drivers before 510 have no other.
+    memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle, MEMORY_V2))
+    if memory is None:
+        memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
     return GpuSample(
         uuid,
         gpu_percent=None if rates is None else int(rates.gpu),
         memory_percent=None if rates is None else int(rates.memory),
         used_mib=None if memory is None else int(memory.used) // MIB,
+        reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
+        celsius=_sign(library, lambda: library.nvmlDeviceGetTemperature(handle, TEMPERATURE_GPU)),
+        milliwatts=_sign(library, lambda: library.nvmlDeviceGetPowerUsage(handle)),
+        ecc_corrected=_errors(library, handle, ECC_CORRECTED, ECC_IN_LIFE),
+        ecc_uncorrected=_errors(library, handle, ECC_UNCORRECTED, ECC_IN_LIFE),
     )
 
 
@@ -105,8 +116,8 @@ def _retired(library: NvmlLibrary, handle: Handle) -> int:
     return sum(len(library.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
 
 
-def _errors(library: NvmlLibrary, handle: Handle, kind: int) -> int:
-    return int(library.nvmlDeviceGetTotalEccErrors(handle, kind, ECC_SINCE_LOAD))
+def _errors(library: NvmlLibrary, handle: Handle, kind: int, span: int) -> int | None:
+    return _sign(library, lambda: int(library.nvmlDeviceGetTotalEccErrors(handle, kind, span)))
 
 
 def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:

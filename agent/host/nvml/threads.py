@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Generic, TypeVar
 
 from agent.host.nvml.shared import SharedThreads
+from agent.kit.running_time import Lag
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class GpuThreads:
         self._deadline = deadline
         self._back = back
         self._lines: dict[str, _GpuLine] = {}
-        self._shared = SharedThreads()
+        self._shared, self._lag = SharedThreads(), Lag()
         self._moved = asyncio.Event()
 
     @property
@@ -93,7 +94,9 @@ class GpuThreads:
 
     def _of(self, gpu: str) -> "_GpuLine":
         if gpu not in self._lines:
-            self._lines[gpu] = _GpuLine(gpu, self._deadline, self._shared, self._moved, self._back)
+            self._lines[gpu] = _GpuLine(
+                gpu, self._deadline, self._shared, self._lag, self._moved, self._back
+            )
         return self._lines[gpu]
 
 
@@ -108,6 +111,7 @@ class _GpuLine:
         gpu: str,
         deadline: float,
         threads: SharedThreads,
+        lag: Lag,
         moved: asyncio.Event,
         back: Callable[[str], None],
     ) -> None:
@@ -115,6 +119,7 @@ class _GpuLine:
         self._gpu = gpu
         self._deadline = deadline
         self._threads = threads
+        self._lag = lag
         self._moved = moved
         self._back = back
         self._loop = asyncio.get_running_loop()
@@ -179,7 +184,7 @@ class _GpuLine:
         """Start the deadline of a call: once when it is queued, and once when it runs."""
         self._end = self._loop.time() + self._deadline
         if call.timed:
-            call.limit(self._loop.call_at(self._end, self._expire, call))
+            call.limit(self._lag.alarm(self._deadline, lambda _: self._expire(call)))
 
     def _expire(self, call: "_ThreadCall[Any]") -> None:
         if call.made.cancel():
@@ -217,7 +222,7 @@ class _ThreadCall(Generic[T]):
         self.timed = timed
         self._work = work
         self._late = late
-        self._end: asyncio.TimerHandle | None = None
+        self._end = contextlib.ExitStack()
 
     def make(self) -> None:
         """Make the call unless it was cancelled. Runs on the thread."""
@@ -227,10 +232,10 @@ class _ThreadCall(Generic[T]):
             except BaseException as error:  # noqa: BLE001 -- raised in the caller
                 self.made.set_exception(error)
 
-    def limit(self, end: asyncio.TimerHandle) -> None:
-        """Replace the timer of the deadline."""
+    def limit(self, alarm: contextlib.AbstractContextManager[None]) -> None:
+        """Replace the alarm of the deadline."""
         self.rest()
-        self._end = end
+        self._end.enter_context(alarm)
 
     def refuse(self, error: TimeoutError) -> None:
         """Raise `error` in the caller."""
@@ -253,6 +258,5 @@ class _ThreadCall(Generic[T]):
             self._late(self.made.result())
 
     def rest(self) -> None:
-        """Stop the timer of the deadline."""
-        if self._end is not None:
-            self._end.cancel()
+        """Stop the alarm of the deadline."""
+        self._end.close()

@@ -18,11 +18,10 @@ from agent.sandbox.scheduler.requests import (
     lookup,
     parse_quantity,
 )
-from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, review_pod
+from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
 
 ADMISSION: Final = "admission"
 QUOTA: Final = "quota"
-WEBHOOK_LABEL: Final = "hami.io/webhook"
 _RESOURCES: Final = (COUNT, MEMORY, MEMORY_PERCENT, CORES)
 
 
@@ -82,12 +81,12 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
         )
     review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
     denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
-    label = (pod["metadata"].get("labels") or {}).get(WEBHOOK_LABEL)
+    label = f"label {REVIEWED.key}=ignore"
     why = (
-        f"its label {WEBHOOK_LABEL}={cap(label, 64)} excludes it"
-        if label is not None
-        else f"its namespace may be excluded (label {WEBHOOK_LABEL}=ignore), or the webhook did "
-        "not answer when the pod was created"
+        f"its {label} excludes it"
+        if not REVIEWED.holds(pod["metadata"].get("labels") or {})
+        else f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
+        "was created"
     )
     return Gate(
         ADMISSION,

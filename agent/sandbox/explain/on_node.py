@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent.codec.cluster import REFUSED
+from agent.codec.objects import decode_pod
 from agent.codec.pod import decode_pod_devices
 from agent.core.cluster import annotations
 from agent.core.cluster.snapshot import ClusterSnapshot, JsonObject
@@ -160,7 +161,7 @@ def _held(world: World, pod: JsonObject, now: dt.datetime) -> Iterator[str]:
     if text is None:
         return
     try:
-        groups = decode_pod_devices(text)
+        groups, view = decode_pod_devices(text), decode_pod(pod, "")
     except MalformedText as error:
         yield f"the pod's devices annotation cannot be read: {error}"
         return
@@ -171,9 +172,11 @@ def _held(world: World, pod: JsonObject, now: dt.datetime) -> Iterator[str]:
             index = indexes.get(share.uuid)
             gpu = f"GPU {index}" if index is not None else "GPU"
             name = str(container.get("name", ""))
+            unkept = view.unkept(name)
             yield (
                 f"{cap(name, 64)}: {gpu} ({cap(share.uuid, 64)}), "
                 f"{mib(share.memory_mib)}, {core_words(share.core_percent)}"
+                f"{f', not kept: {unkept}' if unkept else ''}"
                 f"{_used(world.snapshot, name, share.uuid, now)}"
             )
     if world.snapshot.use_unread:

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from agent.core.errors import MalformedText
+from agent.core.errors import MalformedText, host_port
 from agent.sandbox.api_errors import Json
 
 log = structlog.get_logger(__name__)
@@ -56,9 +56,8 @@ class ExtenderServer:
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(server, host, port, ssl=tls)
         try:
-            shown = f"[{host}]" if ":" in host else host
             number = listener.sockets[0].getsockname()[1]
-            yield f"{'http' if tls is None else 'https'}://{shown}:{number}"
+            yield f"{'http' if tls is None else 'https'}://{host_port(host, number)}"
         finally:
             listener.close()
             server.pre_shutdown()  # close idle connections

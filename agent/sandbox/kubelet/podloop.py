@@ -85,6 +85,8 @@ class KubeletPodLoop:
         self._dirty: dict[str, None] = {}
         self._has_dirty = asyncio.Event()
         self._started = -math.inf
+        self._untold: dict[str, float] = {}
+        """From when the rejection of that pod can be told. A new kubelet asks for it again."""
         self._times: dict[tuple[str, str, str], str] = {}
         """When such an event happened to a container of a pod last."""
         self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
@@ -155,6 +157,8 @@ class KubeletPodLoop:
 
     async def _host(self, hosted: _Hosted) -> None:
         admission = await self._model.admit(hosted.pod)
+        while not admission.admitted and await self._is_asked_for_again(hosted):
+            admission = await self._model.admit(hosted.pod)
         if admission.admitted and await self._runs_out(hosted):
             await self._succeed(hosted)
         await hosted.leaving.wait()
@@ -164,9 +168,20 @@ class KubeletPodLoop:
         await self._model.history.until(lambda: hosted.is_gone or self._model.is_up)
         await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
+        self._untold.pop(hosted.uid, None)
         self._times = {key: at for key, at in self._times.items() if key[0] != hosted.uid}
         if not hosted.is_gone:
             self._finalize(hosted)
+
+    async def _is_asked_for_again(self, hosted: _Hosted) -> bool:
+        """Wait for the rejected pod's deletion, or (True) for a kubelet that was not told of it."""
+
+        def is_new() -> bool:
+            pod = self._model.pod(hosted.uid)
+            return pod is not None and pod.admission is None
+
+        await self._model.history.until(lambda: hosted.leaving.is_set() or is_new())
+        return is_new()
 
     async def _runs_out(self, hosted: _Hosted) -> bool:
         """Wait for the pod's deletion, or (True) for the end of its work, if it has one."""
@@ -208,11 +223,17 @@ class KubeletPodLoop:
             self._started = event.elapsed
             loop = asyncio.get_running_loop()
             loop.call_at(self._started + timings.full_report, self._has_dirty.set)
-        elif event.kind == "rejected" and event.elapsed < self._started + timings.housekeeping:
-            loop = asyncio.get_running_loop()
-            loop.call_at(self._started + timings.full_report, self._mark, [event.pod])
+            for uid in self._untold:
+                if (pod := self._model.pod(uid)) is not None:
+                    pod.admission = None
+            self._untold = {}
         elif event.kind in _RETOLD:
             self._mark([event.pod])
+            if event.kind == "rejected":
+                is_early = event.elapsed < self._started + timings.housekeeping
+                told = self._started + timings.full_report if is_early else event.elapsed
+                self._untold[event.pod] = told
+                asyncio.get_running_loop().call_at(told, self._mark, [event.pod])
         elif event.kind == "listed":
             self._mark({uid for uid, _ in self._model.held(event.resource)})
 
@@ -246,7 +267,11 @@ class KubeletPodLoop:
                     for key, kind in _TIMES.get(state, {}).items():
                         if (at := self._times.get((uid, entry["name"], kind))) is not None:
                             told[key] = at
+        elif asyncio.get_running_loop().time() < self._untold.get(uid, -math.inf):
+            # Not Failed yet: a new kubelet takes each pod for one whose containers may still run.
+            status = {"startTime": self._stamp()}
         else:
+            self._untold.pop(uid, None)
             status = podstatus.rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)
 

@@ -12,8 +12,6 @@ Health = Mapping[str, Mapping[str, bool]]
 """Resource → id → healthy."""
 
 _OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
-_SCHEDULED: Final = "PodScheduled"
-"""The kubelet reports it of each pod that it has admitted, whoever bound it."""
 _HEALTH_WORDS: Final = {True: "Healthy", False: "Unhealthy"}
 
 
@@ -54,13 +52,18 @@ def rejected_status(reason: str, message: str, now: str) -> Json:
 
 
 def merged(old: Json, new: Json) -> Json:
-    """`new` merged into `old`: fields of other writers and transition times stay."""
+    """`new` merged into `old`: fields of other writers and transition times stay.
+
+    The kubelet tells PodScheduled of each pod that it has admitted, whoever bound it; of a rejected
+    pod it removes the condition.
+    """
     kept = {key: value for key, value in old.items() if key not in _OWNED}
-    scheduled = [c for c in old.get("conditions") or () if c["type"] == _SCHEDULED]
     whole = kept | new
     whole |= {"startTime": old["startTime"]} if "startTime" in old else {}
-    told = [c for c in new.get("conditions") or () if not (scheduled and c["type"] == _SCHEDULED)]
-    whole["conditions"] = [*scheduled, *told]
+    held = {(c["type"], c["status"]): c for c in old.get("conditions") or ()}
+    whole["conditions"] = [
+        held.get((told["type"], told["status"]), told) for told in new.get("conditions") or ()
+    ]
     for key in ("containerStatuses", "initContainerStatuses"):
         before = {entry["name"]: entry for entry in old.get(key) or ()}
         for entry in whole.get(key) or ():
@@ -126,7 +129,7 @@ def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
     initialised = "True" if pod.is_initialised else "False"
     ready = "True" if is_ready else "False"
     return [
-        {"type": _SCHEDULED, "status": "True"},
+        {"type": "PodScheduled", "status": "True"},
         {"type": "Initialized", "status": initialised},
         {"type": "ContainersReady", "status": ready},
         {"type": "Ready", "status": ready},

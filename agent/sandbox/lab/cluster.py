@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.core.errors import host_port
 from agent.core.ports import Clock
 from agent.host.clock import SystemClock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
@@ -87,7 +88,7 @@ class SandboxCluster:
         """The address of the present agent's web server, once the agent has logged it."""
         for line in self.log.of("web.listening", self.agent.pid):
             if "port" in line.fields:
-                return f"http://{line.fields['host']}:{line.fields['port']}"
+                return f"http://{host_port(str(line.fields['host']), line.fields['port'])}"
         return None
 
     def command(self) -> tuple[str, ...]:
@@ -153,7 +154,7 @@ class SandboxCluster:
         Raises:
             StatusError: the webhook or the API server refuses it.
         """
-        return self.store.create("pods", admit_pod(pod, self.options.scheduler))
+        return self.store.create("pods", _admitted(pod, self.store, self.options))
 
     def pod(self, name: str) -> Json:
         """A pod of the sandbox's namespace. Raises NotFoundError."""
@@ -219,6 +220,13 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
                 task.cancel()
 
 
+def _admitted(pod: Json, store: ObjectStore, options: LabOptions) -> Json:
+    """The new pod after the webhook. Pods may be in a namespace that was never created."""
+    named = {"metadata.name": pod["metadata"].get("namespace", NAMESPACE)}
+    labels = [one["metadata"].get("labels") for one in store.select("namespaces", fields=named)]
+    return admit_pod(pod, options.scheduler, *labels)
+
+
 @contextlib.asynccontextmanager
 async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxCluster]:
     """Start the models around one store; stop them in reverse order."""
@@ -227,7 +235,8 @@ async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxC
     hardware = SimulatedHardware(options.description)
     tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
     agents, admin = tokens
-    api = ApiServerModel(store, tokens, lambda pod: admit_pod(pod, options.scheduler))
+    store.create("namespaces", {"metadata": {"name": NAMESPACE}})
+    api = ApiServerModel(store, tokens, lambda pod: _admitted(pod, store, options))
     kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
     cgroups = CgroupTree(places.cgroup, kubelet)
     kubelet.history.listen(lambda _: cgroups.sync())

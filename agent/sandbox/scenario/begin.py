@@ -1,9 +1,12 @@
 """First steps of the scenario: start the agent, then place pods."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
+from agent.core.allocation.answered import QUIET
 from agent.core.errors import MalformedText
 from agent.core.inventory.share import Share
+from agent.sandbox.apiserver_journal import ApiCall
 from agent.sandbox.lab.cluster import RESOURCE
 from agent.sandbox.scenario.edits import differences
 from agent.sandbox.scenario.facts import (
@@ -43,21 +46,57 @@ async def place(stage: Stage) -> None:
     await stage.until(
         "requests", lambda: journal.watches(user) >= 2, lambda: "the agent does not watch"
     )
-    writes, reads = journal.writes(user), journal.reads(user)
-    placed = fitting(len(stage.gpus))
+    placed, begun = fitting(len(stage.gpus)), list[int]()
     for workload in placed:
         stage.record.note(f"pod {workload.name}: {workload.text}")
+        begun.append(len(journal.calls))
         await run_pod(stage, workload)
         check_edits(stage, f"{workload.name}.edits", [workload.name])
         await _settled(stage, workload.name)
-    costs = (journal.writes(user) - writes) / len(placed)
-    looks = (journal.reads(user) - reads) / len(placed)
-    answers_each = sum(bool(w.gpus) for one in placed for w in one.wishes) / len(placed)
-    found = f"{counted(costs, 'write')}, {counted(looks, 'read')} for a pod"
-    # One read before each answer, and one after the release of the lock.
-    is_cheap = costs == 2 and looks <= answers_each + 1
-    stage.settle("requests", found, [] if is_cheap else [found])
+    calls, told, problems = list(journal.calls), list[str](), list[str]()
+    for workload, start, end in zip(placed, begun, [*begun[1:], len(calls)], strict=True):
+        made = [
+            call
+            for number, call in enumerate(calls)
+            if call.user == user and call.verb != "watch"
+            # The read after the release may come when the next pod is there.
+            if call.name == workload.name
+            or (start <= number < end and not (call.name and call.resource == "pods"))
+        ]
+        cost, unexplained = pod_requests(workload, made, _pauses(stage, workload.name))
+        told.append(cost)
+        problems += unexplained
+    stage.settle("requests", "; ".join(told), problems)
     await _refuse(stage)
+
+
+def pod_requests(
+    workload: Workload, calls: Iterable[ApiCall], pauses: Sequence[float]
+) -> tuple[str, list[str]]:
+    """What a pod cost, in words, and each kind of request that is missing or that nothing explains.
+
+    Explained are a patch of the pod, one of the Node (the release of its lock), a read before each
+    answer and one after the release. After each of the `pauses` between two answers, in seconds,
+    the agent may have written what was consumed so far: one more patch of the pod.
+    """
+    answers = sum(bool(wish.gpus) for wish in workload.wishes)
+    most = Counter({"patch pods": 1 + len(pauses), "patch nodes": 1, "get pods": answers + 1})
+    made = Counter(f"{call.verb} {call.resource}" for call in calls)
+    cost = f"{workload.name}: " + ", ".join(f"{made[kind]} {kind}" for kind in most)
+    if pauses and made["patch pods"] > 1:
+        cost += f" (1 more: {max(pauses):.1f} s between two answers)"
+    wrong = [f"{workload.name}: {count} {kind} too many" for kind, count in (made - most).items()]
+    wrong += [f"{workload.name}: no {kind}" for kind in list(most)[:2] if not made[kind]]
+    return cost, wrong
+
+
+def _pauses(stage: Stage, name: str) -> list[float]:
+    """Seconds from each Allocate for a pod to its next answer, if more than the agent waits."""
+    uid, history = pod_facts(stage.cluster, name).uid, stage.cluster.kubelet.history
+    asked = [event.elapsed for event in history.of("allocating") if event.pod == uid]
+    given = [event.elapsed for event in history.of("allocated") if event.pod == uid]
+    gaps = [after - before for before, after in zip(asked, given[1:], strict=False)]
+    return [gap for gap in gaps if gap >= QUIET.total_seconds()]
 
 
 async def run_pod(stage: Stage, workload: Workload, claim: str = "") -> None:

@@ -1,12 +1,15 @@
 """HAMi's mutating webhook for new pods.
 
-Source: HAMi v2.10 pkg/scheduler/webhook.go:Handle, pkg/device/nvidia/device.go:MutateAdmission.
+Source: HAMi v2.10 pkg/scheduler/webhook.go:Handle, pkg/device/nvidia/device.go:MutateAdmission,
+charts/hami/templates/scheduler/webhook.yaml.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Final
 
+from agent.core.cluster.selector import Requirement
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.quota import Quotas
@@ -24,6 +27,8 @@ from agent.sandbox.scheduler.requests import (
 )
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
+REVIEWED: Final = Requirement("hami.io/webhook", ("ignore",), wanted=False)
+"""What HAMi's chart requires of a pod's labels, and of its namespace's."""
 _DENIED: Final = 'admission webhook "vgpu.hami.io" denied the request: '
 
 
@@ -58,12 +63,16 @@ def review_pod(
         return WebhookAdmission(pod, is_allowed=False, code=denied.code, message=str(denied))
 
 
-def admit_pod(pod: Json, settings: SchedulerSettings) -> Json:
-    """The pod as the API server stores it.
+def admit_pod(
+    pod: Json, settings: SchedulerSettings, namespace_labels: Mapping[str, str] | None = None
+) -> Json:
+    """The pod as the API server stores it: unchanged if the webhook is not asked about it.
 
     Raises:
         StatusError: the webhook denied it.
     """
+    if not all(map(REVIEWED.holds, (pod["metadata"].get("labels") or {}, namespace_labels or {}))):
+        return pod
     admission = review_pod(pod, settings)
     if admission.is_allowed:
         return admission.pod

@@ -176,6 +176,7 @@ class SchedulerShares:
         inquiry = self._inquiry(None)
         try:
             async with asyncio.timeout(PREFER_BUDGET):
+                turn.all_there = await inquiry.names(self._underway())
                 return await inquiry.grant(size, self._underway)
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")

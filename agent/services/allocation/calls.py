@@ -174,6 +174,6 @@ def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
         return disk_refusal(error, call.step)
     return Refusal(
         RefusalReason.OUT_OF_TIME,
-        "The agent did not find out in time which pod this is; its controller starts it again.",
+        "The kubelet did not say in time which pod this is; its controller starts it again.",
         transient=True,
     )

@@ -89,9 +89,9 @@ OWNER_BUDGET = 2.0
 """The same for the pod that the node lock names, and while the watch may still show who asks. A
 refusal fails a good pod, and the kubelet's own watch can be that much ahead of ours."""
 
-KUBELET_BUDGET = 2.0
-"""Seconds for all questions to the kubelet together. It may have to be asked about 110 pods, and
-answers 100 questions a second."""
+KUBELET_BUDGET = 10.0
+"""Seconds for all questions to the kubelet together. A busy one is slow, and it sets itself no
+deadline."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
@@ -109,6 +109,7 @@ class _Done(msgspec.Struct, frozen=True):
     list_failed: bool = False
     waited: bool = False
     node_read: bool = False
+    node_unread: bool = False
     alone: bool = False
 
 
@@ -147,6 +148,7 @@ class Inquiry:
         self._kubelet = Budget(peers.lag, KUBELET_BUDGET)
         self._disk = disk
         self._is_starved = False
+        self._count = 0
         is_free = not patient and settings.unlocked_pods is UnlockedPods.UNIQUE
         self._state = _Done(waited=is_free, node_read=is_free)
         self._lagging_until: float | None = None
@@ -157,6 +159,7 @@ class Inquiry:
         `underway` is read again for each attempt. None: the inquiry is not `patient`, and the
         decision needs the API server because the watches did not catch up.
         """
+        self._count = count
         for _ in range(MAX_QUESTIONS):
             evidence = self._evidence(underway())
             try:
@@ -186,6 +189,17 @@ class Inquiry:
     def told(self, *, known: bool) -> frozenset[PodKey]:
         """The names that the kubelet said it knows, or does not know."""
         return frozenset(key for key, one in self._known.items() if (one is not None) == known)
+
+    async def names(self, underway: Underway) -> frozenset[PodKey] | None:
+        """All names that the kubelet knows, if dead containers may be asking; None: not known."""
+        if not self._is_restarting(self._evidence(underway)):
+            return None
+        try:
+            found = await again(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        except KubeletError:
+            return None
+        self._known = {(one.namespace, one.pod): one for one in found}
+        return frozenset(self._known)
 
     def _is_restarting(self, evidence: Evidence) -> bool:
         """Whether the kubelet may be restarting containers after it lost its checkpoint.
@@ -225,14 +239,21 @@ class Inquiry:
             list_failed=done.list_failed,
             waited=done.waited,
             node_read=done.node_read,
+            node_unread=done.node_unread,
             claimed=underway.claimed,
             absent=self._turn.absent if self._turn else frozenset(),
             present=self._turn.present if self._turn else frozenset(),
             alone=done.alone,
-            beside=self._turn is not None and self._turn.beside,
+            beside=self._beside(),
             spent=underway.spent,
             outlived=self._views.outlived.value,
         )
+
+    def _beside(self) -> tuple[frozenset[PodKey] | None, ...]:
+        if self._turn is None:
+            return ()
+        known = (one.all_there for one in self._turn.beside)
+        return (None,) if self._turn.overtaken else tuple(known)
 
     async def _perform(self, question: Question) -> None:
         with self._waits.waiting(_asked(question)):
@@ -244,14 +265,14 @@ class Inquiry:
                 async with self._kubelet.within():
                     await self._ask_in_turn(question)
             case ReadRecords():
-                async with self._disk.within():
+                async with self._from_disk("the kubelet's checkpoint"):
                     read = await self._peers.records.read(self._settings.resource)
                 recorded = None if read is None else frozenset(read)
                 self._state = msgspec.structs.replace(
                     self._state, recorded=recorded, records_read=True
                 )
             case CheckRunning():
-                async with self._disk.within():
+                async with self._from_disk("the containers' cgroups"):
                     alive = await self._peers.containers.running(question.ids)
                 self._state = msgspec.structs.replace(
                     self._state,
@@ -269,6 +290,21 @@ class Inquiry:
             case AwaitOthers():
                 await asyncio.sleep(OTHERS_PAUSE)
                 self._state = msgspec.structs.replace(self._state, alone=True)
+
+    @contextlib.asynccontextmanager
+    async def _from_disk(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with self._disk.within():
+                yield
+        except Starved:
+            raise
+        except TimeoutError as error:
+            raise Refusal(
+                RefusalReason.OUT_OF_TIME,
+                f"The node did not let the agent read {what} in time; ask the operator to check "
+                "the node and its disk, and the pod's controller starts it again.",
+                transient=True,
+            ) from error
 
     async def _ask_in_turn(self, question: AskKubelet) -> None:
         for key in ((question.namespace, question.name), *question.others):
@@ -336,13 +372,11 @@ class Inquiry:
     async def _list(self) -> None:
         """LIST the pods. If that fails, a watch that is late may still show who asks."""
         seen, failed = self._views.pods.value, False
-        lock = held_lock(self._views.node.value)
-        # The lock's owner may be asking unless the kubelet has said that it does not know it.
-        is_owners = lock is not None and self._known.get(lock.owner or ("", ""), True) is not None
+        is_owners = self._may_be_the_owners()
         most = LIST_PAUSE if seen.synced else API_BUDGET
         try:
             async with self._asking(most, owner=is_owners):
-                await self._peers.refresh()
+                await self._peers.refresh(is_owners=is_owners)
                 if not seen.synced:
                     return  # this may be the first LIST, which began before the call
         except ApiError as error:
@@ -356,6 +390,17 @@ class Inquiry:
                 return
         self._state = msgspec.structs.replace(self._state, listed=True, list_failed=failed)
 
+    def _may_be_the_owners(self) -> bool:
+        """Whether the owner of the node lock may be asking, as far as views and kubelet tell."""
+        lock = held_lock(self._views.node.value)
+        if lock is None or lock.owner is None:
+            return lock is not None
+        pod = self._views.pods.value.named(*lock.owner)
+        is_known = self._known.get(lock.owner, True) is not None
+        return is_known and (
+            pod is None or any(one.count == self._count for one in pod.gpu_containers)
+        )
+
     async def _look_at_pod(self, key: PodKey) -> None:
         try:
             lock = held_lock(self._views.node.value)
@@ -367,12 +412,14 @@ class Inquiry:
             self._looked[key] = UNREAD
 
     async def _look_at_node(self) -> None:
+        failed = False
         try:
             async with self._asking(API_BUDGET, owner=False):
                 await self._peers.look_at_node()
         except ApiError as error:
             log.warning("node.get_failed", err=str(error))
-        self._state = msgspec.structs.replace(self._state, node_read=True)
+            failed = True
+        self._state = msgspec.structs.replace(self._state, node_read=True, node_unread=failed)
 
     async def _await_lock(self, wanted: AwaitLock) -> None:
         before = held_lock(self._views.node.value)

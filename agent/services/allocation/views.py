@@ -1,6 +1,7 @@
 """The facts that an Allocate reads, the peers it may ask, and the other calls under way."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -30,10 +31,16 @@ class AllocationViews(msgspec.Struct, frozen=True):
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
 
 
+class Refresh(Protocol):
+    """LISTs this node's pods. Raises ApiError."""
+
+    def __call__(self, *, is_owners: bool) -> Awaitable[PodTable]: ...  # noqa: D102
+
+
 class AllocationPeers(msgspec.Struct, frozen=True):
     """The peers that an inquiry asks.
 
-    - `refresh`: makes the one LIST of this node's pods.
+    - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
     - `epoch`: the present kubelet instance. `streams`: how many list streams it has open.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
@@ -44,7 +51,7 @@ class AllocationPeers(msgspec.Struct, frozen=True):
     witness: Witness
     records: KubeletRecords
     containers: Containers
-    refresh: Callable[[], Awaitable[PodTable]]
+    refresh: Refresh
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]
     epoch: Callable[[], KubeletEpoch | None]

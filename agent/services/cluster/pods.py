@@ -30,8 +30,11 @@ LIST_PATIENCE = 2.0
 """Seconds for a LIST that calls wait for. No call waits longer."""
 LISTS = 120
 LISTS_REFILL = 2.0
+OWNERS_REFILL = 0.25
 """Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
-2 s. A tenant can cause them without end, and each one scans all pods of the cluster."""
+2 s. A tenant can cause them without end, and each one scans all pods of the cluster. While a lock
+is held its owner may be asking: such LISTs have the same of their own, and four a second, for the
+scheduler gives no more locks."""
 WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
@@ -65,6 +68,7 @@ class PodWatch:
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
         self._lists = Allowance(LISTS, LISTS_REFILL)
+        self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
         self._warnings = Throttle(WARN_PERIOD)
         self._lag = Lag()
 
@@ -77,12 +81,14 @@ class PodWatch:
             if self._resource is not None:
                 group.create_task(self._recount(self._resource))
 
-    async def refresh(self) -> PodTable:
+    async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
 
-        Concurrent callers share the LIST. The caller sets the deadline. Raises ApiError, also when
-        the allowance is used up.
+        Concurrent callers share the LIST. The caller sets the deadline. `is_owners`: the owner of
+        the node lock may be asking. Raises ApiError, also when the allowance is used up.
         """
+        if self._table.value.synced:
+            self._spend_list(self._owners_lists if is_owners else self._lists)
         answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
         self._asked.set()
@@ -201,7 +207,6 @@ class PodWatch:
         if not waiting:
             return
         try:
-            self._spend_list()
             async with self._lag.within(LIST_PATIENCE):
                 found = await self._api.list_pods()
         except (ApiError, TimeoutError) as error:
@@ -212,11 +217,11 @@ class PodWatch:
         for answer in waiting:
             _succeed(answer, self._table.value)
 
-    def _spend_list(self) -> None:
+    def _spend_list(self, lists: Allowance) -> None:
         """Spend the allowance for one LIST. Raises ApiError: none is left."""
         now = asyncio.get_running_loop().time()
-        if self._lists.allows(now):
-            self._lists.spend(now)
+        if lists.allows(now):
+            lists.spend(now)
             return
         left_out = self._warnings.admit()
         if left_out is not None:

@@ -11,6 +11,7 @@ from agent.core.health.reports import Probe, ProbeOutcome
 from agent.core.health.whose import Ill, fail_alike, has_failed, of_the_driver
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.ports import Driver
+from agent.kit.running_time import Lag
 
 TURNS: Final = 2
 """How many driver deadlines a probe may take: a call ahead of it, and its own call."""
@@ -32,7 +33,7 @@ class Asking:
     async def one(self, uuid: GpuUuid) -> Probe:
         """Probe that GPU. If the driver fails or does not answer, the outcome is SILENT."""
         try:
-            async with asyncio.timeout(self._deadline):
+            async with Lag().within(self._deadline):
                 probe = await self._driver.probe(uuid)
         except TimeoutError:
             return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {self._deadline:g} s")

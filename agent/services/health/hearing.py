@@ -1,6 +1,7 @@
 """Keeps the driver's stream of events open, and knows whether the agent receives events."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -34,6 +35,8 @@ class Hearing:
         self._begun_at = _loop_time()
         self._opened_at: float | None = None
         self._deaf = ""
+        self._wanted = asyncio.Event()
+        self._opened = asyncio.Event()
 
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
@@ -50,19 +53,37 @@ class Hearing:
             if self._has_settled():
                 delay = FIRST_RETRY
             self._opened_at = None
+            self._opened.clear()
+            self._wanted.clear()
             self._note_deaf(reason or "no reason given")
             self._lost()
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_RETRY)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wanted.wait()
+            delay = FIRST_RETRY if self._wanted.is_set() else min(2 * delay, LAST_RETRY)
+
+    def reopen(self) -> None:
+        """Open the stream at once: what had ended it may be over."""
+        self._wanted.set()
+
+    async def heard(self, within: float) -> bool:
+        """Reopen the stream if it has ended, and wait for it. Returns whether it had."""
+        if self._opened.is_set():
+            return False
+        self.reopen()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._opened.wait()
+                self._note_heard()
+        return True
 
     def obstacle(self) -> str:
         """Why the agent does not receive events; empty if it does.
 
         During the first OPENING seconds a stream that is not open yet is no obstacle.
         """
-        if self._deaf and self._has_settled():
-            self._deaf = ""
-            log.info("driver.events_back")
+        if self._has_settled():
+            self._note_heard()
         began = _loop_time() - self._begun_at
         if not self._deaf and self._opened_at is None and began >= OPENING:
             self._note_deaf("the stream of events does not open")
@@ -73,6 +94,12 @@ class Hearing:
 
     def _note_open(self) -> None:
         self._opened_at = _loop_time()
+        self._opened.set()
+
+    def _note_heard(self) -> None:
+        if self._deaf:
+            self._deaf = ""
+            log.info("driver.events_back")
 
     def _note_deaf(self, reason: str) -> None:
         if not self._deaf:

@@ -6,7 +6,9 @@ from typing import Final
 
 import msgspec
 
+from agent.core.allocation.room import takes_room
 from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import PodTable
 from agent.core.health.news import NodeCondition, believed, gpu_degraded, gpu_events, turning
 from agent.core.inventory.condition import Cause
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Trouble
@@ -33,11 +35,13 @@ class GpuEvents:
         self,
         inventory: Cell[Inventory],
         ledger: Cell[Ledger],
+        pods: Cell[PodTable],
         left_out: Cell[tuple[GpuFault, ...]],
         say: Callable[[NodeEvent], None],
     ) -> None:
         self._inventory = inventory
         self._ledger = ledger
+        self._pods = pods
         self._left_out = left_out
         self._say = say
         self._said: Inventory | None = None
@@ -68,7 +72,10 @@ class GpuEvents:
         self._unsaid = {uuid: since for uuid, since in began.items() if now < since + CALM}
         self._said = believed(said, inventory, self._unsaid)
         left_out = {fault.gpu for fault in self._left_out.value}
-        for event in gpu_events(said, self._said, self._ledger.value, left_out):
+        # A row stays for a while after its pod has ended.
+        rows, pods = self._ledger.value.rows, self._pods.value
+        holding = Ledger(tuple(row for row in rows if takes_room(row, pods)))
+        for event in gpu_events(said, self._said, holding, left_out):
             self._say(event)
 
 

@@ -18,7 +18,7 @@ from agent.core.health.verdicts import as_told, reset_by_word
 from agent.core.health.whose import NOT_COUNTED, ErrorCount, compared
 from agent.core.health.xids import xid_label, xid_name
 from agent.core.inventory.condition import Cause, Condition, Health
-from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.core.inventory.gpu import GpuUuid, Scan, Trouble
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.ports import Clock, Driver
 from agent.kit.cell import Cell
@@ -37,6 +37,9 @@ SECOND_LOOK: Final = 5.0
 
 MOST_KNOWN: Final = 256
 """The most GPUs outside the inventory whose health is kept."""
+
+LISTEN_FIRST: Final = 1.0
+"""Seconds for the stream of events to open before a GPU is served again without it."""
 
 LOG_PERIOD: Final = 1.0
 """Seconds between lines about XIDs."""
@@ -134,6 +137,8 @@ class HealthWatch:
             self._publish({uuid: reset_by_word(self._of(uuid), self._now())})
         probe = await self._asking.surely(uuid, self._asked(), self._is_ill)
         if not self._settings.switches.off:
+            if await self._hearing.heard(LISTEN_FIRST):
+                probe = await self._asking.surely(uuid, self._asked(), self._is_ill)
             self._publish(self._judged((probe,)))
         after, inventory = self._of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
@@ -152,6 +157,7 @@ class HealthWatch:
             return None
         self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
         obstacle = await self._asking.release(uuids, everything=name == ALL)
+        self._hearing.reopen()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
@@ -160,7 +166,7 @@ class HealthWatch:
         When it is listed again, it was away, which implies a reset. A scan with faults is ignored,
         because it does not show for certain which GPU is missing.
         """
-        if scan.faults:
+        if any(fault.trouble is not Trouble.UNLISTED for fault in scan.faults):
             return
         listed = {gpu.uuid for gpu in scan.gpus}
         for uuid, health in self._health.items():
@@ -194,10 +200,13 @@ class HealthWatch:
         self._look.set()
 
     def _count_xid(self, event: DriverEvent) -> None:
-        """Count every XID, but log at most one a second: a storm can have 10,000."""
+        """Count every XID. Log the first of each number on a GPU, of others at most one a second.
+
+        A storm can have 10,000.
+        """
         gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
-        self.xid_events.add(gpu, xid_label(event.xid or 0))
-        left_out = self._xid_lines.admit()
+        is_first = self.xid_events.add(gpu, xid_label(event.xid or 0)) == 1
+        left_out = 0 if is_first else self._xid_lines.admit()
         if left_out is not None:
             name = xid_name(event.xid or 0)
             log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
@@ -258,10 +267,14 @@ class HealthWatch:
         while True:
             reports = await self._gathering.next()
             verdicts = self._judged(reports)
-            makes_list = any(self._of(u).serving != new.serving for u, new in verdicts.items())
+            moves = [
+                new.serving for u, new in verdicts.items() if new.serving != self._of(u).serving
+            ]
+            if any(moves) and await self._hearing.heard(LISTEN_FIRST):
+                self._look.set()  # the probes were made while no event was heard
             if self._publish(verdicts) and any(isinstance(each, DriverEvent) for each in reports):
                 self._look.set()  # an event came first, so no GPU was probed yet
-            if makes_list:
+            if moves:
                 await asyncio.sleep(self._settings.coalesce)
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:

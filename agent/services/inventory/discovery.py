@@ -10,6 +10,7 @@ from agent.core.health.whose import MANY, MAY_PASS, OF_ALL, Ill, same_fault
 from agent.core.inventory.gpu import Scan
 from agent.core.ports import Driver
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
 from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
@@ -63,7 +64,7 @@ class Discovery:
     async def _scan(self) -> bool:
         """Scan once. False: try again soon."""
         try:
-            async with asyncio.timeout(self._deadline):
+            async with Lag().within(self._deadline):
                 scan = await self._driver.scan()
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()

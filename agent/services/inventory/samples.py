@@ -40,6 +40,7 @@ class Samples:
         self._inventory = inventory
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
         self._rings: dict[GpuUuid, Ring] = {}
+        self._newest: dict[GpuUuid, Sampled] = {}
 
     @property
     def bytes(self) -> int:
@@ -61,16 +62,13 @@ class Samples:
 
     def newest(self, uuid: GpuUuid) -> Sampled | None:
         """The usage of one GPU now; None: it is not asked or does not report it."""
-        ring = self._rings.get(uuid)
-        row = ring.newest() if ring else None
-        if row is None or row[0] < _loop_time() - FRESH:
-            return None
-        return self._sampled(uuid, row)
+        sampled = self._newest.get(uuid)
+        return None if sampled is None or sampled.at < self._at(_loop_time() - FRESH) else sampled
 
     async def _round(self) -> None:
         inventory = self._inventory.value
         for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
-            del self._rings[uuid]
+            del self._rings[uuid], self._newest[uuid]
         async with asyncio.TaskGroup() as tasks:
             for gpu in inventory.gpus:
                 if _answers(gpu):
@@ -84,12 +82,15 @@ class Samples:
             return
         ring = self._rings.setdefault(uuid, Ring(ROWS, COLUMNS))
         values = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
+        self._newest[uuid] = Sampled(self._at(_loop_time()), sample)
         ring.add(_loop_time(), *(math.nan if value is None else value for value in values))
 
     def _sampled(self, uuid: GpuUuid, row: tuple[float, ...]) -> Sampled:
         gpu, memory, used = (None if math.isnan(value) else int(value) for value in row[1:])
-        at = self._origin + dt.timedelta(seconds=row[0])
-        return Sampled(at, GpuSample(uuid, gpu, memory, used))
+        return Sampled(self._at(row[0]), GpuSample(uuid, gpu, memory, used))
+
+    def _at(self, elapsed: float) -> dt.datetime:
+        return self._origin + dt.timedelta(seconds=elapsed)
 
 
 def _answers(gpu: SharedGpu) -> bool:

@@ -1,7 +1,6 @@
 """Keeps the Node's register annotation equal to the inventory.
 
-- The reporter writes only if the two differ in meaning. Exception: if another plugin wrote a
-  correct report, the agent marks it once as its own, so that an uninstallation removes it.
+- The reporter writes only if the two differ in meaning, whoever wrote the annotation.
 - It never writes an empty list. It repeats a failed write, soon once a lost API server is back.
 - If another writer keeps changing the annotation, it stops for 10 minutes and posts an Event.
 - It stamps every 30 s only for schedulers up to and including 2.7.1: they drop a node after 60 s.
@@ -20,12 +19,11 @@ import structlog
 
 from agent.codec.handshake import encode_reported
 from agent.codec.node_report import NodeReport, report_of
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER, REPORTS, SCORE
+from agent.core.cluster.annotations import HANDSHAKE, REGISTER, SCORE
 from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import NodeView
 from agent.core.errors import ApiError, ApiThrottled
 from agent.core.inventory.inventory import Inventory
-from agent.core.node.leftovers import mark_of
 from agent.core.ports import Clock, NodeApi
 from agent.core.report_settings import ReportSettings
 from agent.kit.backoff import Backoff
@@ -48,8 +46,6 @@ CONFLICT = (
 )
 TICK = 0.001
 """Seconds: less than a clock may resolve. A write that is due so soon is made now."""
-MARK_RETRY = 30.0
-"""Seconds until a failed mark is tried again. Schedulers do not read the mark."""
 STAMP_EVERY = 30.0
 """Seconds between stamps."""
 
@@ -67,8 +63,6 @@ class Reason(enum.StrEnum):
     """Only the score annotation differs."""
     FOREIGN = "foreign"
     """Another writer changed what the agent wrote."""
-    TAKEN_OVER = "taken-over"
-    """Another plugin wrote a correct report: the agent writes only the mark."""
     STAMP = "stamp"
     """Nothing differs, but the scheduler needs a stamp."""
 
@@ -144,7 +138,6 @@ class Reporter:
         self._failed: tuple[Target, ApiError, float] | None = None
         self._rounds: deque[float] = deque()
         self._truce: tuple[Target, float] | None = None
-        self._mark_from = 0.0
 
     async def run(self) -> None:
         """Keep the annotation equal to the inventory for ever."""
@@ -184,8 +177,6 @@ class Reporter:
                 continue
             if need.reason is Reason.STAMP and self._failed is None:
                 self._rest("")
-            if need.reason is Reason.TAKEN_OVER:
-                self._cells.state.set(ReportState(reported=True))
             left = self._turn(need, loop.time()) - loop.time()
             if left < TICK:
                 await self._write(need)
@@ -210,22 +201,9 @@ class Reporter:
         if not report.is_said:
             reason = self._reason(node, report)
             return DueWrite(node.uid, report, report.changes, reason, urgent=report.changes_health)
-        return self._aside(node, report)
-
-    def _aside(self, node: NodeView, report: NodeReport) -> DueWrite | str:
-        """The write that is due although nothing differs; empty: none."""
-        if mark := self._mark(node):
-            return DueWrite(node.uid, report, {REPORTS: mark}, Reason.TAKEN_OVER, urgent=False)
-        if self._cells.settings.value.profile.stamps:
+        if settings.profile.stamps:
             return DueWrite(node.uid, report, {}, Reason.STAMP, urgent=True)
         return ""
-
-    def _mark(self, node: NodeView) -> str:
-        """The mark for another plugin's correct report; empty: none is due."""
-        if not node.reported_by or asyncio.get_running_loop().time() < self._mark_from:
-            return ""
-        mark = mark_of(node.reported_by)
-        return "" if node.annotations.get(REPORTS) == mark else mark
 
     def _reason(self, node: NodeView, report: NodeReport) -> Reason:
         if self._written is not None:
@@ -248,8 +226,6 @@ class Reporter:
             if self._due is None:
                 self._due = now + self._random.uniform(0.0, SPREAD)
             turn = self._due
-        if need.reason is Reason.TAKEN_OVER:
-            return max(turn, self._retry_at(need))
         return max(turn, self._retry_at(need), self._truce_until(need, now))
 
     def _retry_at(self, need: DueWrite) -> float:
@@ -289,8 +265,7 @@ class Reporter:
         except ApiError as error:
             if self._cells.returns.value != returns:  # the API server was lost during the call
                 self._backoff.reset()
-            give_up = self._go_unmarked if need.reason is Reason.TAKEN_OVER else self._give_up
-            give_up(need, error)
+            self._give_up(need, error)
             return
         self._done(need, is_written=bool(node.resource_version))
         self._saw(node)
@@ -305,10 +280,6 @@ class Reporter:
             self.writes.add(need.reason.value)
         if need.reason is Reason.STAMP:
             return
-        if need.reason is Reason.TAKEN_OVER:
-            self._mark_from = now + FIGHT  # the other plugin may still run and write again
-            log.info("report.taken_over", mark=need.changes[REPORTS])
-            return
         if need.reason is Reason.FOREIGN:
             self._rounds.append(now)
         self._written = need.target
@@ -322,14 +293,6 @@ class Reporter:
         text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
         log.warning("report.lopsided_links", pairs=len(report.lopsided))
         self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
-
-    def _go_unmarked(self, _: DueWrite, error: ApiError) -> None:
-        """Repeat a failed mark later. No other write waits: schedulers do not read the mark."""
-        delay = max(MARK_RETRY, error.retry_after or 0.0)
-        self._mark_from = asyncio.get_running_loop().time() + delay
-        self._due = None
-        self.failures.add(str(error.status or "none"))
-        log.info("report.unmarked", err=str(error), not_before=round(delay, 3))
 
     def _give_up(self, need: DueWrite, error: ApiError) -> None:
         delay = max(self._backoff.next(), error.retry_after or 0.0)

@@ -10,16 +10,20 @@ from typing import Final, NoReturn
 
 import structlog
 
+from agent.core.allocation.room import takes_room
+from agent.core.cluster.pods import PodTable
 from agent.core.containers.container_edits import container_directory
 from agent.core.errors import StateError
+from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock, Regions
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.core.usage.feedback import Feedback, RegionUser, feedback, region_user, uses_sm
 from agent.core.usage.history import PastUse, numbers_of, past_use
-from agent.core.usage.region import RegionChange, RegionReading
-from agent.core.usage.use import ContainerUse, use_of
+from agent.core.usage.region import RegionChange, RegionState, RegionSums
+from agent.core.usage.use import ContainerUse, believed, use_of
 from agent.kit.cell import Cell
 from agent.kit.ring import Ring
+from agent.kit.running_time import Lag
 from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)
@@ -47,28 +51,35 @@ FRESH: Final = 2 * PERIOD + DEADLINE
 class ContainerUsage:
     """Reads the regions of all rows that have a directory, and writes into them.
 
-    The history of a container has a gap while its region cannot be read, ends with its row, and
-    begins anew if the region lists other GPUs than before.
+    The history of a container has a gap while its region cannot be read, ends with its row or its
+    pod, and begins anew if the region lists other GPUs than before.
 
-    `switches`: also hold back and limit containers. Who was held back by an earlier process is
-    released in the first round. All are released when run() ends, and while nothing can be read.
+    The first round releases all that an earlier process held back, also without a row. With
+    `observes` it only logs them. `switches`: also hold back and limit containers. All are released
+    when run() ends, and while they or all regions cannot be read.
     """
 
     def __init__(
         self,
         regions: Regions,
         ledger: Cell[Ledger],
+        pods: Cell[PodTable],
+        inventory: Cell[Inventory],
         clock: Clock,
         *,
         switches: bool,
+        observes: bool = False,
     ) -> None:
         self._regions = regions
         self._ledger = ledger
+        self._pods = pods
+        self._inventory = inventory
         self._clock = clock
         self._switches = switches
+        self._observes = observes
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
         self._rows: Mapping[str, Row] = {}
-        self._rows_of: Ledger | None = None
+        self._is_first = True
         self._newest: dict[ContainerKey, ContainerUse] = {}
         self._newest_at = -FRESH
         self._kept: dict[ContainerKey, tuple[tuple[str, ...], Ring]] = {}
@@ -113,8 +124,9 @@ class ContainerUsage:
     async def _round(self) -> None:
         self._follow()
         try:
-            async with asyncio.timeout(DEADLINE):
+            async with Lag().within(DEADLINE):
                 readings = await self._regions.read(tuple(self._rows)) if self._rows else {}
+                left = await self._regions.held() if self._is_first else ()
         except (StateError, TimeoutError) as error:
             why = str(error) or f"the regions were not read in {DEADLINE:g} s"
             self._report("usage.unread", why)
@@ -124,48 +136,60 @@ class ContainerUsage:
         self._report("usage.unread", "")
         at = self._clock.now()
         self._keep(readings, at)
+        if left and self._observes:
+            log.warning("usage.held_back", directories=left, released="not by an observer")
+            left = ()
+        before = self._feedback.release
         if self._switches:
             self._feedback = feedback(dict(self._users(readings, at)))
-        await self._write(self._feedback.changes)
+        release = {
+            name: RegionChange(recent_kernel=0) for name in left if name not in self._feedback.held
+        }
+        # A container that cannot be judged any more is not held back any more.
+        release |= {
+            name: change
+            for name, change in before.items()
+            if name in readings and readings[name].state is RegionState.UNREADABLE
+        }
+        is_written = await self._write({**release, **self._feedback.changes})
+        self._is_first &= not is_written
 
     def _users(
-        self, readings: Mapping[str, RegionReading], at: dt.datetime
+        self, readings: Mapping[str, RegionSums], at: dt.datetime
     ) -> Iterator[tuple[str, RegionUser]]:
         for name, row in self._rows.items():
-            reading = readings[name]
-            if reading.region is None:
+            sums = readings[name]
+            if sums.region is None:
                 continue
-            if uses_sm(reading.region, reading.alive, at):
+            if uses_sm(sums, at):
                 self._worked[row.key] = at
-            yield name, region_user(row, reading.region, at, self._worked.get(row.key))
+            yield name, region_user(row, sums.region, at, self._worked.get(row.key))
 
-    async def _write(self, changes: Mapping[str, RegionChange]) -> None:
+    async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
+        """Write the changes; False if the directories as a whole take none."""
         if not changes:
-            return
+            return True
         try:
             async with asyncio.timeout(WRITE_DEADLINE):
                 failed = await self._regions.write(changes)
         except (StateError, TimeoutError) as error:
             why = str(error) or f"the regions were not written in {WRITE_DEADLINE:g} s"
             self._report("usage.unwritten", why)
-            return
+            return False
         self._report("usage.unwritten", "")
         for name, reason in failed.items():
             self._report("usage.unwritten", reason, name)
+        return True
 
     def _is_stale(self) -> bool:
         return _loop_time() - self._newest_at > FRESH
 
     def _follow(self) -> None:
-        """Take the rows of the ledger, and drop what is kept of others."""
-        ledger = self._ledger.value
-        if ledger is self._rows_of:
-            return
-        self._rows_of = ledger
+        """Take the rows of the ledger that may have processes, and drop what is kept of others."""
         self._rows = {
             container_directory(row.key.pod_uid, row.key.container): row
-            for row in ledger.rows
-            if row.has_directory
+            for row in self._ledger.value.rows
+            if row.has_directory and takes_room(row, self._pods.value)
         }
         keys = {row.key for row in self._rows.values()}
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
@@ -176,11 +200,16 @@ class ContainerUsage:
             if not name or name in self._rows
         }
 
-    def _keep(self, readings: Mapping[str, RegionReading], at: dt.datetime) -> None:
+    def _keep(self, readings: Mapping[str, RegionSums], at: dt.datetime) -> None:
         now = _loop_time()
+        registered = {
+            gpu.uuid: max(gpu.registered_mib, gpu.gpu.memory_mib or 0)
+            for gpu in self._inventory.value.gpus
+        }
         newest = dict[ContainerKey, ContainerUse]()
         for name, row in self._rows.items():
-            use = newest[row.key] = use_of(readings[name], at, [share.uuid for share in row.shares])
+            use = use_of(readings[name], at, [share.uuid for share in row.shares])
+            use = newest[row.key] = believed(use, row, registered)
             self._report("usage.unread", use.reason, name)
             if use.gpus:
                 uuids = tuple(gpu.uuid for gpu in use.gpus)

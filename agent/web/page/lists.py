@@ -74,6 +74,8 @@ def _doubts(one: AllocationStatus) -> Iterator[Html]:
         yield element("strong", " The kubelet booked another GPU (HA-4006).")
     if one.confirmed is False:
         yield element("strong", " The kubelet has not recorded the answer yet.")
+    if one.unkept:
+        yield element("strong", f" Nothing keeps its limits: {_cut(one.unkept, TEXT_LIMIT)}.")
     if one.unread:
         yield element("strong", f" Its use is not known: {_cut(one.unread, TEXT_LIMIT)}.")
 
@@ -89,11 +91,11 @@ def _memory(share: ShareStatus) -> str:
 
 
 def _cores(share: ShareStatus) -> str:
-    """The same of the GPU's compute."""
+    """The same of the GPU's compute, and whether it is more than was asked for."""
     limit = f"{share.cores} %" if share.cores else ""
     used = "" if share.gpu_percent is None else f"{share.gpu_percent}"
     if used and limit:
-        return f"{used} of {limit}"
+        return f"{used} of {limit}{', over' if int(used) > (share.cores or 0) else ''}"
     return f"{used} %, no limit" if used else limit or "no limit"
 
 

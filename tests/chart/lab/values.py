@@ -97,6 +97,7 @@ MATRIX: Final[Mapping[str, Values]] = {
         "devicePlugin": {"pluginPath": "/data/kubelet/device-plugins"},
         "web": {"port": 9500},
     },
+    "rooted elsewhere": {"devicePlugin": {"podResourcesPath": "/data/root/pod-resources"}},
     "guarded": {
         "networkPolicy": {"apiServerPorts": [443, 16443]},
         "podDisruptionBudget": {"enabled": True, "minAvailable": 2},
@@ -218,6 +219,13 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
         {"devicePlugin": {"pluginPath": "/tmp/kubelet/device-plugins"}},  # noqa: S108 -- refused
         "pluginPath",
     ),
+    **{
+        f"a directory of PodResources that is none: {path}": (
+            {"devicePlugin": {"podResourcesPath": path}},
+            "podResourcesPath",
+        )
+        for path in ("/tmp/pod-resources", "pod-resources", "/data/kubelet", "/a/pod-resources/")  # noqa: S108 -- refused
+    },
     "two containers on one port": (
         {"web": {"port": 9394}, "devicePlugin": {"monitor": {"enabled": True}}},
         "web.port=9394 is the monitor's",

@@ -11,7 +11,6 @@ from typing import Final
 from agent.sandbox.lab.web import scrape
 from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node, Tenant
-from tests.hostile.lab.pods import StalledError
 from tests.hostile.lab.snapshot import changed, snapshot
 from tests.hostile.lab.table import AttackTable, Line
 from tests.process.agent_process import comes
@@ -20,15 +19,21 @@ TIMES: Final = 2.0
 """During an attack an Allocate may take so many times as long as usual, in the median."""
 FLOOR: Final = 0.010
 """Seconds beyond that which belong to a machine with other work to do."""
+WORST: Final = 1.0
+"""Seconds that no single one may exceed. SECURITY.md promises these three figures."""
 ATTEMPTS: Final = 3
-"""Slow is only what is slow again, beside a usual time that is measured anew. So is what does not
-answer in time: other work on this machine can stall a disk or a process for a second."""
+"""Slow is only what is slow again, beside a usual time that is measured anew: other work on this
+machine can stall a disk or a process for a second."""
 GROWTH: Final = 32
 """MiB that the agent may have more after an attack than before."""
 MOST: Final = 160
 """MiB that it may have at any time: the DaemonSet's limit is 192."""
 CLEARED: Final = 120.0
 """Seconds in which what a tenant left is removed, on a slow disk."""
+
+
+class MissedError(AssertionError):
+    """The attack was over before the first pod was served, so its round shows nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Round:
     @property
     def is_slow(self) -> bool:
         """Whether the attack is felt by other tenants."""
-        return self.median > TIMES * self.usual + FLOOR
+        return self.median > TIMES * self.usual + FLOOR or self.worst > WORST
 
 
 NO_ROUND: Final = Round(0, 0, 0)
@@ -86,7 +91,7 @@ class Siege:
             try:
                 usual = await self.usual()
                 during = await self._attacked(attack, begin, tally)
-            except StalledError:
+            except MissedError:
                 if is_last:
                     self.note(attack, tally, NO_ROUND, "failed")
                     raise
@@ -100,9 +105,6 @@ class Siege:
 
     async def usual(self) -> list[float]:
         """The seconds of each Allocate while nobody attacks."""
-        for _ in range(ATTEMPTS - 1):
-            with contextlib.suppress(StalledError):
-                return await self.node.pods.row(self.node.is_alive)
         return await self.node.pods.row(self.node.is_alive)
 
     async def _attacked(self, attack: Attack, begin: Begin, tally: AttackTally) -> list[float]:
@@ -122,7 +124,7 @@ class Siege:
             assert node.resident() <= memory + GROWTH
             assert 0 < tally.tries
         if tally.goes_on is not None and not tally.beside:
-            raise StalledError("what was left was removed before the first pod was served")
+            raise MissedError(attack.name)
         return during
 
     @contextlib.asynccontextmanager
@@ -154,8 +156,6 @@ class Siege:
         """An attack that is not withstood stands in the table, too."""
         try:
             yield
-        except StalledError:
-            raise
         except BaseException:
             self.note(attack, tally, NO_ROUND, "failed")
             raise

@@ -18,24 +18,6 @@ HANDED_OVER: Final = frozenset({RefusalReason.NO_RIGHT.value, RefusalReason.NO_L
 """Why a pod is refused whose lock was given to another before it was asked for: the other has it,
 or was served already and has it no more."""
 
-OUT_OF_TIME: Final = frozenset(
-    gate.value
-    for gate in (
-        RefusalReason.WITNESS_SILENT,
-        RefusalReason.PODS_UNKNOWN,
-        RefusalReason.STATE_UNWRITABLE,
-        RefusalReason.OUT_OF_TIME,
-        RefusalReason.HOST_DIRECTORY,
-        RefusalReason.STARVED,
-    )
-)
-"""Why a pod is refused when the disk, the kubelet, the API server or the agent itself is slower
-than the kubelet may be kept waiting. For a Node's watch that lags behind the pods', the reasons are
-those above."""
-
-BUSY: Final = 20
-"""One pod in so many may be refused for want of time: disks, watches and cores are shared."""
-
 _ID: Final = re.compile(r"\[(HA-\d+)\]")
 
 Amounts = tuple[int, int]
@@ -62,16 +44,9 @@ class Outcome:
     told: dict[str, str] = field(default_factory=dict)
     served: int = 0
 
-    def late(self, *, but: Collection[str] = ()) -> set[str]:
-        """Pods that were refused because the machine was too busy, so far as the reason can tell.
-
-        `but` are names for whom the same reason is right: they lost their lock to another.
-        """
-        return {
-            name
-            for name, reason in self.refused.items()
-            if reason in OUT_OF_TIME or (reason in HANDED_OVER and name not in but)
-        }
+    def rightly(self, robbed: Collection[str]) -> set[str]:
+        """Those of the robbed that were refused for their lost lock."""
+        return {name for name in robbed if self.refused.get(name) in HANDED_OVER}
 
     def take(self, other: "Outcome") -> None:
         """Add what became of other pods."""

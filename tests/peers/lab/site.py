@@ -21,6 +21,7 @@ from tests.peers.lab.programs import Programs
 from tests.peers.lab.releases import Release
 from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.waiting import until_answer
+from tests.released import released
 
 NAMESPACE: Final = "kube-system"
 RELEASE: Final = "hami-agent"
@@ -29,7 +30,7 @@ NEXT: Final = f"{__version__}-next"
 """The same image under a second tag: another version, as far as Kubernetes can tell."""
 LIBRARY: Final = stand_in()
 DAEMON_SET: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
-CHART: Final = SOURCE / "deploy" / "chart" / "hami-agent"
+CHART: Final = released("*.tgz") or SOURCE / "deploy" / "chart" / "hami-agent"
 SERVING: Final = 60.0
 """Seconds for what takes three or four on a quiet machine."""
 

@@ -9,8 +9,8 @@ from tests.peers.lab.identities import NODE
 from tests.peers.lab.waiting import until_answer
 
 NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
-_NOTED: Final = (annotations.PREFIX, annotations.REPORTS)
-"""What annotations of HAMi and of ours begin with: its scheduler notes more than one vendor."""
+_NOTED: Final = annotations.PREFIX
+"""What HAMi's annotations begin with: its scheduler notes more than one vendor."""
 
 
 async def remove(cluster: Cluster, path: str, grace: int | None = None) -> None:

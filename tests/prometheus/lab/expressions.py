@@ -28,9 +28,11 @@ def alerts() -> Sequence[Mapping[str, Any]]:
 def selectors(expression: str) -> Sequence[str]:
     """The metrics that an expression reads, each with its matchers.
 
-    A healthy GPU has no such series by its condition; its other matchers are kept.
+    A GPU has a series of its own condition alone, and a container one of its own policy; the other
+    matchers are kept.
     """
-    return [re.sub(r'(?<=[{,])condition="[a-z]+", ', "", one) for one in METRIC.findall(expression)]
+    own = re.compile(r'(?<=[{,])(?:condition|policy)="[a-z]+"(?:, )?')
+    return [own.sub("", one) for one in METRIC.findall(expression)]
 
 
 def panels() -> Iterator[tuple[str, str]]:

@@ -57,7 +57,29 @@ HEALTHY_SLICES: Final = one("slices", 'gpu="0",state="healthy"')
 HELD: Final = 'namespace="team-a",pod="train-0",container="main"'
 USED: Final = one("container_memory_used_bytes", f'gpu="0",{HELD}')
 IDLE: Final = one("container_idle_seconds", HELD)
+BESIDE: Final = 'namespace="team-b",pod="serve-0",container="main"'
 REFUSED: Final = one("allocations_total", 'result="refused",reason="no_lock"')
+
+
+def compute(used: float | str, given: float = 0.3, held: str = HELD, gpu: int = 0) -> Series:
+    """What a container uses of a GPU's compute, and what it was given: 0.3 of GPU 0 by default."""
+    values = used if isinstance(used, str) else steady(used)
+    return {
+        one("container_utilization_ratio", f'gpu="{gpu}",{held}'): values,
+        one("container_cores_promised_ratio", f'gpu="{gpu}",{held}'): steady(given),
+    }
+
+
+def policy(name: str, held: str = HELD) -> Series:
+    """The series that says when a container's compute limit applies."""
+    return {one("container_limits_info", f'{held},keeper="hami-core",policy="{name}"'): steady(1)}
+
+
+EXCEEDED: Final = "HamiAgentComputeLimitExceeded"
+DEFAULT: Final = frozenset(policy("default"))
+"""What is not there if the container has another policy."""
+NEIGHBOUR: Final = {**compute(0.6, 0.7, BESIDE), **policy("default", BESIDE)}
+"""A second container, which keeps within what it was given of the same GPU."""
 
 WELL: Final[Series] = {
     one("up"): steady(1),
@@ -78,6 +100,9 @@ WELL: Final[Series] = {
     one("hook_available_inodes"): steady(1e6),
     USED: steady(2e9),
     IDLE: steady(60),
+    **compute(0.3),
+    **policy("default"),
+    **NEIGHBOUR,
 }
 
 
@@ -196,6 +221,38 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "an idle container keeps little memory": Situation({USED: steady(6e8), IDLE: steady(1e5)}),
     "another container is idle": Situation(
         {one("container_idle_seconds", HELD.replace("main", "side")): steady(1e5)}
+    ),
+    "a container takes its neighbour's compute": fires(EXCEEDED, 10, compute(0.5)),
+    "it does so in bursts": fires(EXCEEDED, 10, compute("1x4 0.1 " * 15)),
+    "a forced limit is exceeded without a neighbour": fires(
+        EXCEEDED, 10, {**compute(1), **policy("force")}, gone=DEFAULT | NEIGHBOUR.keys()
+    ),
+    "a container without a neighbour takes the whole GPU": Situation(
+        compute(1), gone=frozenset(NEIGHBOUR)
+    ),
+    "a container takes the whole GPU while its neighbour rests": Situation(
+        {**compute(1), **compute(0, 0.7, BESIDE)}
+    ),
+    "a container takes the whole GPU, and another one is busy on another GPU": Situation(
+        {**compute(1), **compute(0.6, 0.7, BESIDE, gpu=1)}, gone=frozenset(NEIGHBOUR)
+    ),
+    "a container takes the whole GPU, and the same GPU of another node is busy": Situation(
+        {
+            **compute(1),
+            **{
+                name.replace("10.0.0.1", "10.0.0.2").replace("gpu-a", "gpu-b"): values
+                for name, values in NEIGHBOUR.items()
+            },
+        },
+        gone=frozenset(NEIGHBOUR),
+    ),
+    "a container exceeds its limit by little": Situation(compute(0.34)),
+    "a container without a limit takes what it gets": Situation(compute(0.9, 0)),
+    "a limit that is switched off is exceeded": Situation(
+        {**compute(0.9), **policy("disable")}, gone=DEFAULT
+    ),
+    "a container exceeds its limit for six minutes": Situation(
+        compute(f"0.3x10 1x5 0.3x{MINUTES}")
     ),
     "two pods are refused": Situation({REFUSED: f"0 1 2x{MINUTES}"}),
     "one start": Situation({one("process_start_time_seconds"): f"0 60x{MINUTES}"}),

@@ -90,6 +90,7 @@ class Desk:
         self.unseen: list[PodView] = []
         self.looked: Callable[[], object] = lambda: None
         self.refreshes = 0
+        self.owners_refreshes = 0
         self.refresh_error: Exception | None = None
         self.names: dict[tuple[str, str], PodUid | Exception] = {}
         """Whose a name is at the API server, where it is not the one that the watch shows."""
@@ -204,8 +205,9 @@ class Desk:
         if self.unseen_node is not None:
             self.node.set(self.unseen_node)
 
-    async def _refresh(self) -> PodTable:
+    async def _refresh(self, *, is_owners: bool = False) -> PodTable:
         self.refreshes += 1
+        self.owners_refreshes += is_owners
         await self._answer()
         if self.refresh_error is not None:
             raise self.refresh_error

@@ -36,7 +36,7 @@ async def test_whoever_asks_is_refused_for_the_moment_with_the_true_reason(numbe
             await desk.service.allocate(ids(5))
 
         assert (RefusalReason.PODS_UNKNOWN, True) == (caught.value.gate, caught.value.transient)
-        assert "API server cannot be asked" in caught.value.sentence
+        assert "could not ask the API server" in caught.value.sentence
         assert ledger == desk.ledger
 
 

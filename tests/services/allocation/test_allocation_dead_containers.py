@@ -16,6 +16,7 @@ from agent.core.cluster.pods import Phase
 from agent.core.errors import KubeletError, Refusal, RefusalReason
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.state import State
+from agent.services.allocation.inquiry import KUBELET_BUDGET
 from tests.builders import NOON, a_container
 from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
 
@@ -126,7 +127,7 @@ async def test_what_was_refused_before_decides_nothing():
         await asyncio.sleep(60)
         pod.desk.witness.failures = [*SILENT]
         assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
-        pod.desk.witness.failures, pod.desk.witness.delay = [], 5
+        pod.desk.witness.failures, pod.desk.witness.delay = [], KUBELET_BUDGET + 1
         assert RefusalReason.OUT_OF_TIME.name == await pod.ask()
         pod.desk.witness.delay = 0
 

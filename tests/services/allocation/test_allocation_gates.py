@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 import pytest
 
 from agent.core.allocation import plain
+from agent.core.allocation.steps import DISK_BUDGET
 from agent.core.cluster.pods import Phase
 from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
@@ -51,11 +52,34 @@ async def the_kubelet_hangs() -> Refusal:
         return await refused(desk.service.allocate(ids(1)))
 
 
+async def the_kubelets_file_cannot_be_read() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.witness.supported = False  # then it reads the file
+        desk.records.delay = DISK_BUDGET + 1
+        return await refused(desk.service.allocate(ids(1)))
+
+
 async def the_agent_is_starved() -> Refusal:
     async def ask() -> Refusal:
         async with a_desk() as desk, starved(0.01):
             desk.silent = asyncio.Event()
             return await refused(desk.service.allocate(ids(1)))
+
+    return await _alone(ask)
+
+
+async def the_agent_is_starved_at_the_kubelets_file() -> Refusal:
+    async def ask() -> Refusal:
+        async with a_bound_pod() as desk, starved(0.01):
+            desk.witness.supported = False  # then it reads the file
+            desk.records.delay = 1000.0
+            return await refused(desk.service.allocate(ids(1)))
+
+    return await _alone(ask)
+
+
+async def _alone(ask: Callable[[], Coroutine[object, object, Refusal]]) -> Refusal:
+    """On a loop of its own, which starves alone."""
 
     def run() -> Refusal:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -139,8 +163,22 @@ SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
     "hanging": (
         RefusalReason.OUT_OF_TIME,
         the_kubelet_hangs,
-        "did not find out in time which pod",
+        "did not say in time which pod",
         "controller starts it again",
+        "",
+    ),
+    "no file": (
+        RefusalReason.OUT_OF_TIME,
+        the_kubelets_file_cannot_be_read,
+        "did not let the agent read the kubelet's checkpoint in time",
+        "check the node and its disk",
+        "",
+    ),
+    "starved, no file": (
+        RefusalReason.STARVED,
+        the_agent_is_starved_at_the_kubelets_file,
+        "too little CPU",
+        "raise its CPU request",
         "",
     ),
     "starved": (
@@ -153,7 +191,7 @@ SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
     "cut off": (
         RefusalReason.PODS_UNKNOWN,
         the_api_server_is_away,
-        "API server cannot be asked",
+        "could not ask the API server",
         "controller starts it again",
         "",
     ),

@@ -12,6 +12,7 @@ from agent.core.cluster.pods import NodeView, Phase, PodTable
 from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.condition import Condition
 from agent.core.reconcile.pace import THROTTLED_PAUSE
+from agent.host.podresources import CALL_DEADLINE
 from agent.kit.running_time import MOST, WINDOW
 from agent.services.allocation import inquiry
 from agent.services.allocation.inquiry import (
@@ -59,6 +60,19 @@ async def test_a_kubelet_that_hangs_is_refused_within_the_budget():
         assert () == desk.ledger.rows
 
 
+@pytest.mark.parametrize("seconds", [0.9, 1.5, 4.0])
+async def test_a_kubelet_that_is_slow_costs_no_pod(seconds):
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.delay = seconds
+
+        await desk.service.allocate(ids(1))
+
+        assert KUBELET_BUDGET <= CALL_DEADLINE, "the client gives a slow answer up no sooner"
+
+        assert 1 == len(desk.ledger.rows)
+
+
 async def test_a_kubelet_over_its_rate_limit_is_asked_again_after_20_ms():
     async with a_desk() as desk:
         desk.bind(placed(1))
@@ -103,6 +117,7 @@ async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
 
         assert 1 == len(desk.ledger.rows)
         assert 1 == desk.records.reads
+        assert 1 == desk.owners_refreshes == desk.refreshes
 
 
 async def test_a_disk_that_takes_nothing_refuses_with_the_reason_and_keeps_nothing():
@@ -161,7 +176,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited
 
 @pytest.mark.parametrize(
     ("synced", "stale", "held"),
-    [(False, False, API_BUDGET), (True, True, LIST_PAUSE), (True, False, OWNER_BUDGET)],
+    [(False, False, API_BUDGET), (True, True, API_BUDGET), (True, False, OWNER_BUDGET)],
     ids=["it never answered", "its watch is down", "its watch is open"],
 )
 async def test_an_api_server_that_hangs_is_waited_for_as_long_as_it_may_still_tell(
@@ -198,7 +213,37 @@ async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
 
         await refused(desk, RefusalReason.NO_LOCK)
 
+        assert 0 == desk.owners_refreshes
         assert LOCK_PAUSE == pytest.approx(elapsed() - began)
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["not admitted", "another count"])
+async def test_a_stray_pod_is_not_taken_for_the_locks_owner(count):
+    async with a_desk() as desk:
+        owner = placed(1)
+        desk.see(owner)
+        desk.lock(owner)
+
+        with pytest.raises(Refusal):
+            await desk.service.allocate(ids(*range(count)))
+
+        assert (1, 0) == (desk.refreshes, desk.owners_refreshes)
+
+
+async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot_be_read():
+    async with a_desk() as desk:
+        first = placed(1, reusable_name=False)
+        desk.bind(first)
+        await desk.service.allocate(ids(0))
+        desk.bury(first)
+        desk.witness.forget(first)
+        text = f"{G2},NVIDIA,80000,100:;"
+        forged = placed(1, text, uid=placed(9).uid, reusable_name=False)
+        desk.see(forged)
+        desk.witness.admit(forged)
+        desk.silent = asyncio.Event()
+
+        await refused(desk, RefusalReason.PODS_UNKNOWN)
 
 
 async def waste(desk, number):

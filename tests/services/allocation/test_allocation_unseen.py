@@ -194,7 +194,7 @@ async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_a
             await desk.service.allocate(ids(0))
 
         assert not silence.is_set()
-        assert RefusalReason.NO_RIGHT is refused.value.gate
+        assert RefusalReason.PODS_UNKNOWN is refused.value.gate
         assert API_BUDGET + LOCK_PAUSE == pytest.approx(
             asyncio.get_running_loop().time() - began, abs=0.01
         )

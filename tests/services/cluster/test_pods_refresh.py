@@ -161,6 +161,19 @@ async def test_however_many_ask_the_lists_of_a_minute_are_bounded_and_it_is_told
     assert 2 == [line["event"] for line in logs].count("pods.list_left_out")
 
 
+async def test_however_many_unknown_pods_have_asked_the_locks_owner_has_its_list():
+    async with following(FakeApi()) as room:
+        for _ in range(LISTS):
+            await room.pods.refresh()
+        with pytest.raises(ApiError, match="too many"):
+            await room.pods.refresh()
+
+        for _ in range(LISTS):
+            assert (await room.pods.refresh(is_owners=True)).synced
+        with pytest.raises(ApiError, match="too many"):
+            await room.pods.refresh(is_owners=True)
+
+
 async def test_who_is_not_listed_is_shown_by_the_watch_meanwhile():
     async with following(api := FakeApi()) as room:
         for _ in range(LISTS):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import ApiError
 from agent.core.health.news import NodeCondition
 from agent.core.inventory.condition import Condition
@@ -15,7 +16,18 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.services.health.news import CALM, GpuCondition, GpuEvents
-from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import (
+    NOON,
+    a_gpu,
+    a_health,
+    a_pod,
+    a_pod_uid,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    a_uuid,
+    an_inventory,
+)
 from tests.fakes.clock import LoopClock
 
 WELL = a_health()
@@ -26,6 +38,12 @@ LOST = a_health(condition=Condition.LOST, cause="lost", text="out of reach [H-LO
 def holding(*healths, generation: int = 1) -> Inventory:
     gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=one) for n, one in enumerate(healths)]
     return an_inventory(gpus=gpus, generation=generation)
+
+
+def telling(inventory, say, rows=(), pods=None) -> GpuEvents:
+    """The Events about that inventory; `pods`: of the node, None: not listed yet."""
+    table = PodTable() if pods is None else PodTable({pod.uid: pod for pod in pods}, synced=True)
+    return GpuEvents(inventory, Cell(Ledger(tuple(rows))), Cell(table), Cell(()), say)
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +58,7 @@ async def running(service) -> AsyncIterator[None]:
 async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
     said: list[NodeEvent] = []
     inventory = Cell(Inventory())
-    async with running(GpuEvents(inventory, Cell(Ledger()), Cell(()), said.append)):
+    async with running(telling(inventory, said.append)):
         inventory.set(holding(BAD, WELL))
         await asyncio.sleep(0.01)
         inventory.set(holding(BAD, BAD, generation=2))
@@ -55,7 +73,7 @@ async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_la
     said: list[str] = []
     inventory = Cell(holding(WELL))
     silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
-    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    events = telling(inventory, lambda event: said.append(event.reason))
     async with running(events):
         for turn in range(100):
             inventory.set(holding(silent, generation=2 * turn + 2))
@@ -75,7 +93,7 @@ async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy(
     free = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
     unasked = msgspec.structs.replace(free, cause="driver")
     inventory = Cell(holding(free))
-    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    events = telling(inventory, lambda event: said.append(event.reason))
     async with running(events):
         inventory.set(holding(unasked, generation=2))
         await asyncio.sleep(1)
@@ -93,7 +111,7 @@ async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy(
 async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_later():
     said: list[str] = []
     inventory = Cell(holding(BAD))
-    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.text))
+    events = telling(inventory, lambda event: said.append(event.text))
     async with running(events):
         inventory.set(an_inventory(gpus=(), generation=2))
         await asyncio.sleep(CALM - 1)
@@ -107,7 +125,7 @@ async def test_telling_ends_with_the_inventory():
     inventory = Cell(holding(WELL))
     inventory.close()
 
-    await GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda _: None).run()
+    await telling(inventory, lambda _: None).run()
 
 
 class Status:
@@ -162,3 +180,29 @@ async def test_a_condition_that_was_not_written_is_written_when_the_service_star
 async def test_nobody_who_does_not_want_it_has_a_condition():
     async with running(GpuCondition(None, Cell(holding(BAD)), LoopClock())):
         await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("pods", "told"),
+    [
+        (None, ["one", "two"]),
+        ([a_pod(uid=a_pod_uid(1)), a_pod(uid=a_pod_uid(2))], ["one", "two"]),
+        ([a_pod(uid=a_pod_uid(1), phase=Phase.FAILED), a_pod(uid=a_pod_uid(2))], ["two"]),
+        ([a_pod(uid=a_pod_uid(1))], ["one"]),
+        ([], []),
+    ],
+    ids=["not listed yet", "both run", "one has ended", "one is gone", "all are gone"],
+)
+async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told):
+    said: list[NodeEvent] = []
+    shares = (a_share(uuid=a_uuid(0)),)
+    rows = [
+        a_row(pod_uid=a_pod_uid(number), pod=name, shares=shares)
+        for number, name in ((1, "one"), (2, "two"))
+    ]
+    inventory = Cell(holding(WELL))
+    async with running(telling(inventory, said.append, rows, pods)):
+        inventory.set(holding(BAD, generation=2))
+        await asyncio.sleep(0.01)
+
+    assert told == [event.pod for event in said if event.reason == "GpuDegradedForPod"]

@@ -9,6 +9,7 @@ from agent.core.health.memory import remembered
 from agent.core.health.reports import ProbeOutcome
 from agent.core.health.settings import HealthSettings, read_switches
 from agent.core.inventory.condition import Cause, Condition
+from agent.core.inventory.gpu import Scan
 from tests.builders import NOON
 from tests.services.health.watching import G0, G1, running
 
@@ -165,3 +166,88 @@ async def test_it_stays_released_over_a_restart_and_not_over_a_boot():
 
     assert Cause.RELEASED == remembered(known, NOON, boot_changed=False).cause
     assert Condition.OK is remembered(known, NOON, boot_changed=True).condition
+
+
+def serving_and_deaf(bench) -> list[bool]:
+    """At each publication of a GPU that is served again: whether no stream was open."""
+    seen, publish = [], bench.watch._hand_on
+
+    def judged(health):
+        seen.extend(not bench.driver.listening for one in health.values() if one.serving)
+        publish(health)
+
+    bench.watch._hand_on = judged
+    return seen
+
+
+@pytest.mark.parametrize("away", [2.0, 18.0, 200.0])
+@pytest.mark.parametrize("opening", [0.0, 0.3, 0.9])
+async def test_all_gpus_that_are_taken_back_are_served_once_their_xids_are_heard(away, opening):
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.opening = opening
+        await bench.watch.release("all")
+        bench.driver.failure = DriverError("all GPUs are released")
+        bench.driver.break_events()
+        await asyncio.sleep(away)
+        seen = serving_and_deaf(bench)
+        bench.driver.failure = None
+        bench.driver.released.clear()
+
+        found = await bench.watch.recheck("0")
+
+        assert found
+        assert (True, "ok", ()) == (found.serving, found.after.condition.value, found.missing)
+        bench.driver.xid(G0, 48)
+        await asyncio.sleep(0.5)
+        assert not bench.of(G0).serving
+        for name in ("1", "2"):
+            await bench.watch.recheck(name)
+        await asyncio.sleep(0.5)
+        assert ["bad", "ok", "ok"] == bench.conditions
+        assert seen
+        assert not any(seen)
+
+
+@pytest.mark.parametrize("away", [150.0, 400.0])
+async def test_after_an_outage_of_the_driver_gpus_are_served_once_their_xids_are_heard(away):
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.failure = DriverError("the driver is gone")
+        bench.driver.break_events()
+        await asyncio.sleep(away)
+        assert not bench.of(G0).serving
+        seen = serving_and_deaf(bench)
+        bench.driver.failure = None
+        bench.watch.scanned(await bench.driver.scan())
+        await asyncio.sleep(12)
+
+        assert ["ok"] * 3 == bench.conditions
+        assert seen
+        assert not any(seen)
+
+
+async def test_a_driver_without_events_serves_a_gpu_that_is_taken_back_a_second_later():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+        bench.driver.opening = 1e9
+        bench.driver.break_events()
+        await asyncio.sleep(60)
+        began = asyncio.get_running_loop().time()
+
+        found = await bench.watch.recheck("1")
+
+        assert found
+        assert found.serving
+        assert 1.0 == pytest.approx(asyncio.get_running_loop().time() - began, abs=0.01)
+
+
+async def test_a_stream_that_breaks_at_once_is_not_opened_again_with_every_scan():
+    async with running() as bench:
+        bench.watch._changed = lambda: bench.watch.scanned(Scan("570.1", ()))
+        bench.driver.failure = DriverError("no events")
+        bench.driver.break_events()
+        await asyncio.sleep(31.6)
+
+        assert 7 == bench.driver.streams

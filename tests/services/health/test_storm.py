@@ -67,9 +67,22 @@ async def test_a_storm_is_one_line_a_second_and_says_how_many_were_left_out():
             await storm(bench, (G0, 31), seconds=3)
 
     told = [line["suppressed"] for line in lines if line["event"] == "gpu.xid"]
-    assert 3 <= len(told) <= 4
-    assert 0 == told[0]
-    assert STORM - STORM // 100 <= told[1] <= STORM + STORM // 100
+    assert 4 <= len(told) <= 5
+    assert [0, 0] == told[:2]
+    assert STORM - STORM // 100 <= told[2] <= STORM + STORM // 100
+
+
+async def test_the_first_xid_of_each_number_on_each_gpu_has_its_line():
+    with structlog.testing.capture_logs() as lines:
+        async with running() as bench:
+            for _ in range(2):
+                for uuid, number in ((G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)):
+                    bench.driver.xid(uuid, number)
+                    await asyncio.sleep(0.01)
+
+    told = [(line["gpu"], line["xid"]) for line in lines if line["event"] == "gpu.xid"]
+    assert [(G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)] == told[:5]
+    assert len(told) <= 6
 
 
 async def test_gpus_that_are_struck_a_millisecond_after_each_other_are_one_list():

@@ -154,7 +154,19 @@ async def test_what_a_gpu_does_not_tell_is_none():
     async with running() as bench:
         bench.driver.samples[G0] = GpuSample(G0, gpu_percent=None, memory_percent=7)
         await asyncio.sleep(PERIOD)
+        found = bench.samples.newest(G0), bench.samples.history(G0)[-1]
+
+    assert found[0]
+    assert [GpuSample(G0, None, 7, None)] * 2 == [one.sample for one in found if one]
+    assert found[0].at == found[1].at
+
+
+async def test_the_newest_sample_has_what_the_history_leaves_out():
+    full = GpuSample(G0, 1, 2, 3, 616, 41, 70_000, 9, 2)
+    async with running() as bench:
+        bench.driver.samples[G0] = full
+        await asyncio.sleep(PERIOD)
         found = bench.samples.newest(G0)
 
     assert found
-    assert GpuSample(G0, None, 7, None) == found.sample
+    assert full == found.sample

@@ -5,12 +5,22 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import msgspec
+import pytest
 from structlog.testing import capture_logs
 
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.containers.container_edits import container_directory
-from agent.core.inventory.slices import slice_id
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import SharedGpu
+from agent.core.inventory.slices import MIB, slice_id
 from agent.core.state.ledger import PLAIN, ContainerKey, Ledger
-from agent.core.usage.region import RegionReading, RegionState
+from agent.core.usage.region import (
+    MemoryUse,
+    RegionGpu,
+    RegionProcess,
+    RegionReading,
+    RegionState,
+)
 from agent.kit.cell import Cell
 from agent.kit.ticks import until_tick
 from agent.services.usage.service import (
@@ -23,7 +33,17 @@ from agent.services.usage.service import (
     TURN,
     ContainerUsage,
 )
-from tests.builders import G1, G2, POD_UID, a_row, a_share
+from tests.builders import (
+    G1,
+    G2,
+    POD_UID,
+    a_gpu,
+    a_pod,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    an_inventory,
+)
 from tests.fakes.clock import LoopClock
 from tests.fakes.regions import MemoryRegions, a_process, a_region
 from tests.services.at_work import at_work
@@ -37,13 +57,22 @@ def directory(key: ContainerKey) -> str:
     return container_directory(key.pod_uid, key.container)
 
 
+def gpu_of(uuid: GpuUuid, **fields) -> SharedGpu:
+    """A GPU of 81,559 MiB."""
+    return a_shared_gpu(gpu=a_gpu(uuid=uuid, memory_mib=81559), **fields)
+
+
 class UsageBench:
     """The usage of containers with rows, whose regions are in memory."""
 
     def __init__(self) -> None:
         self.regions = MemoryRegions()
         self.ledger = Cell(Ledger().put(a_row()).put(a_row(container="other")))
-        self.usage = ContainerUsage(self.regions, self.ledger, LoopClock(), switches=False)
+        self.pods = Cell(PodTable())
+        self.inventory = Cell(an_inventory(gpus=[gpu_of(G1), gpu_of(G2)]))
+        self.usage = ContainerUsage(
+            self.regions, self.ledger, self.pods, self.inventory, LoopClock(), switches=False
+        )
 
     def uses(self, key: ContainerKey, *memory: int, sm: int = 0, uuids: tuple[str, ...] = (G1,)):
         """A process of that container uses so much."""
@@ -202,3 +231,71 @@ async def test_in_plain_mode_a_region_without_names_counts_by_the_order_of_the_a
         found = bench.usage.newest(key)
 
     assert [(G2, GIB), (G1, 2 * GIB)] == [(gpu.uuid, gpu.memory.total) for gpu in found.gpus]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"processes": (a_process(81_560 * MIB),)},
+        {"processes": tuple(a_process(2**62, pid=pid) for pid in range(1, 1025))},
+        {"processes": (a_process(41_000 * MIB), a_process(41_000 * MIB, pid=2))},
+        {"processes": (RegionProcess(0, 1, 0, (MemoryUse(context=2**50),), (0,)),)},
+        {"processes": (a_process(GIB, sm=101),)},
+        {"processes": tuple(a_process(0, sm=2, pid=pid) for pid in range(1, 1025))},
+        {"processes": (a_process(GIB, sm=2**64 - 1),)},
+        {"gpus": (RegionGpu(0, G1, 2**63, 30),)},
+    ],
+    ids=["memory", "huge", "sum", "part", "percent", "many percents", "u64", "limit"],
+)
+async def test_more_than_the_gpu_has_is_not_believed_and_the_reason_is_shown(fields):
+    bench = UsageBench()
+    bench.regions.put(directory(MAIN), a_region(G1, **fields))
+    bench.uses(OTHER, GIB)
+    async with sampling(bench):
+        newest, other = bench.usage.newest(MAIN), bench.usage.newest(OTHER)
+        assert () == bench.usage.history(MAIN)
+
+    assert (RegionState.UNREADABLE, (), 0) == (newest.state, newest.gpus, newest.processes)
+    assert newest.reason.startswith("not believable: it says ")
+    assert GIB == other.gpus[0].memory.total
+
+
+@pytest.mark.parametrize(
+    ("gpu", "promised", "used", "sm"),
+    [
+        (gpu_of(G1), 0, (81_559 * MIB,), 100),
+        (gpu_of(G1, registered_mib=163_118), 0, (160_000 * MIB,), 0),
+        (gpu_of(G1, registered_mib=40_000), 0, (80_000 * MIB,), 0),
+        (gpu_of(G1), 120_000, (119_000 * MIB,), 0),
+        (a_shared_gpu(gpu=a_gpu(uuid=G2)), 0, (200_000 * MIB,), 0),
+        (gpu_of(G1), 0, (GIB,) * 3, 90),
+    ],
+    ids=["all", "scaled up", "scaled down", "scaled up before", "unknown GPU", "three processes"],
+)
+async def test_what_the_gpu_can_have_is_believed(gpu, promised, used, sm):
+    bench = UsageBench()
+    bench.inventory.set(an_inventory(gpus=[gpu]))
+    bench.ledger.set(Ledger().put(a_row(shares=[a_share(uuid=G1, memory_mib=promised)])))
+    processes = tuple(a_process(size, sm=sm, pid=pid) for pid, size in enumerate(used, 1))
+    bench.regions.put(directory(MAIN), a_region(G1, processes=processes))
+    async with sampling(bench):
+        newest = bench.usage.newest(MAIN)
+
+    assert (sum(used), len(used) * sm) == (
+        newest.gpus[0].memory.total,
+        newest.gpus[0].sm_percent,
+    )
+
+
+@pytest.mark.parametrize(
+    "pods", [(), (a_pod(uid=POD_UID, phase=Phase.SUCCEEDED),)], ids=["gone", "ended"]
+)
+async def test_a_pod_that_is_gone_or_has_ended_uses_nothing(pods):
+    bench = UsageBench()
+    bench.uses(MAIN, GIB, sm=40)
+    async with sampling(bench):
+        assert bench.usage.newest(MAIN) is not None
+        bench.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
+        await asyncio.sleep(PERIOD)
+
+        assert (None, ()) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))

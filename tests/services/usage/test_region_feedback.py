@@ -8,7 +8,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from agent.core.cluster.pods import PodTable
 from agent.core.containers.container_edits import container_directory
+from agent.core.inventory.inventory import Inventory
 from agent.core.state.ledger import Ledger
 from agent.core.usage.region import RegionChange, RegionReading, RegionState
 from agent.kit.cell import Cell
@@ -25,7 +27,7 @@ LIVE = frozenset({1})
 class FeedbackBench:
     """Two containers of one GPU, of priorities 0 and 1."""
 
-    def __init__(self, *, switches: bool = True) -> None:
+    def __init__(self, *, switches: bool = True, observes: bool = False) -> None:
         self.regions = MemoryRegions()
         self.clock = LoopClock()
         rows = [
@@ -33,7 +35,15 @@ class FeedbackBench:
             for number, name in enumerate(("high", "low"))
         ]
         self.ledger = Cell(Ledger(tuple(rows)))
-        self.usage = ContainerUsage(self.regions, self.ledger, self.clock, switches=switches)
+        self.usage = ContainerUsage(
+            self.regions,
+            self.ledger,
+            Cell(PodTable()),
+            Cell(Inventory()),
+            self.clock,
+            switches=switches,
+            observes=observes,
+        )
         self.idle(HIGH, priority=0)
         self.idle(LOW)
 
@@ -116,13 +126,76 @@ async def test_the_first_round_releases_whom_an_agent_that_was_killed_held_back(
 
 async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
     bench = FeedbackBench(switches=False)
-    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
+    bench.idle(LOW, is_limiting=True)
     bench.work(HIGH)
     async with switching(bench):
         await asyncio.sleep(3 * PERIOD)
         assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key))
 
     assert [] == bench.regions.writes
+
+
+@pytest.mark.parametrize("held", [-1, -5, -(2**31)])
+async def test_with_feedback_off_who_was_held_back_is_released_once_and_not_limited_anew(held):
+    bench = FeedbackBench(switches=False)
+    bench.idle(LOW, recent_kernel=held, is_limiting=True)
+    async with switching(bench):
+        assert (0, True) == bench.state(LOW)
+        bench.idle(LOW, recent_kernel=held)
+        await asyncio.sleep(3 * PERIOD)
+        assert (held, False) == bench.state(LOW)  # by the monitor that runs beside the agent
+
+
+@pytest.mark.parametrize("switches", [True, False])
+async def test_a_container_that_no_row_names_is_released_too(switches):
+    bench = FeedbackBench(switches=switches)
+    bench.ledger.set(Ledger())
+    bench.idle(LOW, recent_kernel=-1)
+    async with switching(bench):
+        assert (0, False) == bench.state(LOW)
+
+
+@pytest.mark.parametrize("trouble", ["unread", "read_only", "broken"])
+async def test_a_release_that_the_disk_refuses_is_tried_again(trouble):
+    bench = FeedbackBench(switches=False)
+    bench.idle(LOW, recent_kernel=-1)
+    setattr(bench.regions, trouble, "no disk")
+    async with switching(bench):
+        await asyncio.sleep(2 * PERIOD)
+        assert (-1, False) == bench.state(LOW)
+        setattr(bench.regions, trouble, "")
+        await asyncio.sleep(PERIOD)
+        assert (0, False) == bench.state(LOW)
+
+
+async def test_who_is_to_be_held_back_is_not_released_meanwhile():
+    bench = FeedbackBench()
+    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
+    bench.work(HIGH)
+    async with switching(bench):
+        assert ((-1, True), []) == (bench.state(LOW), bench.regions.writes)
+
+
+async def test_an_observer_releases_nobody_and_says_so():
+    bench = FeedbackBench(switches=False, observes=True)
+    bench.idle(LOW, recent_kernel=-1)
+    with capture_logs() as logs:
+        async with switching(bench):
+            await asyncio.sleep(3 * PERIOD)
+
+    assert ((-1, False), []) == (bench.state(LOW), bench.regions.writes)
+    assert [("usage.held_back", [LOW])] == [(line["event"], line["directories"]) for line in logs]
+
+
+async def test_who_is_held_back_is_released_when_its_own_region_is_not_read():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        reading = bench.regions.readings[LOW]
+        bench.regions.unseen[LOW] = RegionReading(RegionState.UNREADABLE, None, "it costs too much")
+        await asyncio.sleep(PERIOD)
+        assert (0, False) == bench.state(LOW)
+        assert reading != bench.regions.readings[LOW]
 
 
 async def test_a_region_that_is_not_readable_holds_nobody_back():

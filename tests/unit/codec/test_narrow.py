@@ -35,6 +35,11 @@ def container(name: str) -> dict[str, Any]:
         "env": [
             {"name": "CUDA_DISABLE_CONTROL", "value": "true"},
             {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {
+                "name": "CUDA_TASK_PRIORITY",
+                "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+            },
+            {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "force"},
         ],
         "resources": {
             "limits": {GPU: "2", "nvidia.com/gpumem": "99999999999", "other.com/x": 3},
@@ -75,6 +80,7 @@ POD: dict[str, Any] = {
     "spec": {
         "nodeName": "node-a",
         "schedulerName": "hami-scheduler",
+        "runtimeClassName": "gvisor",
         "restartPolicy": "OnFailure",
         "initContainers": [container("init")],
         "containers": [container("main")],

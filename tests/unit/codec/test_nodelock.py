@@ -45,6 +45,16 @@ def test_a_lock_names_its_owner_and_a_legacy_lock_names_none():
     assert decode_node_lock("2026-08-21T10:00:00Z,,").owner is None
 
 
+@pytest.mark.parametrize("fraction", ["", ".5", ".120", ".123456789"])
+def test_a_lock_is_read_with_any_fraction_and_keeps_its_text(fraction: str):
+    """HAMi writes RFC3339Nano since #3127, seconds before."""
+    text = f"2026-10-09T12:00:00{fraction}Z,ns,p"
+    lock = decode_node_lock(text)
+
+    assert (text, ("ns", "p")) == (lock.value, lock.owner)
+    assert (12, f"{fraction[1:7]:0<6}") == (lock.stamp.hour, f"{lock.stamp.microsecond:06}")
+
+
 @given(moments, names, names)
 def test_decoding_what_was_encoded_gives_the_same_whole_second(stamp, namespace, name):
     lock = decode_node_lock(encode_node_lock(stamp, namespace, name))

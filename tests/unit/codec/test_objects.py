@@ -64,13 +64,19 @@ def test_a_generated_name_does_not_return():
         [],
         None,
         "True",
-        [None, {}, {"type": "PodScheduled"}],
-        [{"type": "PodScheduled", "status": "False"}, {"type": "Ready", "status": "True"}],
-        [{"type": "PodScheduled", "status": True}],
+        [None, {}, {"type": ["PodScheduled"]}],
+        [{"type": "Ready", "status": "True"}],
     ],
 )
 def test_without_its_condition_no_scheduler_bound_it(conditions: object):
     assert not decode_pod(pod_object(status={"conditions": conditions}), GPU).scheduled
+
+
+@pytest.mark.parametrize("status", ["True", "False"])
+def test_a_pod_whose_scheduler_gave_up_its_own_bind_too_late_was_bound_by_it(status: str):
+    conditions = [{"type": "Ready"}, {"type": "PodScheduled", "status": status}]
+
+    assert decode_pod(pod_object(status={"conditions": conditions}), GPU).scheduled
 
 
 def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
@@ -184,6 +190,55 @@ def test_the_priority_is_what_hami_core_reads_and_1_where_the_pod_does_not_say_i
 ):
     env = [{"name": "CUDA_TASK_PRIORITY"} | entry for entry in entries]
     assert expected == container(env=env).containers[0].priority
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([], ""),
+        ([{"value": "force"}], "force"),
+        ([{"value": "force"}, {"value": "DISABLE"}], "DISABLE"),
+        ([{"value": "force"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}], ""),
+        ([{"value": "$(POLICY)"}], ""),
+        ([{}], ""),
+    ],
+)
+def test_the_policy_of_the_compute_limit_is_the_last_literal_one(entries, expected):
+    env = [{"name": "GPU_CORE_UTILIZATION_POLICY"} | entry for entry in entries]
+    assert expected == container(env=env).containers[0].core_policy
+
+
+@pytest.mark.parametrize(
+    ("runtime_class", "unkept"),
+    [
+        ("gvisor", "HAMi-core does not work under the runtime class gvisor"),
+        ("runsc-nvproxy", "HAMi-core does not work under the runtime class runsc-nvproxy"),
+        ("kata", "HAMi-core does not work under the runtime class kata"),
+        ("kata-qemu-nvidia-gpu", "HAMi-core does not work under the runtime class kata-qemu-nvid"),
+        ("gpu-kata.v2", "HAMi-core does not work under the runtime class gpu-kata.v2"),
+        ("", ""),
+        ("nvidia", ""),
+        ("nvidia-cdi", ""),
+        ("crun", ""),
+        ("strakata", ""),
+        (7, ""),
+    ],
+)
+def test_under_a_runtime_that_hami_core_does_not_reach_no_limit_is_kept(runtime_class, unkept):
+    spec = {"containers": [{"name": "main"}], "runtimeClassName": runtime_class}
+    found = decode_pod(pod_object(spec=spec), GPU).unkept("main")
+
+    assert found.startswith(unkept)
+    assert bool(found) is bool(unkept)
+
+
+def test_of_a_pod_only_the_containers_without_control_keep_no_limit():
+    off = {"name": "CUDA_DISABLE_CONTROL", "value": "true"}
+    spec = {"containers": [{"name": "main"}, {"name": "free", "env": [off]}]}
+    pod = decode_pod(pod_object(spec=spec), GPU)
+
+    assert ("", "") == (pod.unkept("main"), pod.unkept("other"))
+    assert "CUDA_DISABLE_CONTROL keeps HAMi-core out" == pod.unkept("free")
 
 
 def test_a_container_runs_while_its_status_says_so():

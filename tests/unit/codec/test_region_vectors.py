@@ -160,7 +160,7 @@ def test_the_sums_are_those_of_hamis_monitor(case):
     assert decoded["priority"] == reading.region.priority
     assert decoded["recent_kernel"] == reading.region.recent_kernel
     assert bool(decoded["utilization_switch"]) == reading.region.is_limiting
-    use = use_of(reading, NOW)
+    use = use_of(reading.sums(), NOW)
     assert decoded["last_kernel_time"] == (
         int(use.last_kernel.timestamp()) if use.last_kernel else 0
     )

@@ -1,25 +1,13 @@
 """A deadline counts the time in which the loop ran, up to a limit, and says why it passed."""
 
 import asyncio
-import functools
 
 import pytest
 
 from agent.kit.running_time import MOST, TICK, WINDOW, Budget, Lag, Starved
-from tests.machine.virtual import VirtualLoop, stall, starved
+from tests.machine.virtual import stall, starved, virtual
 
 SECONDS = 0.5
-
-
-def virtual(test):
-    """The test, on a loop whose clock it can stall."""
-
-    @functools.wraps(test)
-    def run(**given):
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(**given))
-
-    return run
 
 
 def stall_after(when, seconds):

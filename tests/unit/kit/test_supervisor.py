@@ -161,3 +161,44 @@ async def test_a_failure_without_words_is_named_by_its_type():
 
 def summary(line):
     return line["event"], line["service"], line["err"], line["exc_info"]
+
+
+async def test_an_error_that_comes_with_the_cancellation_does_not_hide_it():
+    runs = []
+
+    async def run():
+        runs.append(asyncio.get_running_loop().time())
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise ConnectionError("closed while it was ended") from error
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(supervise("demo", run, RestartPolicy((1.0,)), Seeded(0)))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task], timeout=10)
+        assert task.cancelled()
+
+    assert [0] == runs
+
+
+async def test_cancellations_that_a_failure_leaves_are_not_of_the_next_run():
+    """On Python 3.11 a group whose task fails leaves a cancellation of its owner uncounted."""
+    counts = []
+
+    async def fail():
+        await asyncio.sleep(0)
+        raise ConnectionError("no")
+
+    async def run():
+        counts.append(asyncio.current_task().cancelling())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(asyncio.sleep(5))
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.5):
+            await supervise("demo", run, RestartPolicy((1.0,)), Seeded(0))
+
+    assert [0, 0, 0] == counts

@@ -36,12 +36,14 @@ DIFFERENT = REFUSED | {
 
 
 def resolved(vector: Vector, text: str | None = None) -> Values:
+    """The values of the vector's node, where none of them is refused."""
     base = SourceFile("d.yaml", json.dumps({"nvidia": vector.given["base"]}).encode())
     content = vector.given["config.json"] if text is None else text
     nodes = SourceFile("n.json", content.encode()) if content else None
-    return make_plan(Sources(device_config=base, node_config=nodes)).resolve(
-        NodeFacts(vector.given["NODE_NAME"])
-    )
+    plan = make_plan(Sources(device_config=base, node_config=nodes))
+    for profile in plan.applied(facts := NodeFacts(vector.given["NODE_NAME"])):
+        profile.faults.refuse()
+    return plan.resolve(facts)
 
 
 def values(found: Values) -> Mapping[str, object]:
@@ -115,10 +117,15 @@ def test_a_later_filter_replaces_both_lists_of_an_earlier_one():
         ('"preconfigureddevicememory":-5', "sharing.preconfiguredMemoryMiB: expected 0 to"),
     ],
 )
-def test_a_value_beyond_our_bounds_refuses_the_file_on_every_node(entry: str, says: str):
+def test_a_value_beyond_our_bounds_refuses_the_file_on_its_node_and_warns_others(entry, says):
     """HAMi registers it as it is: an unknown mode, a billion slices."""
     vector = vectors("nodeconfig")["nodeconfig-096"]
+    text = f'{{"nodeconfig":[{{"name":"node-a",{entry}}}]}}'
     with pytest.raises(SettingsError) as caught:
-        resolved(vector, f'{{"nodeconfig":[{{"name":"other",{entry}}}]}}')
+        resolved(vector, text)
     assert says in str(caught.value)
     assert str(caught.value).startswith("n.json:1:")
+
+    others = make_plan(Sources(node_config=SourceFile("n.json", text.encode())))
+    assert others.settings(NodeFacts("node-b")).sharing.split_count == 10
+    assert (str(caught.value),) == others.warnings

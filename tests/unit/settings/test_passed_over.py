@@ -47,6 +47,10 @@ def test_much_of_something_else_is_no_node_config():
         plan_of(nodes=json.dumps(keys(70_000)))
 
 
+def is_in(key: str, *values: object) -> dict[str, object]:
+    return {"matchExpressions": [{"key": key, "operator": "In", "values": values}]}
+
+
 @pytest.mark.parametrize("text", ["{}", '{"comment": 1}', '{"nodeconfig": null, "comment": 1}'])
 def test_a_json_without_nodes_is_an_empty_list_as_in_hami(text: str):
     plan = plan_of(nodes=text)
@@ -59,7 +63,72 @@ def test_null_in_the_list_of_nodes_is_an_entry_of_no_node():
     plan = plan_of(nodes='{"nodeconfig":[null,{"name":"a","devicesplitcount":3}]}')
 
     assert 3 == value_of(plan, "sharing.splitCount")
-    assert ("n.json:1:16: nodeconfig[0]: an entry without a name is of no node",) == plan.warnings
+    (warning,) = plan.warnings
+    assert "n.json:1:16: nodeconfig[0]: an entry without name and nodelabelselector" in warning
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "holds"),
+    [
+        ({"matchLabels": {"zone": None}}, {"zone": ""}, True),
+        ({"matchLabels": {"zone": None}}, {"zone": "a"}, False),
+        ({"matchLabels": {"zone": None, "rack": "1"}}, {"zone": "", "rack": "1"}, True),
+        ({"matchLabels": {"zone": None}}, {}, False),
+        (is_in("zone", None), {"zone": ""}, True),
+        (is_in("zone", "a", None), {"zone": "a"}, True),
+        (is_in("zone", "a", None), {"zone": "b"}, False),
+        (is_in("zone", "a", None), {"zone": ""}, True),
+    ],
+)
+def test_null_in_a_selector_is_an_empty_text_as_in_go(
+    selector: object, labels: dict[str, str], *, holds: bool
+):
+    entry = {"nodelabelselector": selector, "devicesplitcount": 3}
+    plan = plan_of(nodes=json.dumps({"nodeconfig": [entry]}))
+
+    assert () == plan.warnings
+    assert holds == bool(plan.applied(NodeFacts("a", labels)))
+
+
+@pytest.mark.parametrize("value", [7, True, ["a"], {"a": "b"}])
+def test_another_type_in_a_selector_refuses_the_file_as_in_go(value: object):
+    for selector in ({"matchLabels": {"zone": value}}, is_in("zone", value)):
+        with pytest.raises(SettingsError, match="text is expected"):
+            plan_of(nodes=json.dumps({"nodeconfig": [{"nodelabelselector": selector}]}))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"devicesplitcuont": 3}, "unknown key"),
+        ({"devicesplitcount": 0}, "overrides nothing"),
+        ({"migstrategy": "single"}, "has no effect"),
+        ({"nodelabelselector": {"matchLabels": {"/": "x"}}}, "selects no node"),
+        ({"devicememoryscaling": -1}, "sharing.memoryScaling"),
+        ({"filterdevices": {"uuid": ["GPU-x", "GPU-x"]}}, "named twice"),
+    ],
+)
+@pytest.mark.parametrize("by", ["flag", "own file", "environment"])
+def test_what_is_wrong_with_the_own_entry_is_not_hidden_behind_others(
+    part: dict[str, object], said: str, by: str
+):
+    entries = [{"name": f"n{number}"} | part for number in range(60)]
+    plan = plan_of(
+        nodes=json.dumps({"nodeconfig": entries}),
+        own="node: {name: n55}" if by == "own file" else "",
+        flags={"--node-name": "n55"} if by == "flag" else None,
+        environ={"NODE_NAME": "n55"} if by == "environment" else None,
+    )
+
+    first = next(one for one in plan.warnings if said in one)
+    assert "n55" == plan.name
+    assert "n.json:1:" in first
+    assert abs(column(first) - json.dumps({"nodeconfig": entries}).index('"n55"')) < 150
+    assert [f"n{number}" for number in range(60)] == list(plan.names())
+
+
+def column(warning: str) -> int:
+    return int(warning.partition("n.json:1:")[2].partition(":")[0].split(")")[0])
 
 
 @pytest.mark.parametrize("name", ["gpu-*", "GPU-1", "gpu-[12]", "gpu 1"])
@@ -147,34 +216,21 @@ profiles:
 """
 
 
-def test_a_zero_whose_value_depends_on_labels_or_gpus_is_told_without_one():
-    (told,) = plan_of(own=BY_LABEL, nodes=ZERO).warnings
-
-    assert "devicesplitcount 0 overrides nothing" in told
-    assert told.endswith(
-        ": sharing.splitCount depends on the profiles that the node's labels or GPUs select"
-    )
-
-
 @pytest.mark.parametrize(
-    ("own", "nodes", "says"),
+    ("own", "entry", "says"),
     [
-        (BY_LABEL + "scheduler: none", ZERO, "splitCount is 4 (c.yaml:2:"),  # labels are not known
-        (BY_LABEL.replace("labels: ", "nodes: [b], labels: "), ZERO, "splitCount is 4 (c.yaml:2:"),
-        (
-            BY_LABEL + "- {name: q, match: {nodes: [a]}, sharing: {splitCount: 9}}",
-            ZERO,
-            "splitCount is 9 (c.yaml:5:",
-        ),
-        (
-            BY_LABEL,
-            ZERO.replace("]}", ', {"name": "a", "devicesplitcount": 3}]}'),
-            "splitCount is 3 (n.json:1:",
-        ),
+        (BY_LABEL, {"name": "a"}, "splitCount of all nodes is 4 (c.yaml:2:"),
+        (BY_LABEL, {"name": "*"}, "splitCount of all nodes is 4 (c.yaml:2:"),
+        (BY_LABEL, {"nodelabelselector": {}}, "splitCount of all nodes is 4 (c.yaml:2:"),
+        ("", {"name": "a"}, "splitCount of all nodes is 10 (default)"),
     ],
 )
-def test_a_zero_is_told_with_the_value_that_holds_for_certain(own: str, nodes: str, says: str):
-    assert any(says in one for one in plan_of(own=own, nodes=nodes).warnings)
+def test_a_zero_is_told_with_the_value_of_all_nodes(own: str, entry: dict[str, object], says: str):
+    nodes = json.dumps({"nodeconfig": [entry | {"devicesplitcount": 0}]})
+    (told,) = plan_of(own=own, nodes=nodes).warnings
+
+    assert "devicesplitcount 0 overrides nothing, as in HAMi's plugin: " in told
+    assert says in told
 
 
 def test_a_zero_is_not_told_where_a_variable_decides():
@@ -190,17 +246,3 @@ def test_zeros_leave_room_for_what_else_was_passed_over():
 
     assert "named twice: GPU-a" in warnings[0]
     assert "and 11 more are passed over" in warnings[-1]
-
-
-def test_no_sentence_is_made_that_is_not_told(monkeypatch):
-    made: list[object] = []
-
-    def shown(value: object) -> str:
-        made.append(value)
-        return "x"
-
-    monkeypatch.setattr("agent.settings.values.shown", shown)
-    entries = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
-    plan_of(nodes=json.dumps({"nodeconfig": entries}))
-
-    assert 2 * 20 == len(made)

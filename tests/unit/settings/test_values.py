@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.allocation.requests import RequestRules
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts, ProfileMatch
+from agent.settings.profiles import NodeFacts
 from tests.unit.settings.plans import plan_of
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
@@ -227,25 +227,6 @@ def test_a_gpu_that_is_filtered_twice_is_a_warning_and_no_error():
         "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: named twice: 0, 1",
     ) == plan_of("", own, nodes, environ).warnings
     assert () == plan_of("", "sharing: {filterUUIDs: [a, b]}").warnings
-
-
-def test_profiles_of_other_nodes_cost_a_node_nothing(monkeypatch):
-    names = [f"n{number}" for number in range(200)]
-    profiles = [{"name": one, "match": {"nodes": [one]}} for one in names]
-    profiles.insert(100, {"name": "all", "match": {"nodes": ["n*", "x"]}})
-    plan = plan_of(own=json.dumps({"profiles": profiles}))
-    asked: list[ProfileMatch] = []
-    holds = ProfileMatch.holds
-
-    def counted(match: ProfileMatch, facts: NodeFacts) -> bool:
-        asked.append(match)
-        return holds(match, facts)
-
-    monkeypatch.setattr(ProfileMatch, "holds", counted)
-    found = [plan.resolve(NodeFacts(name)).profiles for name in names]
-
-    assert 2 * len(names) == len(asked)
-    assert (("n0", "all"), ("all", "n199")) == (found[0], found[-1])
 
 
 def test_several_entries_of_one_name_apply_in_their_order():

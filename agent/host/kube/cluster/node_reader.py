@@ -6,13 +6,13 @@ from typing import Any, Final
 import msgspec
 
 from agent.codec.cluster import decode_name, is_device_plugin
-from agent.codec.narrow import inside, objects_in, read_object, read_pod
+from agent.codec.narrow import Raw, inside, objects_in, read_object, read_pod
 from agent.codec.objects import decode_pod
 from agent.core.cluster.pods import NodeView, PodView
 from agent.core.errors import ApiError
 from agent.host.kube.api import KubeNode
-from agent.host.kube.cluster.reader import AGENTS, METADATA_LIST, PAGE_LIMITS
-from agent.host.kube.lists import Lists
+from agent.host.kube.cluster.reader import AGENTS, METADATA_LIST
+from agent.host.kube.lists import Lists, command_budget
 from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -45,16 +45,12 @@ class NodeReader:
         """
         query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        listed = await Lists(self._session).fetch(request, read_object)
-        agents = filter(is_device_plugin, listed.items)
-        alive = [item for item in agents if inside(item, "status").get("phase") not in ENDED]
+        listed = await Lists(self._session, budget=command_budget).fetch(request, _place)
+        # During an update the old pod, which is deleted, may be listed first.
+        alive = sorted(place for place in listed.items if place is not None)
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
-        # During an update the old pod, which is deleted, may be listed first.
-        alive.sort(key=lambda item: "deletionTimestamp" in inside(item, "metadata"))
-        metadata = inside(alive[0], "metadata")
-        namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
-        place = f"{name}:{_port(alive[0])}"
+        _, namespace, place = alive[0]
         path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
         return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
 
@@ -68,7 +64,7 @@ class NodeReader:
             return None
         query = (("fieldSelector", f"spec.nodeName={self._node}"),)
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        listed = await Lists(self._session).fetch(
+        listed = await Lists(self._session, budget=command_budget).fetch(
             request, lambda item: decode_pod(read_pod(item), resource)
         )
         return NodeObjects(node, listed.items)
@@ -76,10 +72,20 @@ class NodeReader:
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
         request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
-        listed = await Lists(self._session, whole=False, limits=PAGE_LIMITS).fetch(
+        listed = await Lists(self._session, whole=False, budget=command_budget).fetch(
             request, decode_name
         )
         return tuple(sorted(name for _, name in listed.items))
+
+
+def _place(raw: Raw) -> tuple[bool, str, str] | None:
+    """Whether it is deleted, namespace, and NAME:PORT of a living agent's pod."""
+    item = read_object(raw)
+    metadata = inside(item, "metadata")
+    if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
+        return None
+    place = f"{metadata.get('name', '')}:{_port(item)}"
+    return "deletionTimestamp" in metadata, str(metadata.get("namespace", "")), place
 
 
 def _port(pod: Mapping[str, Any]) -> int:

@@ -20,11 +20,9 @@ from agent.core.cluster.snapshot import (
 )
 from agent.core.errors import ApiError, ApiForbidden, MalformedText
 from agent.core.ports import Clock
-from agent.host.kube.lists import Lists
+from agent.host.kube.lists import EndlessList, Lists, command_budget
 from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
-PAGE_LIMITS: Final = (0, 500, 64, 16, 4, 1)
-"""Objects in an answer; 500 as in kubectl. 5,000 Nodes are 10 answers."""
 METADATA_LIST: Final = (
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 )
@@ -56,6 +54,7 @@ class ClusterReader:
     def __init__(self, session: KubeSession, clock: Clock) -> None:
         self._session = session
         self._clock = clock
+        self._budget = command_budget()
         self._unread: list[Unread] = []
         self._is_silent = False
         """It gave no answer: each further request would only wait for its deadline."""
@@ -133,6 +132,8 @@ class ClusterReader:
                 nearest = await self._near_holders(name)
         except ApiForbidden as error:
             return NoSuchPod(unread=_right(request, error))
+        except EndlessList:
+            raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
             return NoSuchPod(unread=str(error))
         return NoSuchPod(tuple(nearest), tuple(sorted(space for space, _ in same))[:NEAREST])
@@ -186,13 +187,15 @@ class ClusterReader:
             return await self._list(request, read)
         except ApiForbidden as error:
             self._unread.append(Unread(part or resource, _right(request, error)))
+        except EndlessList:
+            raise  # no other part of what this server says is to be believed
         except ApiError as error:
             self._unread.append(Unread(part or resource, str(error)))
             self._is_silent = not error.status
         return ()
 
     async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
-        lists = Lists(self._session, whole=False, limits=PAGE_LIMITS)
+        lists = Lists(self._session, whole=False, budget=lambda: self._budget)
         return (await lists.fetch(request, read)).items
 
 

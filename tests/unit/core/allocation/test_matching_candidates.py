@@ -54,7 +54,7 @@ def scene_of(*pods: PodView, rows: tuple[Row, ...] = (), **options: object) -> E
 
 def asked(scene: Evidence, count: int = 1) -> list[str]:
     """The pods that the kubelet is asked about, in that order; none: the view must be behind."""
-    step = ask(scene, count)
+    step = ask(changed(scene, node_read=True), count)
     if isinstance(step, AskKubelet):
         return [step.name, *(name for _, name in step.others)]
     assert step == ListPods()

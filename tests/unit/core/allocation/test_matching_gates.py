@@ -208,7 +208,7 @@ TABLE = {
     "the API server is away": RefusalCase(
         RefusalReason.PODS_UNKNOWN,
         changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
-        "API server cannot be asked",
+        "could not ask the API server",
         "controller starts it again",
         pod="",
     ),

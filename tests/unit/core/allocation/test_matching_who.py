@@ -15,6 +15,7 @@ from agent.core.allocation.evidence import (
     KubeletStart,
     ListPods,
     LookAtNode,
+    LookAtPod,
     ReadRecords,
 )
 from agent.core.allocation.exactly_one import in_vain
@@ -165,7 +166,11 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
     assert ask(asked) == AwaitOthers()
     assert granted(changed(asked, alone=True)).candidate.pod == POD
     assert granted(changed(asked, present=frozenset({POD.key}))).candidate.pod == POD
-    refused_by(changed(asked, beside=True, alone=True), RefusalReason.MANY_PODS_ADMITTED)
+    for names in (None, frozenset({POD.key, others[0].key})):  # that call may be the new pod's
+        beside = changed(asked, beside=(frozenset(), names), alone=True)
+        refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
+    clear = changed(asked, beside=(frozenset({others[0].key}),), alone=True)
+    assert granted(clear).candidate.pod == POD
 
     before = changed(knowing(scene, absent=(POD,)), absent=frozenset({POD.key}))
     theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
@@ -190,9 +195,38 @@ def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -
 
 def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
     scene = knowing(a_scene(POD, lock=POD), absent=(POD,))
-    assert ask(scene) == ListPods()
+    assert ask(scene) == LookAtNode()
+    assert ask(changed(scene, node_read=True)) == ListPods()
 
     refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
+
+
+@pytest.mark.parametrize("lock", [None, POD])
+def test_the_lock_is_read_before_pods_are_listed_unless_its_owner_may_be_asking(lock) -> None:
+    other = named_pod(2)
+    scene = knowing(a_scene(other, lock=lock), absent=(other,))
+
+    assert ask(scene) == (LookAtNode() if lock is None else ListPods())
+    assert ask(changed(scene, node_read=True, node_unread=True)) == ListPods()
+
+
+def test_the_lock_is_sought_before_a_pod_is_read_whose_name_can_return() -> None:
+    pod = named_pod(1, reusable_name=True)
+    scene = knowing(a_scene(pod), holding(pod))
+    assert ask(scene) == AwaitLock(*pod.key)
+    waited = changed(scene, waited=True)
+    assert ask(waited) == LookAtNode()
+
+    assert ask(changed(waited, node_read=True)) == LookAtPod(*pod.key)
+    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == LookAtPod(*pod.key)
+
+
+def test_a_node_that_could_not_be_read_blames_no_scheduler() -> None:
+    for lock in (None, named_pod(2)):
+        scene = knowing(a_scene(POD, lock=lock), holding(POD))
+        unread = changed(scene, waited=True, node_read=True, node_unread=True)
+
+        refused_by(unread, RefusalReason.PODS_UNKNOWN)
 
 
 def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
@@ -253,7 +287,7 @@ def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
 
 
 def test_a_terminal_pod_is_no_candidate() -> None:
-    assert ask(a_scene(named_pod(1, phase=Phase.FAILED))) == ListPods()
+    assert ask(a_scene(named_pod(1, phase=Phase.FAILED))) == LookAtNode()
 
 
 def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
@@ -293,7 +327,7 @@ def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_a
     scene = a_scene(rows=(row,))
 
     assert ask(scene) == ReadRecords()
-    assert ask(changed(scene, records_read=True)) == ListPods()
+    assert ask(changed(scene, records_read=True, node_read=True)) == ListPods()
 
 
 ROW = a_row(pod_uid=POD.uid, pod=POD.name, shares=(a_share(uuid=G1),), epoch=OLD_KUBELET)
@@ -330,7 +364,8 @@ def test_without_a_witness_the_failed_list_is_named_too():
 
 def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed():
     scene = knowing(blind(ROW), holding(POD))
-    unlisted = changed(scene, listed=False, list_failed=False, records_read=True)
+    read = {"records_read": True, "node_read": True}
+    unlisted = changed(scene, listed=False, list_failed=False, **read)
 
     assert ListPods() == ask(unlisted)
     assert UNKNOWN == gate(scene)

@@ -186,7 +186,7 @@ def test_an_xid_of_a_lost_gpu_counts_only_if_the_gpu_was_back_already():
     back, echo = after(lost, xid(48), PASSED), after(lost, xid(48), xid(48), LOST, PASSED)
 
     assert (Condition.BAD, True, "reset") == (back.condition, back.needs_reset, back.action)
-    assert "needs another reset [H-LOST]" in back.text
+    assert "needs another reset [H-079]" in back.text
     assert (Condition.BAD, False) == (echo.condition, echo.needs_reset)
     rebooting = after(lost, xid(151), LOST, PASSED)
     assert (True, "reboot") == (rebooting.needs_reboot, rebooting.action)
@@ -256,3 +256,22 @@ def test_time_alone_changes_no_other_condition():
     for condition in (Condition.OK, Condition.WATCH, Condition.BAD, Condition.LOST):
         health = a_health(condition=condition)
         assert health is aged(health, later(1e6), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("reports", "runbook", "action"),
+    [
+        ((xid(79),), "H-079", "reboot"),
+        ((xid(79), LOST), "H-079", "reboot"),
+        ((xid(48), LOST), "H-048", "reset"),
+        ((LOST, xid(79)), "H-LOST", "reboot"),
+        ((LOST, xid(79), PASSED), "H-LOST", "reset"),
+        ((xid(79), LOST, PASSED), "H-079", "wait"),
+        ((xid(151), LOST), "H-151", "reboot"),
+    ],
+)
+def test_one_incident_keeps_its_id_and_asks_for_the_strongest_action(reports, runbook, action):
+    health = after(OK, *reports)
+
+    assert (runbook, action) == (health.runbook, health.action)
+    assert health.text.endswith(f"[{runbook}]")

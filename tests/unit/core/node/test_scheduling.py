@@ -5,11 +5,11 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER, REPORTS, SCORE
+from agent.core.cluster.annotations import HANDSHAKE, SCORE
 from agent.core.cluster.pods import NodeLock
-from agent.core.node.leftovers import NodeTraces, mark_of
 from agent.core.node.scheduling import (
     HandshakeSeen,
+    NodeTraces,
     OfferSeen,
     ReportSeen,
     judge_handshake,
@@ -24,7 +24,7 @@ from tests.builders import NODE, NOON
 
 REPORT = ReportSeen(is_there=True, gpus=2, healthy=20)
 JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
-TRACES = NodeTraces(NODE, "7", {REGISTER: "[]"})
+TRACES = NodeTraces(NODE)
 
 
 def ago(seconds: float) -> dt.datetime:
@@ -111,14 +111,20 @@ def test_whether_a_scheduler_has_read_the_report(seen, report, profile, verdict,
 
 
 @pytest.mark.parametrize(
-    ("reported_by", "mark", "verdict"),
-    [("", "", "ok"), ("other T", "", "note"), ("other T", mark_of("other T"), "ok")],
+    ("reported_by", "report", "verdict"),
+    [
+        ("", msgspec.structs.replace(REPORT, differences=("a",)), "ok"),
+        ("other T", REPORT, "ok"),
+        ("other T", msgspec.structs.replace(REPORT, differences=("a",)), "note"),
+        ("other T", msgspec.structs.replace(REPORT, gpus=0), "note"),
+    ],
 )
-def test_another_writer_is_a_note_unless_the_agent_took_over(reported_by, mark, verdict):
-    notes = {REGISTER: "[]"} | ({REPORTS: mark} if mark else {})
-    traces = msgspec.structs.replace(TRACES, annotations=notes, reported_by=reported_by)
+def test_another_writer_is_a_note_unless_the_agent_would_write_the_same(
+    reported_by, report, verdict
+):
+    traces = msgspec.structs.replace(TRACES, reported_by=reported_by)
 
-    assert verdict == judge_writer(traces).verdict.value
+    assert verdict == judge_writer(traces, report).verdict.value
 
 
 OWNED = NodeLock("x", NOON, "demo", "late")

@@ -9,7 +9,7 @@ import msgspec
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.state.ledger import Row
 from agent.core.usage.feedback import Feedback, feedback, region_user, uses_sm
-from agent.core.usage.region import Region
+from agent.core.usage.region import Region, RegionReading, RegionState
 from agent.sandbox.hami_core import HamiCoreLibrary
 from tests.builders import G1, NOON, a_row, a_share
 from tests.fakes.limiter import LimitedProcess
@@ -73,7 +73,9 @@ class SharedGpus:
         self.now += ROUND
         users = {}
         for name, one in self.containers.items():
-            if uses_sm(one.region, frozenset({1}) if alive else None, self.now):
+            living = frozenset({1}) if alive else None
+            reading = RegionReading(RegionState.READABLE, one.region, alive=living)
+            if uses_sm(reading.sums(), self.now):
                 one.last_work = self.now
             users[name] = region_user(one.row, one.region, self.now, one.last_work)
         self.last = feedback(users)

@@ -15,7 +15,7 @@ from agent.core.usage.feedback import (
     region_user,
     uses_sm,
 )
-from agent.core.usage.region import RegionChange
+from agent.core.usage.region import RegionChange, RegionReading, RegionState
 from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0
 from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
 from tests.fakes.regions import a_process, a_region
@@ -149,12 +149,15 @@ def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
 )
 def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, expected):
     region = a_region(G1, processes=(a_process(1, sm=9),), last_kernel=last_kernel)
-    assert expected == uses_sm(region, alive, NOON)
+    assert expected == uses_sm(
+        RegionReading(RegionState.READABLE, region, alive=alive).sums(), NOON
+    )
 
 
 def test_an_sm_that_is_not_used_is_no_use():
     region = a_region(G1, processes=(a_process(1),), last_kernel=NOON)
-    assert not uses_sm(region, frozenset({1}), NOON)
+    reading = RegionReading(RegionState.READABLE, region, alive=frozenset({1}))
+    assert not uses_sm(reading.sums(), NOON)
 
 
 def a_user(region, *, priority=1, gpus=(G1,), work=None):

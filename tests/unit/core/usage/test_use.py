@@ -14,6 +14,7 @@ from agent.core.usage.region import (
     RegionProcess,
     RegionReading,
     RegionState,
+    RegionSums,
 )
 from agent.core.usage.use import ContainerGpuUse, ContainerUse, use_of
 
@@ -31,7 +32,7 @@ def a_process(pid, *totals, sm=0):
 
 def reading(*processes, alive=None, last_kernel=BEFORE, gpus=GPUS):
     region = Region(RegionLayout.V1_2, gpus, processes, True, 2, 1, last_kernel)
-    return RegionReading(RegionState.READABLE, region, alive=alive)
+    return RegionReading(RegionState.READABLE, region, alive=alive).sums()
 
 
 def test_each_gpu_has_the_sum_of_all_processes():
@@ -75,7 +76,7 @@ def test_what_a_process_freed_in_the_slot_of_another_is_taken_from_the_sum(other
 
 @pytest.mark.parametrize("state", [s for s in RegionState if s is not RegionState.READABLE])
 def test_without_a_region_only_state_and_reason_are_told(state):
-    assert ContainerUse(NOW, state, reason="r") == use_of(RegionReading(state, reason="r"), NOW)
+    assert ContainerUse(NOW, state, reason="r") == use_of(RegionSums(state, reason="r"), NOW)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ G3 = a_uuid(3)
 
 def used(uuids, given):
     region = a_region(*uuids, processes=(a_process(*range(1, len(uuids) + 1)),))
-    use = use_of(RegionReading(RegionState.READABLE, region), NOON, given)
+    use = use_of(RegionReading(RegionState.READABLE, region).sums(), NOON, given)
     return [(gpu.uuid, gpu.memory.total) for gpu in use.gpus]
 
 
@@ -38,7 +38,7 @@ def test_a_region_that_names_other_gpus_counts_by_position(uuids, given, expecte
 
 def test_the_numbers_of_a_use_are_read_back():
     region = a_region(G1, G2, processes=(a_process(5, 7, sm=3),))
-    use = use_of(RegionReading(RegionState.READABLE, region), NOON)
+    use = use_of(RegionReading(RegionState.READABLE, region).sums(), NOON)
 
     past = past_use(NOON, (G1, G2), tuple(map(float, numbers_of(use))))
 
