@@ -194,7 +194,7 @@ class PodApi(Protocol):
         ...
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """One consistent GET; None: the pod does not exist.
+        """One consistent GET; None: no pod of this node has the name.
 
         Raises ApiError. With a node's own identity, ApiForbidden also means that the pod is gone,
         on another node, or was bound to this node only a moment ago.

@@ -185,7 +185,8 @@ async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tm
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET" and "pods/" in request.path:
-            return web.json_response({"metadata": {"uid": "u", "name": "one"}})
+            found = {"metadata": {"uid": "u", "name": "one"}, "spec": {"nodeName": NODE}}
+            return web.json_response(found)
         hanging.release()
         await asyncio.Event().wait()
         raise AssertionError

@@ -253,9 +253,10 @@ class AgentApi:
         await self._request()
         pod = self._stored("pods", namespace, name)
         await self._step()
-        if self._faults.hides and (pod is None or pod["spec"].get("nodeName") != NODE):
+        is_here = pod is not None and pod["spec"].get("nodeName") == NODE
+        if self._faults.hides and not is_here:
             raise ApiForbidden("no relationship found between node and this object")
-        return None if pod is None else decode_pod(pod, RESOURCE)
+        return decode_pod(pod, RESOURCE) if pod is not None and is_here else None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         await self._request()

@@ -208,7 +208,8 @@ class Audit:
         if self._is_started(uid):
             self.excuses["the lock of a pod that the kubelet started or rejected unasked"] += 1
             return True
-        return False
+        assert pod is not None
+        return not pod["spec"].get("nodeName") and not self._scheduler.is_busy  # its bind failed
 
     def _is_started(self, uid: str) -> bool:
         """Whether a kubelet without its records started it without asking, or rejected it."""
@@ -218,6 +219,12 @@ class Audit:
         apps = (pod or {"spec": {"containers": ()}})["spec"]["containers"]
         starts = node.starts if node is not None else {}
         return bool(apps) and all(one["name"] in starts for one in apps)
+
+    def _is_binding_hidden(self, uid: str) -> bool:
+        """Whether a kubelet rejected the pod and died: its status no longer says who bound it."""
+        status = (self.pod(uid) or {"status": {}})["status"]
+        types = {one["type"] for one in status.get("conditions") or ()}
+        return "startTime" in status and "PodScheduled" not in types
 
     def _is_refused(self, uid: str) -> bool:
         node = self._kubelet.node.pods.get(uid)
@@ -254,6 +261,9 @@ class Audit:
         """No other GPU and no more of it than the scheduler decided for this very container."""
         placed, given = self._decided(owner), _given(response)
         self.room.granted[owner[0]][owner[1]] = given
+        if not placed and self._is_binding_hidden(owner[0]):
+            self.excuses["a rejected pod that no scheduler bound got what its author wrote"] += 1
+            return
         if placed.keys() != given.keys():
             self._breach("a container was given GPUs that are not its own", owner, placed, given)
         elif any(amount[0] > placed[gpu][0] for gpu, amount in given.items()):

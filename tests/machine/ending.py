@@ -64,8 +64,9 @@ def _is_excused(world: MachineSite, pod: Json) -> bool:
     """
     uid = pod["metadata"]["uid"]
     node = world.kubelet.node.pods.get(uid)
-    names = {*node.running, *node.waiting} if node else ()
-    if names and not any((uid, name) in world.audit.answers for name in names):
+    names = {*node.running, *node.waiting} if node else set()
+    unasked = {name for name in names if (uid, name) not in world.audit.answers}
+    if node is not None and unasked and unasked >= node.waiting.keys():
         world.audit.excuses["a pod that the kubelet started without asking"] += 1
         return True
     if node is not None and any("[HA-2002]" in text for text in node.waiting.values()):

@@ -128,7 +128,7 @@ def order_of_the_spec() -> Mutant:
         with replaced(candidates, "possible", first), replaced(matching, "possible", first):
             yield
 
-    return Mutant(patch(), "another one's directory")
+    return Mutant(patch(), "another one's directory|a good pod was refused")
 
 
 def silence_taken_for_no() -> Mutant:

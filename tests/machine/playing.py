@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import structlog
 from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 STEPS = 30
@@ -23,6 +24,20 @@ Deed = Callable[[], object]
 """A step: done when called, or when awaited."""
 
 
+class SameEverywhere(HypothesisProvider):
+    """Draws from the seed alone.
+
+    Hypothesis also draws the constants of the modules that are loaded, so what other tests ran
+    before in the same process would decide which histories are played.
+    """
+
+    def _maybe_draw_constant(self, *_args: object, **_kwargs: object) -> None:
+        return None
+
+
+AVAILABLE_PROVIDERS["same-everywhere"] = f"{__name__}.{SameEverywhere.__name__}"
+
+
 def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: bool) -> None:
     """So many histories; `same_ones`: the same at every run."""
     run_state_machine_as_test(
@@ -30,6 +45,7 @@ def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: boo
         settings=settings(
             max_examples=histories,
             stateful_step_count=STEPS,
+            backend="same-everywhere",
             deadline=None,
             database=None,
             derandomize=same_ones,

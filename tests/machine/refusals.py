@@ -48,6 +48,7 @@ class Fact(enum.Enum):
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
     SOLD = "HAMi's scheduler has sold the same room to others already"
     UNTOLD = "a new kubelet has rejected another pod, and its status does not show it for 10 s"
+    HIDDEN = "a kubelet rejected another pod, whose status no longer says that its init phase ended"
     LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
     BLIND = "the agent cannot see the pod that asks, and sees several with lost records"
     OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
@@ -84,9 +85,10 @@ RIGHT = (
     ExpectedRight(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.UNTOLD, frozenset(("HA-4003", "HA-4004"))),
+    ExpectedRight(Fact.HIDDEN, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
-    ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
+    ExpectedRight(Fact.OVERLAP, frozenset(("HA-2001", "HA-2002"))),
     ExpectedRight(Fact.UNPROVEN, frozenset(("HA-2002",))),
     ExpectedRight(Fact.BLIND, frozenset(("HA-2002",))),
 )
@@ -105,6 +107,7 @@ class Refusals:
         self.crowded_at = -CROWDED
         self._site = site
         self._before: frozenset[Fact] = frozenset()
+        self._asked_at = 0.0
         self._open: set[tuple[str, str]] = set()
         self._beside: set[str] = set()
         """Pods whose calls overlapped with another one's."""
@@ -115,6 +118,7 @@ class Refusals:
             self._open.add((event.pod, event.container))
             if len(self._open) > 1:
                 self._beside |= {pod for pod, _ in self._open}
+            self._asked_at = asyncio.get_running_loop().time()
             self._before = frozenset(self._facts(event.pod))
         elif event.kind == "allocate_refused" and "[HA-" in event.text:
             self._judge(event)
@@ -143,7 +147,8 @@ class Refusals:
         if site.faults.is_down or site.faults.list_fails:
             yield Fact.NO_LIST
         now = asyncio.get_running_loop().time()
-        if site.host.trouble.silent or now - self.crowded_at < CROWDED:
+        was_silent = site.host.trouble.silent_at >= self._asked_at
+        if site.host.trouble.silent or was_silent or now - self.crowded_at < CROWDED:
             yield Fact.NO_WITNESS
         if site.host.trouble.write:
             yield Fact.SLOW_DISK
@@ -162,6 +167,8 @@ class Refusals:
                 yield Fact.UNPROVEN
         if any(map(self._is_untold, site.kubelet.node.pods)):
             yield Fact.UNTOLD
+        if any(map(site.audit.room.is_init_end_hidden, site.kubelet.node.pods)):
+            yield Fact.HIDDEN
         for lost, _ in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
 
@@ -186,9 +193,9 @@ class Refusals:
             yield Fact.STARTED
         if audit.room.is_oversold(uid):
             yield Fact.SOLD
-        conditions = dict(zip(self._site.gpu_uuids(), self._site.conditions, strict=True))
+        gpus = dict(zip(self._site.gpu_uuids(), self._site.conditions, strict=True))
         given = {str(share.uuid) for group in groups or () for share in group}
-        if any(conditions[gpu] is not Condition.OK for gpu in given):
+        if any(gpus[gpu] is not Condition.OK for gpu in given):
             yield Fact.BAD_GPU
 
     def _is_untold(self, uid: str) -> bool:

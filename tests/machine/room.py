@@ -73,6 +73,16 @@ class MachineRoom:
                 return True
         return False
 
+    def is_init_end_hidden(self, uid: str) -> bool:
+        """Whether a live pod's init containers had succeeded, and its status has lost all of them.
+
+        A rejection empties the status; while its containers run, the pod does not become Failed.
+        """
+        pod = self._pod(uid)
+        if pod is None or not self.is_live(uid) or pod["status"].get("initContainerStatuses"):
+            return False
+        return bool(self._past_init[uid])
+
     def _sums(self, gpu: str, without: str = "") -> tuple[Mapping[str, Amount], Amount, Amount]:
         """What each live pod truly takes of the GPU, the sum, and what HAMi 2.10 counts in all."""
         there = self._kubelet.node.pods

@@ -116,6 +116,11 @@ class Scheduler:
             self._write("pods", (namespace, name), marks)
             self.bound_again.add(pod["metadata"]["uid"])
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a cycle, which ends with the bind, is under way."""
+        return self._busy.locked()
+
     def lock(self) -> str:
         """The text of the lock on the Node, or nothing."""
         node = self._store.get("nodes", "", NODE)

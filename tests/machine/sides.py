@@ -5,6 +5,7 @@ Each belongs to one life of the agent: its calls wait a moment, and a dead one r
 
 import asyncio
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Iterator
 
@@ -50,6 +51,7 @@ class MachineTrouble:
     """
 
     silent: int = 0
+    silent_at: float = -math.inf
     write: float = 0.0
     starved: bool = False
 
@@ -183,6 +185,7 @@ class MachineBooks:
             raise ConnectionRefusedError("nobody listens")
         if trouble.silent:
             trouble.silent -= 1
+            trouble.silent_at = asyncio.get_running_loop().time()
             raise ConnectionResetError("the connection is lost")
         return life
 

@@ -125,10 +125,12 @@ class MachineSite:
                 await self.start_agent()
                 await self.kubelet.until_allocatable(RESOURCE, self.gpus * self.split)
                 ready.set()
-                await asyncio.Event().wait()
+                try:
+                    await asyncio.Event().wait()
+                finally:  # before the others are cancelled, who would still call it
+                    self._is_over = True
+                    self.kill_agent()
         finally:
-            self._is_over = True
-            self.kill_agent()
             await self.kubelet.kill()
 
     def spawn(self, activity: Coroutine[object, object, object]) -> None:

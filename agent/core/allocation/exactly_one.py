@@ -45,11 +45,13 @@ def exactly_one(
     # A pod from before may have been admitted without asking, and ask when its container starts.
     new = [
         each
-        for each in known
+        for each in present
         if each.pod.created >= evidence.books.start.asks_since
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
-    is_clear = not any(each.deleted for each in known) and all(
+    is_clear = {each.pod.key for each in known if each.deleted} <= {
+        each.pod.key for each in new
+    } and all(
         # That call may be the new pod's, unless the kubelet did not know it yet when the call came.
         names is not None and not any(each.pod.key in names for each in new)
         for names in evidence.beside
@@ -91,6 +93,9 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
         return deleted[0].pod.uid
     if len(possible) != 1 or possible[0].row is not None or possible[0].pod.has_run:
         return None
+    former = (stone.pod for stone in evidence.table.tombstones)
+    if any(pod.key == possible[0].pod.key and pod.uid not in evidence.claimed for pod in former):
+        return None  # the call may have been for that one, which was answered by an earlier kubelet
     if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
         return None  # the call may have been that of a pod that is gone
     return possible[0].pod.uid

@@ -136,6 +136,7 @@ class KubePods:
     ) -> None:
         self._session = session
         self._lists = Lists(session)
+        self._node = node
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
         self._resource = resource
         self._events = events
@@ -153,11 +154,12 @@ class KubePods:
         request = ApiRequest("get", "pods", path)
         try:
             body = await self._session.call(request)
-            return await aside(body, lambda raw: decode_pod(read_pod(raw), self._resource))
+            pod = await aside(body, lambda raw: decode_pod(read_pod(raw), self._resource))
         except ApiNotFound:
             return None
         except MalformedText as error:
             raise ApiError(f"{request.what}: {error}") from error
+        return pod if pod.node == self._node else None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """Send one WATCH with bookmarks; a first change of the requested version: it is open."""

@@ -42,6 +42,7 @@ class Acts:
         """Perform the effect. Returns the result for the metric. Raises ApiError."""
         match effect.kind:
             case EffectKind.RELEASE_LOCK:
+                await self._require_unclaimed(effect)
                 await self._release(effect)
             case EffectKind.SETTLE_POD:
                 return await self._settle(effect)
@@ -73,6 +74,14 @@ class Acts:
                 await self._look_again(effect)
         return "done"
 
+    async def _require_unclaimed(self, effect: Effect) -> None:
+        """Raise ApiError if the lock's owner is here after all, and a late watch hides it."""
+        if effect.pod_uid or self._table.value.named(effect.namespace, effect.pod):
+            return
+        pod = await self._get(effect)
+        if pod is not None and not pod.terminal:
+            raise ApiError(f"the watch does not show pod {effect.namespace}/{effect.pod} yet")
+
     async def _look_again(self, effect: Effect) -> None:
         """Remember the lock if its pod was deleted since the patch.
 
@@ -80,15 +89,20 @@ class Acts:
         the patch does not matter: a tenant can replace an answered pod at any time.
         """
         try:
-            pod = await self._pods.get_pod(effect.namespace, effect.pod)
-        except ApiForbidden:
-            pod = None  # a node's identity may not read a pod that is gone or not bound to it yet
+            pod = await self._get(effect)
         except ApiError as error:
             log.warning("lock.owner_unknown", ns=effect.namespace, pod=effect.pod, err=str(error))
             return
         if pod is None or pod.uid != effect.pod_uid:
             noted = {**self._outlived.value, effect.value: effect.pod_uid}
             self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+
+    async def _get(self, effect: Effect) -> PodView | None:
+        """The pod of that name as it is now. Raises ApiError."""
+        try:
+            return await self._pods.get_pod(effect.namespace, effect.pod)
+        except ApiForbidden:
+            return None  # a node's identity may not read a pod that is gone or not bound to it yet
 
     async def _release(self, effect: Effect) -> None:
         """Remove the lock if it still has this text."""
