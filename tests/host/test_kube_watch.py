@@ -23,12 +23,20 @@ from tests.fakes.kubeworld import RESOURCE
 WATCH = ApiRequest("watch", "pods", "/api/v1/pods")
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
+KEEPALIVE_TIMER = "02"
+"""As /proc/net/tcp writes it."""
 REAL = pytest.mark.looptime(False)
 
 
 def pods_of(session: KubeSession, pace: WatchTimes | None = None) -> KubePods:
     poster = EventPoster(session, NODE, ManualClock())
     return KubePods(session, NODE, RESOURCE, poster, pace or WatchTimes())
+
+
+def timers_of(port: int) -> list[str]:
+    """Which timer of the kernel runs for the connection from this port."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text("ascii").splitlines()]
+    return [row[5].partition(":")[0] for row in rows if row[1].endswith(f":{port:04X}")]
 
 
 async def versions(pods: KubePods) -> list[str]:
@@ -54,6 +62,26 @@ async def test_a_watch_asks_for_an_end_and_bookmarks_and_its_own_pods(tmp_path: 
         "allowWatchBookmarks": "true",
         "timeoutSeconds": "300",
     } == asked
+
+
+@REAL
+async def test_the_kernel_asks_whether_an_idle_watch_still_has_its_server(tmp_path: Path):
+    timers = list[str]()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(BOOKMARK)
+        await asyncio.sleep(0.1)
+        assert request.transport is not None
+        port = request.transport.get_extra_info("peername")[1]
+        timers.extend(timers_of(port))
+        return response
+
+    async with a_session(answer, tmp_path) as session:
+        await versions(pods_of(session))
+
+    assert [KEEPALIVE_TIMER] == timers
 
 
 @REAL

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -41,6 +42,8 @@ BEGINNING = 64 * 1024
 OFF_LOOP = 1024 * 1024
 """Bytes: longer bodies are decoded on a thread."""
 UNAUTHORIZED = 401
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""An idle connection of a watch is asked after 10 s, and given up after 15 s without an answer."""
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -73,6 +76,7 @@ class ApiAnswer(Protocol):
     status: int
     headers: Mapping[str, str]
     content: Chunks
+    connection: Any
 
     def close(self) -> None:
         """Close the connection, unless the body was read to its end."""
@@ -208,6 +212,7 @@ class KubeSession:
                 answer = await self._authorized(request)
                 if not _is_success(answer):
                     await self._successful(request, answer, BODY_LIMIT)
+            _keep_alive(answer)
             yield answer.content
         except self._failures() as error:
             raise self._unanswered(request, error) from error
@@ -339,6 +344,18 @@ def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
         return read_object(body)
     except MalformedText as error:
         raise ApiError(f"{request.what}: the answer is not a JSON object") from error
+
+
+def _keep_alive(answer: ApiAnswer) -> None:
+    """Let the kernel find out if what is between here and the server has forgotten the connection.
+
+    A NAT or a load balancer that does tells nobody, and an idle watch would wait for minutes.
+    """
+    if answer.connection is not None:  # the answer has not ended
+        found = answer.connection.transport.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _is_success(answer: ApiAnswer) -> bool:

@@ -6,7 +6,7 @@ import errno
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import ApiConflict, ApiForbidden, ApiThrottled
 from agent.core.reconcile.settlement import NOBODY
 from agent.services.outbox.acts import OUTLIVED
@@ -69,6 +69,29 @@ async def test_a_disk_that_is_full_keeps_no_lock():
 
 async def test_the_lock_of_an_owner_that_is_not_here_goes_by_its_text():
     async with owing() as desk:
+        desk.found.set((UNSEEN,))
+        await asyncio.sleep(1)
+
+        assert not desk.locked
+
+
+async def test_the_lock_of_an_owner_whom_a_late_watch_hides_stays_until_it_is_gone():
+    async with owing(POD) as desk:
+        desk.pods.set(PodTable(synced=True))
+        desk.found.set((UNSEEN,))
+        await asyncio.sleep(30)
+        assert desk.locked
+
+        desk.api.fail(ApiThrottled("busy", status=429), count=2, call="get_pod")
+        del desk.api.pods[POD.key]
+        await asyncio.sleep(120)
+        assert not desk.locked
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
+async def test_the_lock_of_an_owner_that_is_over_goes_though_the_watch_is_late(phase):
+    async with owing(over(phase)) as desk:
+        desk.pods.set(PodTable(synced=True))
         desk.found.set((UNSEEN,))
         await asyncio.sleep(1)
 

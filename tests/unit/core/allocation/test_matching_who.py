@@ -172,6 +172,14 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
     clear = changed(asked, beside=(frozenset({others[0].key}),), alone=True)
     assert granted(clear).candidate.pod == POD
 
+    former = a_scene(POD, *others, rows=rows, lock=POD, gone=(named_pod(1, uid=named_pod(5).uid),))
+    reborn = knowing(changed(former, records_read=True), holding(POD), *map(holding, others))
+    assert granted(changed(reborn, listed=True, alone=True)).candidate.pod == POD
+    gone = a_scene(POD, *others, rows=rows, lock=POD, gone=(named_pod(5),))
+    others_too = knowing(gone, holding(POD), holding(named_pod(5)), *map(holding, others))
+    others_too = changed(others_too, records_read=True, listed=True, alone=True)
+    refused_by(others_too, RefusalReason.MANY_PODS_ADMITTED)
+
     before = changed(knowing(scene, absent=(POD,)), absent=frozenset({POD.key}))
     theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
     if dead == 1:
@@ -275,6 +283,15 @@ def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
     assert younger.uid == in_vain(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
     both = frozenset({POD.uid, younger.uid})
     assert present.uid == in_vain(1, changed(scene, claimed=both), SETTINGS)
+
+
+def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor() -> None:
+    former = named_pod(1, uid=named_pod(8).uid)
+    row = a_row(pod_uid=former.uid, pod=former.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    scene = knowing(a_scene(POD, gone=(former,), rows=(row,), lock=POD), holding(POD))
+
+    assert None is in_vain(1, scene, SETTINGS)
+    assert POD.uid == in_vain(1, changed(scene, claimed=frozenset({former.uid})), SETTINGS)
 
 
 def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
