@@ -1,6 +1,7 @@
 """Bad input at the start: one sentence that says where, and the right exit code."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,26 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
             69,
             "{}/absent.so",
         ),
+        (
+            {"--simulate": "", "--nvml-library": "{}/pipe.so", "--on-no-driver": "exit"},
+            69,
+            "{}/pipe.so cannot be loaded as the driver's library (it is a pipe)",
+        ),
     ],
-    ids=["no kubeconfig", "unknown profile", "no state directory", "no run directory", "no driver"],
+    ids=[
+        "no kubeconfig",
+        "unknown profile",
+        "no state directory",
+        "no run directory",
+        "no driver",
+        "a pipe for a driver",
+    ],
 )
 def test_what_cannot_be_used_has_its_exit_code_and_is_named(
     flags, tmp_path, changed: dict[str, str], code: int, said: str
 ):
     (tmp_path / "occupied").write_text("a file")
+    os.mkfifo(tmp_path / "pipe.so")
 
     found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})
 
