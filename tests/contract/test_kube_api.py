@@ -175,6 +175,14 @@ async def test_a_get_of_a_missing_pod_finds_none(kind, tmp_path):
         assert await world.pod_api.get_pod("elsewhere", "one") is None
 
 
+@pytest.mark.parametrize("node", ["another", ""])
+async def test_a_get_finds_no_pod_that_is_not_on_this_node(kind, tmp_path, node):
+    async with cluster(kind, tmp_path, THE_ACCOUNT) as world:
+        world.create_pod("one", node)
+
+        assert await world.pod_api.get_pod(NAMESPACE, "one") is None
+
+
 async def test_a_get_that_is_throttled_or_unanswered_is_an_error(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         world.create_pod("one")

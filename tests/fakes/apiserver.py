@@ -183,7 +183,8 @@ class FakeApi:
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """The port's."""
         await self._enter("get_pod")
-        return self.pods.get((namespace, name))
+        pod = self.pods.get((namespace, name))
+        return pod if pod is not None and pod.node == NODE else None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """The port's."""

@@ -52,7 +52,7 @@ class KubeWorld(Protocol):
 
     def node_annotations(self) -> Mapping[str, str]: ...
 
-    def create_pod(self, name: str) -> str:
+    def create_pod(self, name: str, node: str = NODE) -> str:
         """Return its UID."""
         ...
 
@@ -105,9 +105,9 @@ class FakeWorld:
         assert self.api.node is not None
         return self.api.node.annotations
 
-    def create_pod(self, name: str) -> str:
+    def create_pod(self, name: str, node: str = NODE) -> str:
         self._born += 1
-        return self.api.put_pod(a_pod(uid=a_pod_uid(self._born), name=name)).uid
+        return self.api.put_pod(a_pod(uid=a_pod_uid(self._born), name=name, node=node)).uid
 
     def edit_pod(self, name: str, annotations: Mapping[str, str | None]) -> None:
         self.api.edit_pod(NAMESPACE, name, annotations)
@@ -176,9 +176,9 @@ class ModelWorld:
         found: Mapping[str, str] = self.store.get("nodes", "", NODE)["metadata"]["annotations"]
         return found
 
-    def create_pod(self, name: str) -> str:
+    def create_pod(self, name: str, node: str = NODE) -> str:
         limits = {"resources": {"limits": {RESOURCE: "1"}}}
-        spec = {"nodeName": NODE, "containers": [{"name": "main", **limits}]}
+        spec = {"nodeName": node, "containers": [{"name": "main", **limits}]}
         metadata = {"name": name, "namespace": NAMESPACE}
         created = self.store.create("pods", {"metadata": metadata, "spec": spec})
         return decode_pod(created, RESOURCE).uid

@@ -5,11 +5,13 @@ A breach is noted and told after the step in which it happened.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agent.codec.checkpoint import decode_state
 from agent.codec.nodelock import decode_stamp
+from agent.codec.pod import decode_pod_devices
 from agent.core.cluster.annotations import (
+    ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
     MUTEX_LOCK,
@@ -17,6 +19,7 @@ from agent.core.cluster.annotations import (
     PHASE_SUCCESS,
 )
 from agent.core.cluster.pods import PodUid
+from agent.core.inventory.share import Share
 from agent.core.state.ledger import ContainerKey
 from agent.plugin.handlers import container_response
 from agent.sandbox.api_errors import Json
@@ -208,8 +211,10 @@ class Audit:
         if self._is_started(uid):
             self.excuses["the lock of a pod that the kubelet started or rejected unasked"] += 1
             return True
-        assert pod is not None
-        return not pod["spec"].get("nodeName") and not self._scheduler.is_busy  # its bind failed
+        if uid in self._scheduler.unbound:
+            self.excuses["the lock of a pod whose bind had failed"] += 1
+            return True
+        return False
 
     def _is_started(self, uid: str) -> bool:
         """Whether a kubelet without its records started it without asking, or rejected it."""
@@ -221,10 +226,14 @@ class Audit:
         return bool(apps) and all(one["name"] in starts for one in apps)
 
     def _is_binding_hidden(self, uid: str) -> bool:
-        """Whether a kubelet rejected the pod and died: its status no longer says who bound it."""
+        """Whether HAMi's scheduler did not place the pod, and its status no longer says so.
+
+        A kubelet rejected it, which takes from the status who bound it, and died.
+        """
         status = (self.pod(uid) or {"status": {}})["status"]
         types = {one["type"] for one in status.get("conditions") or ()}
-        return "startTime" in status and "PodScheduled" not in types
+        is_hidden = "startTime" in status and "PodScheduled" not in types
+        return is_hidden and uid not in self._scheduler.placed
 
     def _is_refused(self, uid: str) -> bool:
         node = self._kubelet.node.pods.get(uid)
@@ -261,7 +270,7 @@ class Audit:
         """No other GPU and no more of it than the scheduler decided for this very container."""
         placed, given = self._decided(owner), _given(response)
         self.room.granted[owner[0]][owner[1]] = given
-        if not placed and self._is_binding_hidden(owner[0]):
+        if self._is_binding_hidden(owner[0]) and given == self._asked_by_its_author(owner):
             self.excuses["a rejected pod that no scheduler bound got what its author wrote"] += 1
             return
         if placed.keys() != given.keys():
@@ -273,8 +282,16 @@ class Audit:
 
     def _decided(self, owner: Owner) -> Mapping[str, Amount]:
         """What the scheduler gave the container: its groups without those of other containers."""
+        return self._share_of(owner, self._scheduler.placed.get(owner[0], ()))
+
+    def _asked_by_its_author(self, owner: Owner) -> Mapping[str, Amount]:
+        """What the pod's annotation gives the container."""
+        pod = self.pod(owner[0]) or {"metadata": {"annotations": {}}}
+        return self._share_of(owner, decode_pod_devices(pod["metadata"]["annotations"][ALLOCATED]))
+
+    def _share_of(self, owner: Owner, every: Sequence[Sequence[Share]]) -> Mapping[str, Amount]:
         uid, name = owner
-        groups = [group for group in self._scheduler.placed.get(uid, ()) if group]
+        groups = [group for group in every if group]
         node = self._kubelet.node.pods.get(uid)
         if node is not None:
             asking = [one.name for one in node.spec.containers if one.limits.get(RESOURCE)]

@@ -3,6 +3,8 @@
 As in `mutants`: the stories must find every one of them.
 """
 
+import datetime as dt
+
 import msgspec
 
 from agent.core.allocation.evidence import Evidence, Grant, LookAtPod
@@ -12,6 +14,7 @@ from agent.core.cluster.annotations import BIND_TIME
 from agent.core.cluster.pods import NodeLock, PodView
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.reconcile import reconcile
+from agent.core.reconcile import settlement as core_settlement
 from agent.core.reconcile.findings import ReconcileFacts
 from agent.core.reconcile.settlement import SettlementFacts
 from agent.core.reconcile.settlement import owed as owed_truly
@@ -44,6 +47,14 @@ def bind_time_compared_in_settlement() -> Mutant:
         return tuple(effect for effect in owed_truly(scene) if not _is_doubted(effect, scene))
 
     return Mutant(replaced(settlement, "owed", owed), "a lock stood")
+
+
+def locks_not_left_to_pods_that_come() -> Mutant:
+    """A lock whose owner is not here yet is taken at once."""
+    return Mutant(
+        replaced(core_settlement, "UNCLAIMED", dt.timedelta(0)),
+        "a lock was taken from a pod that needs it|a good pod was refused",
+    )
 
 
 def returning_names_not_looked_at() -> Mutant:
@@ -93,6 +104,7 @@ def _took(pod: PodView, lock: NodeLock) -> bool:
 CALM_MUTANTS = (
     bind_time_compared,
     bind_time_compared_in_settlement,
+    locks_not_left_to_pods_that_come,
     returning_names_not_looked_at,
     locks_that_went_forgotten,
     listed_for_good,

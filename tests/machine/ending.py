@@ -6,6 +6,7 @@ from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS
 from agent.core.state.ledger import Decider, Holder, Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
+from tests.machine.audit import asked_containers
 from tests.machine.kubelet import REFUSED_ELSEWHERE, RESOURCE
 from tests.machine.site import MachineSite
 
@@ -64,8 +65,8 @@ def _is_excused(world: MachineSite, pod: Json) -> bool:
     """
     uid = pod["metadata"]["uid"]
     node = world.kubelet.node.pods.get(uid)
-    names = {*node.running, *node.waiting} if node else set()
-    unasked = {name for name in names if (uid, name) not in world.audit.answers}
+    asked = node.starts.keys() & asked_containers(pod) if node else set()
+    unasked = {name for name in asked if (uid, name) not in world.audit.answers}
     if node is not None and unasked and unasked >= node.waiting.keys():
         world.audit.excuses["a pod that the kubelet started without asking"] += 1
         return True

@@ -118,7 +118,10 @@ def replayed_by_count() -> Mutant:
 
 
 def order_of_the_spec() -> Mutant:
-    """Dead containers are asked for in their order, whatever ran when the kubelet began."""
+    """Dead containers are asked for in their order, whatever ran when the kubelet began.
+
+    A pod whose row then names another one's slices is refused where it asks itself.
+    """
 
     def first(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
         return candidates.waiting(pod, evidence, resource)[:1]

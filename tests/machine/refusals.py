@@ -20,6 +20,7 @@ from agent.core.inventory.share import Share
 from agent.core.state.ledger import Ledger
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.services.allocation.inquiry import UNANSWERED_PAUSES
 from tests.machine.audit import asked_containers, key_of
 from tests.machine.kubelet import RESOURCE
 from tests.machine.site import MachineSite
@@ -53,6 +54,7 @@ class Fact(enum.Enum):
     BLIND = "the agent cannot see the pod that asks, and sees several with lost records"
     OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
     UNPROVEN = "it was made before the kubelet began to take the lists, which was late"
+    TAKEN = "another call under way was taken for it, and the kubelet asks again in a few seconds"
     BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
 
 
@@ -88,7 +90,8 @@ RIGHT = (
     ExpectedRight(Fact.HIDDEN, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
-    ExpectedRight(Fact.OVERLAP, frozenset(("HA-2001", "HA-2002"))),
+    ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
+    ExpectedRight(Fact.TAKEN, frozenset(("HA-2001",))),
     ExpectedRight(Fact.UNPROVEN, frozenset(("HA-2002",))),
     ExpectedRight(Fact.BLIND, frozenset(("HA-2002",))),
 )
@@ -107,18 +110,21 @@ class Refusals:
         self.crowded_at = -CROWDED
         self._site = site
         self._before: frozenset[Fact] = frozenset()
-        self._asked_at = 0.0
+        self._failed = 0
+        """Calls of PodResources that had failed when the kubelet asked."""
         self._open: set[tuple[str, str]] = set()
         self._beside: set[str] = set()
         """Pods whose calls overlapped with another one's."""
         site.kubelet.history.listen(self._hear)
 
     def _hear(self, event: KubeletEvent) -> None:
+        if event.kind == "preferring":
+            self._beside.discard(event.pod)
         if event.kind in ("preferring", "allocating"):
             self._open.add((event.pod, event.container))
             if len(self._open) > 1:
                 self._beside |= {pod for pod, _ in self._open}
-            self._asked_at = asyncio.get_running_loop().time()
+            self._failed = self._site.host.trouble.failed
             self._before = frozenset(self._facts(event.pod))
         elif event.kind == "allocate_refused" and "[HA-" in event.text:
             self._judge(event)
@@ -147,7 +153,7 @@ class Refusals:
         if site.faults.is_down or site.faults.list_fails:
             yield Fact.NO_LIST
         now = asyncio.get_running_loop().time()
-        was_silent = site.host.trouble.silent_at >= self._asked_at
+        was_silent = site.host.trouble.failed - self._failed >= len((0.0, *UNANSWERED_PAUSES))
         if site.host.trouble.silent or was_silent or now - self.crowded_at < CROWDED:
             yield Fact.NO_WITNESS
         if site.host.trouble.write:
@@ -160,6 +166,8 @@ class Refusals:
             yield Fact.BLIND
         if uid in self._beside and any(self._lost()):
             yield Fact.OVERLAP
+            if uid in dict(self._lost()):
+                yield Fact.TAKEN
         pod, late = site.audit.pod(uid), site.listed_late
         if pod is not None and late is not None and any(self._lost()):
             made = dt.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
@@ -167,7 +175,7 @@ class Refusals:
                 yield Fact.UNPROVEN
         if any(map(self._is_untold, site.kubelet.node.pods)):
             yield Fact.UNTOLD
-        if any(map(site.audit.room.is_init_end_hidden, site.kubelet.node.pods)):
+        if site.audit.room.is_full_by_status(uid):
             yield Fact.HIDDEN
         for lost, _ in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
@@ -193,9 +201,9 @@ class Refusals:
             yield Fact.STARTED
         if audit.room.is_oversold(uid):
             yield Fact.SOLD
-        gpus = dict(zip(self._site.gpu_uuids(), self._site.conditions, strict=True))
+        conditions = dict(zip(self._site.gpu_uuids(), self._site.conditions, strict=True))
         given = {str(share.uuid) for group in groups or () for share in group}
-        if any(gpus[gpu] is not Condition.OK for gpu in given):
+        if any(conditions[gpu] is not Condition.OK for gpu in given):
             yield Fact.BAD_GPU
 
     def _is_untold(self, uid: str) -> bool:

@@ -73,15 +73,22 @@ class MachineRoom:
                 return True
         return False
 
-    def is_init_end_hidden(self, uid: str) -> bool:
-        """Whether a live pod's init containers had succeeded, and its status has lost all of them.
+    def is_full_by_status(self, uid: str) -> bool:
+        """Whether another live pod of its GPUs has ended its init phase, and its status hides that.
 
         A rejection empties the status; while its containers run, the pod does not become Failed.
         """
-        pod = self._pod(uid)
-        if pod is None or not self.is_live(uid) or pod["status"].get("initContainerStatuses"):
-            return False
-        return bool(self._past_init[uid])
+        placed = self._scheduler.placed.get(uid, ())
+        gpus = {str(share.uuid) for group in placed for share in group}
+        return any(
+            other != uid
+            and any(gpus & given.keys() for given in self.granted[other].values())
+            and self.is_live(other)
+            and not ((self._pod(other) or {})["status"].get("initContainerStatuses"))
+            and self._is_past_init(other)[0]
+            and bool(self._past_init.get(other))
+            for other in tuple(self.granted)
+        )
 
     def _sums(self, gpu: str, without: str = "") -> tuple[Mapping[str, Amount], Amount, Amount]:
         """What each live pod truly takes of the GPU, the sum, and what HAMi 2.10 counts in all."""

@@ -40,12 +40,16 @@ class TimedCluster(RecordedCluster):
 
 
 class Scheduler:
-    """Filter and bind, one pod after the other. `placed`: what it gave, by pod UID."""
+    """Filter and bind, one pod after the other. `placed`: what it gave, by pod UID.
+
+    `unbound`: pods that it placed, and whose last bind failed.
+    """
 
     def __init__(self, store: Store, clock: Clock, chance: random.Random) -> None:
         self.settings = SchedulerSettings(gpu_policy="binpack")
         self.clock = ShiftedClock(clock)
         self.placed: dict[str, Placement] = {}
+        self.unbound: set[str] = set()
         self.bound_again: set[str] = set()
         self._store = store
         self._chance = chance
@@ -81,10 +85,11 @@ class Scheduler:
             pod = self._find(uid)
             if pod is None or pod["spec"].get("nodeName"):
                 return
+            self.unbound.discard(uid)
             try:
                 await self._place(pod)
             except (BindError, StatusError):
-                return  # it stays pending
+                self.unbound.add(uid)
 
     async def bind_again(self, uid: str) -> None:
         """A bind that had succeeded is tried once more: it takes the lock, fails, gives it back."""
@@ -115,11 +120,6 @@ class Scheduler:
             marks = {BIND_TIME: str(int(now.timestamp())), BIND_PHASE: PHASE_ALLOCATING}
             self._write("pods", (namespace, name), marks)
             self.bound_again.add(pod["metadata"]["uid"])
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a cycle, which ends with the bind, is under way."""
-        return self._busy.locked()
 
     def lock(self) -> str:
         """The text of the lock on the Node, or nothing."""

@@ -5,7 +5,6 @@ Each belongs to one life of the agent: its calls wait a moment, and a dead one r
 
 import asyncio
 import dataclasses
-import math
 import random
 from collections.abc import Callable, Iterator
 
@@ -45,13 +44,13 @@ _WRITE = (0.0005, 0.003)
 
 @dataclasses.dataclass
 class MachineTrouble:
-    """So many calls of PodResources fail; each write takes so many seconds longer.
+    """So many calls of PodResources fail, so many have; each write takes so many seconds longer.
 
     `starved`: the process gets next to no processor.
     """
 
     silent: int = 0
-    silent_at: float = -math.inf
+    failed: int = 0
     write: float = 0.0
     starved: bool = False
 
@@ -185,7 +184,7 @@ class MachineBooks:
             raise ConnectionRefusedError("nobody listens")
         if trouble.silent:
             trouble.silent -= 1
-            trouble.silent_at = asyncio.get_running_loop().time()
+            trouble.failed += 1
             raise ConnectionResetError("the connection is lost")
         return life
 

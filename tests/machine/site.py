@@ -118,14 +118,14 @@ class MachineSite:
         """Be, until cancelled."""
         try:
             async with self._group as group:
-                for activity in self.activities():
-                    group.create_task(activity)
-                self._show_gpus()
-                await self.kubelet.start()
-                await self.start_agent()
-                await self.kubelet.until_allocatable(RESOURCE, self.gpus * self.split)
-                ready.set()
                 try:
+                    for activity in self.activities():
+                        group.create_task(activity)
+                    self._show_gpus()
+                    await self.kubelet.start()
+                    await self.start_agent()
+                    await self.kubelet.until_allocatable(RESOURCE, self.gpus * self.split)
+                    ready.set()
                     await asyncio.Event().wait()
                 finally:  # before the others are cancelled, who would still call it
                     self._is_over = True

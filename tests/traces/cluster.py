@@ -205,8 +205,9 @@ class TracedApi:
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         async with _Request(self._cluster, "get_pod"):
-            pod = self._cluster.pods.get((namespace, name))
-        return None if pod is None else decode_pod(pod, RESOURCE)
+            bound = self._cluster.bound()
+        found = (decode_pod(pod, RESOURCE) for pod in bound)
+        return next((pod for pod in found if pod.key == (namespace, name)), None)
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         await asyncio.sleep(2 * TRIP)

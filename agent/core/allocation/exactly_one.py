@@ -1,6 +1,10 @@
 """Picks the one candidate that the kubelet is admitting. Between several it never guesses."""
 
-from agent.core.allocation.candidates import candidates, is_at_admission
+from agent.core.allocation.candidates import (
+    ASKED_AFTER_DELETION,
+    candidates,
+    is_at_admission,
+)
 from agent.core.allocation.evidence import (
     AwaitLock,
     AwaitOthers,
@@ -49,6 +53,7 @@ def exactly_one(
         if each.pod.created >= evidence.books.start.asks_since
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
+    # A deleted pod does not matter if the new one has its name: see above.
     is_clear = {each.pod.key for each in known if each.deleted} <= {
         each.pod.key for each in new
     } and all(
@@ -93,9 +98,12 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
         return deleted[0].pod.uid
     if len(possible) != 1 or possible[0].row is not None or possible[0].pod.has_run:
         return None
-    former = (stone.pod for stone in evidence.table.tombstones)
-    if any(pod.key == possible[0].pod.key and pod.uid not in evidence.claimed for pod in former):
-        return None  # the call may have been for that one, which was answered by an earlier kubelet
+    for stone in evidence.table.tombstones:
+        is_late = evidence.now - stone.deleted_at > ASKED_AFTER_DELETION
+        if stone.pod.key == possible[0].pod.key and not is_late:
+            rows = evidence.ledger.rows_of(stone.pod.uid)
+            if any(row.epoch != evidence.books.epoch for row in rows):
+                return None  # no candidate any more, it may have been asked for all the same
     if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
         return None  # the call may have been that of a pod that is gone
     return possible[0].pod.uid

@@ -213,12 +213,12 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
             f"{path} is not the loaded library, from which a call has not returned; the new one "
             "is used after that call returns"
         )
-    if file.is_fifo():  # the loader would wait for somebody to write
-        raise _refused_by_loader(str(path), "it is a pipe")
     try:
-        loaded = ctypes.CDLL(str(file))
+        loaded = None if file.is_fifo() else ctypes.CDLL(str(file))
     except OSError as error:
         raise _refused_by_loader(str(path), str(error)) from error
+    if loaded is None:  # the loader would wait for somebody to write
+        raise _refused_by_loader(str(path), "it is a pipe")
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
     library.nvmlLib = loaded

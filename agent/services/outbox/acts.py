@@ -75,12 +75,14 @@ class Acts:
         return "done"
 
     async def _require_unclaimed(self, effect: Effect) -> None:
-        """Raise ApiError if the lock's owner is here after all, and a late watch hides it."""
-        if effect.pod_uid or self._table.value.named(effect.namespace, effect.pod):
+        """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
+        if effect.pod_uid:
             return
-        pod = await self._get(effect)
-        if pod is not None and not pod.terminal:
-            raise ApiError(f"the watch does not show pod {effect.namespace}/{effect.pod} yet")
+        shown = self._table.value.named(effect.namespace, effect.pod)
+        owner = shown or await self._get(effect)
+        # A shown pod that asks for no GPU of ours is why the lock goes: see settlement.
+        if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
+            raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
 
     async def _look_again(self, effect: Effect) -> None:
         """Remember the lock if its pod was deleted since the patch.

@@ -19,7 +19,7 @@ from agent.core.allocation.evidence import (
     ReadRecords,
 )
 from agent.core.allocation.exactly_one import in_vain
-from agent.core.cluster.pods import Phase, PodTable, Role
+from agent.core.cluster.pods import Phase, PodTable, PodView, Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.ledger import Row
 from tests.builders import NOON, a_container, a_lock, a_row, a_share
@@ -93,6 +93,21 @@ def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one_tha
     beside = knowing(a_scene(started, POD, newer, lock=newer), holding(POD), holding(started))
     beside = changed(knowing(beside, holding(newer)), listed=True, alone=True, books=late.books)
     assert granted(beside).candidate.pod == newer
+
+
+def test_beside_dead_containers_a_deleted_pod_costs_only_pods_of_other_names_their_start() -> None:
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
+    row = a_row(pod_uid=dead.uid, pod=dead.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G2),))
+
+    def beside(gone: PodView) -> Evidence:
+        scene = a_scene(POD, dead, rows=(row,), lock=POD, gone=(gone,))
+        scene = changed(scene, records_read=True, listed=True, alone=True)
+        return knowing(scene, holding(POD), holding(dead), holding(gone))
+
+    namesake = named_pod(1, uid=named_pod(5).uid)
+    assert granted(beside(namesake)).candidate.pod == POD
+    refused_by(beside(named_pod(5)), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others() -> None:
@@ -171,14 +186,6 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
         refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
     clear = changed(asked, beside=(frozenset({others[0].key}),), alone=True)
     assert granted(clear).candidate.pod == POD
-
-    former = a_scene(POD, *others, rows=rows, lock=POD, gone=(named_pod(1, uid=named_pod(5).uid),))
-    reborn = knowing(changed(former, records_read=True), holding(POD), *map(holding, others))
-    assert granted(changed(reborn, listed=True, alone=True)).candidate.pod == POD
-    gone = a_scene(POD, *others, rows=rows, lock=POD, gone=(named_pod(5),))
-    others_too = knowing(gone, holding(POD), holding(named_pod(5)), *map(holding, others))
-    others_too = changed(others_too, records_read=True, listed=True, alone=True)
-    refused_by(others_too, RefusalReason.MANY_PODS_ADMITTED)
 
     before = changed(knowing(scene, absent=(POD,)), absent=frozenset({POD.key}))
     theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
@@ -291,7 +298,8 @@ def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor
     scene = knowing(a_scene(POD, gone=(former,), rows=(row,), lock=POD), holding(POD))
 
     assert None is in_vain(1, scene, SETTINGS)
-    assert POD.uid == in_vain(1, changed(scene, claimed=frozenset({former.uid})), SETTINGS)
+    late = changed(scene, now=scene.now + dt.timedelta(seconds=61))
+    assert POD.uid == in_vain(1, late, SETTINGS)
 
 
 def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
