@@ -16,6 +16,8 @@ KUBECONFIG = {
     "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
     "current-context": "here",
 }
+TOO_LONG = "x" * 300
+"""A name of which the system does not even say whether it is there."""
 
 
 @pytest.fixture
@@ -73,6 +75,7 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
     ("changed", "code", "said"),
     [
         ({"--kubeconfig": "{}/absent"}, 78, "{}/absent"),
+        ({"--kubeconfig": f"{{}}/{TOO_LONG}"}, 78, "cannot be read ([Errno 36]"),
         ({"--simulate": "h1000:8"}, 78, "--simulate h1000:8: there is no profile `h1000`"),
         ({"--state-dir": "{}/occupied"}, 77, "{}/occupied"),
         ({"--run-dir": "{}/occupied"}, 77, "{}/occupied"),
@@ -82,6 +85,15 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
             "{}/absent.so",
         ),
         (
+            {
+                "--simulate": "",
+                "--nvml-library": f"{{}}/{TOO_LONG}",
+                "--on-no-driver": "exit",
+            },
+            69,
+            "correct --nvml-library",
+        ),
+        (
             {"--simulate": "", "--nvml-library": "{}/pipe.so", "--on-no-driver": "exit"},
             69,
             "{}/pipe.so cannot be loaded as the driver's library (it is a pipe)",
@@ -89,10 +101,12 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
     ],
     ids=[
         "no kubeconfig",
+        "no way to look at the kubeconfig",
         "unknown profile",
         "no state directory",
         "no run directory",
         "no driver",
+        "no way to look at the driver",
         "a pipe for a driver",
     ],
 )

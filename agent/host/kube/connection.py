@@ -1,6 +1,7 @@
 """Finds the API server and our identity there: by a kubeconfig file or the service account."""
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,9 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
     """The named context of the file, or its current one. Raises SettingsError."""
     import yaml  # noqa: PLC0415 -- late: in a pod there is no kubeconfig
 
-    if path.exists() and not path.is_file():
-        raise _unusable(path, "is not a regular file")  # a pipe may block for ever
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
+            raise _unusable(path, "is not a regular file")
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error

@@ -5,6 +5,7 @@ The module `pynvml` implements them; tests use their own. Numbers are the ABI of
 
 import ctypes
 import importlib
+import os
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -271,7 +272,7 @@ def _refused_by_loader(file: str, text: str) -> DriverMissing:
         f"{file} cannot be loaded as the driver's library ({cap(text)})",
         remedy="install the driver of this node's architecture again, or name another file with "
         "--nvml-library"
-        if Path(file).exists() or file == SONAME
+        if os.access(file, os.F_OK) or file == SONAME
         else "correct --nvml-library or omit it",
     )
 
