@@ -90,18 +90,18 @@ class FakeRecords:
 
 
 class FakeContainers:
-    """Which runtime ids have a live cgroup."""
+    """Which runtime ids have a live cgroup; `alive` None: not known."""
 
     def __init__(self) -> None:
-        self.alive: set[str] = set()
+        self.alive: set[str] | None = set()
         self.pods: frozenset[PodUid] | None = None
         """Pods that have a cgroup; None: not known."""
 
     async def begun(self) -> frozenset[PodUid] | None:
         return self.pods
 
-    async def running(self, ids: frozenset[str]) -> frozenset[str]:
-        return ids & self.alive
+    async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        return None if self.alive is None else ids & self.alive
 
 
 class FakeSpecifications:

@@ -41,6 +41,7 @@ HEARD_BY_A_GHOST = "a deleted pod heard the answer of another pod"
 ALL = 100
 """Percent of the cores: 0 is no limit."""
 
+UNPLACED = "a rejected pod that no scheduler bound got what its author wrote"
 HEARD_BY_A_STATIC_POD = "a static pod heard the answer of a dead container"
 
 
@@ -271,7 +272,7 @@ class Audit:
         placed, given = self._decided(owner), _given(response)
         self.room.granted[owner[0]][owner[1]] = given
         if self._is_binding_hidden(owner[0]) and given == self._asked_by_its_author(owner):
-            self.excuses["a rejected pod that no scheduler bound got what its author wrote"] += 1
+            self.excuses[UNPLACED] += 1
             return
         if placed.keys() != given.keys():
             self._breach("a container was given GPUs that are not its own", owner, placed, given)
@@ -287,7 +288,8 @@ class Audit:
     def _asked_by_its_author(self, owner: Owner) -> Mapping[str, Amount]:
         """What the pod's annotation gives the container."""
         pod = self.pod(owner[0]) or {"metadata": {"annotations": {}}}
-        return self._share_of(owner, decode_pod_devices(pod["metadata"]["annotations"][ALLOCATED]))
+        text = (pod["metadata"].get("annotations") or {}).get(ALLOCATED, "")
+        return self._share_of(owner, decode_pod_devices(text))
 
     def _share_of(self, owner: Owner, every: Sequence[Sequence[Share]]) -> Mapping[str, Amount]:
         uid, name = owner

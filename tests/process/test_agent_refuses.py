@@ -1,5 +1,6 @@
 """Bad input at the start: one sentence that says where, and the right exit code."""
 
+import _ctypes
 import json
 import os
 from pathlib import Path
@@ -98,6 +99,18 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
             69,
             "{}/pipe.so cannot be loaded as the driver's library (it is a pipe)",
         ),
+        *(
+            (
+                {"--simulate": "", "--nvml-library": f"{{}}/{name}.so", "--on-no-driver": "exit"},
+                69,
+                f"{{}}/{name}.so cannot be loaded as the driver's library ({why}",
+            )
+            for name, why in (
+                ("short", "its end is missing)"),
+                ("shorter", "its end is missing)"),
+                ("loop", ""),
+            )
+        ),
     ],
     ids=[
         "no kubeconfig",
@@ -108,6 +121,9 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
         "no driver",
         "no way to look at the driver",
         "a pipe for a driver",
+        "a driver without its end",
+        "a driver without its table",
+        "a driver that is a link to itself",
     ],
 )
 def test_what_cannot_be_used_has_its_exit_code_and_is_named(
@@ -115,6 +131,10 @@ def test_what_cannot_be_used_has_its_exit_code_and_is_named(
 ):
     (tmp_path / "occupied").write_text("a file")
     os.mkfifo(tmp_path / "pipe.so")
+    whole = Path(_ctypes.__file__).read_bytes()  # any library
+    (tmp_path / "short.so").write_bytes(whole[:8192])
+    (tmp_path / "shorter.so").write_bytes(whole[:100])
+    (tmp_path / "loop.so").symlink_to("loop.so")
 
     found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})
 

@@ -6,6 +6,7 @@ The module `pynvml` implements them; tests use their own. Numbers are the ABI of
 import ctypes
 import importlib
 import os
+import struct
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -194,6 +195,9 @@ def library_below(root: Path | None) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
+ELF_HEADER, PROGRAM_HEADER, PT_LOAD = 64, 56, 1
+
+
 def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     """Make `library` use the file at `path` instead of the soname. May block (dlopen).
 
@@ -204,10 +208,10 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
     (`anew` is False).
     """
-    if path is None:
+    if path is None and library.nvmlLib is not None:
         return
-    file = path.resolve()
-    if getattr(library.nvmlLib, "_name", None) == str(file):
+    file = Path(os.path.realpath(path)) if path is not None else library_below(Path("/"))
+    if file is None or getattr(library.nvmlLib, "_name", None) == str(file):
         return
     if library.nvmlLib is not None and not anew:
         raise DriverError(
@@ -215,14 +219,40 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
             "is used after that call returns"
         )
     try:
-        loaded = None if file.is_fifo() else ctypes.CDLL(str(file))
+        # The loader would wait for somebody to write, or end the process with SIGBUS.
+        wrong = "it is a pipe" if file.is_fifo() else "its end is missing" * _is_cut_off(file)
+        loaded = ctypes.CDLL(str(file)) if path is not None and not wrong else None
     except OSError as error:
-        raise _refused_by_loader(str(path), str(error)) from error
-    if loaded is None:  # the loader would wait for somebody to write
-        raise _refused_by_loader(str(path), "it is a pipe")
+        raise _refused_by_loader(str(path or file), str(error)) from error
+    if wrong:
+        raise _refused_by_loader(str(path or file), wrong)
+    if path is None:
+        return  # pynvml loads it by the soname
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
     library.nvmlLib = loaded
+
+
+def _is_cut_off(file: Path) -> bool:
+    """Whether an ELF file ends before a segment that it names. Raises OSError.
+
+    Source: elf(5), Elf64_Ehdr and Elf64_Phdr; the machines with such drivers are little-endian.
+    """
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        header = opened.read(ELF_HEADER)
+        if len(header) < ELF_HEADER or header[:6] != b"\x7fELF\x02\x01":
+            return False  # the loader says what it is
+        (start,) = struct.unpack_from("<Q", header, 32)
+        size, count = struct.unpack_from("<2H", header, 54)
+        opened.seek(start)
+        table = opened.read(size * count)
+    if size < PROGRAM_HEADER or len(table) < size * count:
+        return True
+    rows = (struct.unpack_from("<IIQQQQ", table, place) for place in range(0, len(table), size))
+    loaded = (offset + filled for kind, _, offset, _, _, filled in rows if kind == PT_LOAD)
+    return any(end > file.stat().st_size for end in loaded)
 
 
 def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
@@ -247,7 +277,7 @@ def successor(library: NvmlLibrary, path: Path | None) -> Path | None:
     """The file that a new process would load in place of the loaded library; None: the same."""
     if path is None:
         return replaced()
-    file, loaded = path.resolve(), getattr(library.nvmlLib, "_name", None)
+    file, loaded = Path(os.path.realpath(path)), getattr(library.nvmlLib, "_name", None)
     return file if loaded not in {None, str(file)} and file.is_file() else None
 
 

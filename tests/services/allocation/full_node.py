@@ -27,7 +27,8 @@ async def fill(desk: Desk, pods: int, containers: int, gpus: int, slices: int) -
     )
     there = [running(number, containers) for number in range(1, pods + 1)]
     desk.see(*there)
-    desk.containers.alive |= {one.running_id or "" for pod in there for one in pod.containers}
+    alive = {one.running_id or "" for pod in there for one in pod.containers}
+    desk.containers.alive = alive | (desk.containers.alive or set())
     rows = tuple(
         msgspec.structs.replace(
             a_row(),

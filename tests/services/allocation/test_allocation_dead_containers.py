@@ -122,6 +122,15 @@ async def test_of_two_that_died_under_this_kubelet_neither_is_guessed_until_one_
         assert "b" == await pod.ask()
 
 
+async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
+    async with a_pod_with_dead_containers() as pod:
+        await asyncio.sleep(60)
+        pod.live("a")
+        pod.desk.containers.alive = None
+
+        assert "b" == await pod.ask()
+
+
 async def test_what_was_refused_before_decides_nothing():
     async with a_pod_with_dead_containers() as pod:
         await asyncio.sleep(60)

@@ -11,7 +11,7 @@ from agent.core.cluster.pods import Phase, Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.ledger import ContainerKey, EffectKind
 from tests.builders import a_container
-from tests.services.allocation.allocating import G1, a_desk, ids, placed
+from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 
 
 async def refused(desk, gate, count=1):
@@ -112,6 +112,20 @@ async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_o
         await desk.service.allocate(ids(4))
 
         assert [again.value] == [one.value for one in desk.effects(EffectKind.RELEASE_LOCK)]
+
+
+async def test_an_answer_of_this_kubelet_counts_where_its_checkpoint_cannot_be_read():
+    containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
+    pod = placed(1, f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;", containers=containers)
+    async with a_desk() as desk:
+        desk.bind(pod)
+        desk.records.keys = None
+        first = await desk.service.allocate(ids(1))
+
+        second = await desk.service.allocate(ids(2, gpu=1))
+
+    assert first != second
+    assert ["init", "app"] == [row.key.container for row in desk.ledger.rows]
 
 
 KINDS = tuple((role, count) for role in (Role.INIT, Role.SIDECAR, Role.APP) for count in (0, 1, 2))
