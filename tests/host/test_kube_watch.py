@@ -24,8 +24,8 @@ from tests.fakes.kubeworld import RESOURCE
 WATCH = ApiRequest("watch", "pods", "/api/v1/pods")
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
-KEEPALIVE_TIMER = "02"
-"""As /proc/net/tcp writes it."""
+OPEN, KEEPALIVE_TIMER = "01", "02"
+"""The state of a connection, and the kind of a timer, as /proc/net/tcp writes them."""
 REAL = pytest.mark.looptime(False)
 
 
@@ -34,10 +34,13 @@ def pods_of(session: KubeSession, pace: WatchTimes | None = None) -> KubePods:
     return KubePods(session, NODE, RESOURCE, poster, pace or WatchTimes())
 
 
-def timers_of(port: int) -> list[tuple[str, float]]:
-    """Which timer of the kernel runs for the connection from this port, and the seconds left."""
+def timers_of(port: int, server: int) -> list[tuple[str, float]]:
+    """Which timer of the kernel runs for the connection between the ports, and the seconds left."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text("ascii").splitlines()]
-    timers = [row[5].split(":") for row in rows if row[1].endswith(f":{port:04X}")]
+    ends = (f":{port:04X}", f":{server:04X}")
+    timers = [
+        row[5].split(":") for row in rows if (row[1][-5:], row[2][-5:]) == ends and row[3] == OPEN
+    ]
     return [(kind, int(left, 16) / os.sysconf("SC_CLK_TCK")) for kind, left in timers]
 
 
@@ -76,8 +79,8 @@ async def test_the_kernel_asks_whether_an_idle_watch_still_has_its_server(tmp_pa
         await response.write(BOOKMARK)
         await asyncio.sleep(0.1)
         assert request.transport is not None
-        port = request.transport.get_extra_info("peername")[1]
-        timers.extend(timers_of(port))
+        ends = (request.transport.get_extra_info(name)[1] for name in ("peername", "sockname"))
+        timers.extend(timers_of(*ends))
         return response
 
     async with a_session(answer, tmp_path) as session:
