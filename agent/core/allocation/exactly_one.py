@@ -103,7 +103,7 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
         if stone.pod.key == possible[0].pod.key and not is_late:
             rows = evidence.ledger.rows_of(stone.pod.uid)
             if any(row.epoch != evidence.books.epoch for row in rows):
-                return None  # no candidate any more, it may have been asked for all the same
+                return None  # the call may have been for that pod, though it is no candidate
     if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
         return None  # the call may have been that of a pod that is gone
     return possible[0].pod.uid

@@ -196,6 +196,7 @@ def library_below(root: Path | None) -> Path | None:
 
 
 ELF_HEADER, PROGRAM_HEADER, PT_LOAD = 64, 56, 1
+"""The lengths of the two headers in bytes, and the type of a segment that is mapped."""
 
 
 def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
@@ -219,15 +220,15 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
             "is used after that call returns"
         )
     try:
-        # The loader would wait for somebody to write, or end the process with SIGBUS.
-        wrong = "it is a pipe" if file.is_fifo() else "its end is missing" * _is_cut_off(file)
-        loaded = ctypes.CDLL(str(file)) if path is not None and not wrong else None
+        if file.is_fifo():  # the loader would wait for somebody to write
+            raise _refused_by_loader(str(path or file), "it is a pipe")
+        if _is_cut_off(file):  # the loader would end the process with SIGBUS
+            raise _refused_by_loader(str(path or file), "its end is missing")
+        if path is None:
+            return  # pynvml loads it, by the soname
+        loaded = ctypes.CDLL(str(file))
     except OSError as error:
         raise _refused_by_loader(str(path or file), str(error)) from error
-    if wrong:
-        raise _refused_by_loader(str(path or file), wrong)
-    if path is None:
-        return  # pynvml loads it by the soname
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
     library.nvmlLib = loaded
