@@ -24,8 +24,8 @@ DEADLINE: Final = 5.0
 MEMBER: Final = "hami-agent/status.json"
 LARGEST: Final = 8 * 1024 * 1024
 """Bytes of the status in a bundle."""
-LARGEST_ARCHIVE: Final = 2 * LARGEST
-"""Bytes of a bundle that are read, packed and unpacked."""
+LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
+"""Bytes of a bundle that are read, packed and unpacked: the verb `bundle` writes MEMBER first."""
 CHUNK: Final = 4096
 """Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
 MEMBERS: Final = 100
@@ -103,7 +103,7 @@ def _member_of(bundle: Path) -> bytes:
         raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
     if member.type not in FILE or not 0 <= member.size <= LARGEST:
         raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-    return bytes(text[at : at + member.size])
+    return bytes(memoryview(text)[at : at + member.size])
 
 
 def status_of(

@@ -109,6 +109,8 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
                 ("short", "its end is missing)"),
                 ("shorter", "its end is missing)"),
                 ("loop", ""),
+                ("foreign", "it is built for another architecture)"),
+                ("other", "it has no function nvmlInit_v2)"),
             )
         ),
     ],
@@ -124,6 +126,8 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
         "a driver without its end",
         "a driver without its table",
         "a driver that is a link to itself",
+        "a driver for another architecture",
+        "a library that is no driver's",
     ],
 )
 def test_what_cannot_be_used_has_its_exit_code_and_is_named(
@@ -135,6 +139,8 @@ def test_what_cannot_be_used_has_its_exit_code_and_is_named(
     (tmp_path / "short.so").write_bytes(whole[:8192])
     (tmp_path / "shorter.so").write_bytes(whole[:100])
     (tmp_path / "loop.so").symlink_to("loop.so")
+    (tmp_path / "foreign.so").write_bytes(whole[:18] + b"\xf3\x00" + whole[20:])  # RISC-V
+    (tmp_path / "other.so").write_bytes(whole)
 
     found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})
 

@@ -18,11 +18,15 @@ def judged(workload, kinds, *pauses):
     return pod_requests(workload, calls, pauses)
 
 
-@pytest.mark.parametrize("workload", PLACED, ids=lambda one: one.name)
-def test_two_writes_one_read_and_one_more_are_told_by_kind(workload):
+@pytest.mark.parametrize(
+    ("workload", "answers"),
+    [(ONE, "1 answer"), (PAIR, "1 answer"), (TRIO, "2 answers"), (PREPARED, "2 answers")],
+    ids=[one.name for one in PLACED],
+)
+def test_two_writes_one_read_and_one_more_are_told_by_kind(workload, answers):
     told, wrong = judged(workload, USUAL)
 
-    assert f"{workload.name}: 1 patch pods, 1 patch nodes, 2 get pods" == told
+    assert f"{workload.name} ({answers}): 1 patch pods, 1 patch nodes, 2 get pods" == told
     assert [] == wrong
 
 

@@ -35,7 +35,7 @@ apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
 """
 AFTER_ALL: Final = 4
 """The index in LIMITS after an answer with many was too long: one with four rarely is."""
-MOST_ODD: Final = 4
+MOST_ODD: Final = 2
 """Beyond these a list has no end.
 
 An answer is odd if it promises more and has not as many objects as were asked for. The API allows

@@ -3,6 +3,7 @@
 The module `pynvml` implements them; tests use their own. Numbers are the ABI of nvml.h.
 """
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -197,6 +198,9 @@ def library_below(root: Path | None) -> Path | None:
 
 ELF_HEADER, PROGRAM_HEADER, PT_LOAD = 64, 56, 1
 """The lengths of the two headers in bytes, and the type of a segment that is mapped."""
+MACHINE: Final = slice(18, 20)
+"""The bytes of the header that name the architecture."""
+OWN: Final = Path("/proc/self/exe")
 
 
 def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
@@ -256,14 +260,17 @@ def _is_cut_off(file: Path) -> bool:
     return any(end > file.stat().st_size for end in loaded)
 
 
-def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
-    """What is missing where the library's code for `error` does not tell; None: it does.
+def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMissing | None:
+    """What is missing for nvmlInit where the code of `error` does not tell; None: it does.
 
     Without its device files it says that the kernel's module is not loaded. NVIDIA's runtime covers
     /proc/driver/nvidia in containers, but not /sys.
     """
     if code(error) == LIBRARY_NOT_FOUND:
         return unloadable()
+    if code(error) == FUNCTION_NOT_FOUND:
+        file = getattr(library.nvmlLib, "_name", None) or SONAME
+        return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
     if code(error) != DRIVER_NOT_LOADED or not (sys_root / "module/nvidia").exists():
         return None
     return DriverMissing(
@@ -298,6 +305,12 @@ def unloadable() -> DriverMissing | None:
 
 
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
+    with contextlib.suppress(OSError):
+        if Path(file).is_file():  # a pipe has no header and no end
+            with Path(file).open("rb") as library, OWN.open("rb") as own:
+                theirs, ours = library.read(ELF_HEADER), own.read(ELF_HEADER)
+            if theirs[:4] == ours[:4] and theirs[MACHINE] != ours[MACHINE]:
+                text = "it is built for another architecture"  # the loader: "No such file"
     # The soname is no path: what the loader searched for by it is somewhere. A path may be wrong.
     return DriverMissing(
         f"{file} cannot be loaded as the driver's library ({cap(text)})",

@@ -225,7 +225,7 @@ class NvmlSession:
         try:
             library.nvmlInit()
         except library.NVMLError as error:
-            if (why := nvml.missing(error, self._sys_root)) is not None:
+            if (why := nvml.missing(library, error, self._sys_root)) is not None:
                 raise why from error
             other = nvml.replaced() if nvml.code(error) == nvml.LIB_RM_VERSION_MISMATCH else None
             if other is None:

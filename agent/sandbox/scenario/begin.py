@@ -82,7 +82,8 @@ def pod_requests(
     answers = sum(bool(wish.gpus) for wish in workload.wishes)
     most = Counter({"patch pods": 1 + len(pauses), "patch nodes": 1, "get pods": answers + 1})
     made = Counter(f"{call.verb} {call.resource}" for call in calls)
-    cost = f"{workload.name}: " + ", ".join(f"{made[kind]} {kind}" for kind in most)
+    told = ", ".join(f"{made[kind]} {kind}" for kind in most)
+    cost = f"{workload.name} ({answers} answer{'s' * (answers > 1)}): {told}"
     if pauses and made["patch pods"] > 1:
         cost += f" (1 more: {max(pauses):.1f} s between two answers)"
     wrong = [f"{workload.name}: {count} {kind} too many" for kind, count in (made - most).items()]
