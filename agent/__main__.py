@@ -9,7 +9,6 @@ import sys
 gc.disable()
 
 from agent.cli.inherited import own_signals, own_streams  # noqa: E402 -- after the line above
-from agent.cli.lean import spare_metadata  # noqa: E402 -- on purpose
 from agent.cli.main import dispatch  # noqa: E402 -- on purpose
 
 
@@ -17,7 +16,6 @@ def main() -> int:
     """Run the verb that the command line names."""
     own_streams()
     own_signals()
-    spare_metadata()
     is_plugin = sys.argv[0].endswith("kubectl-hami")
     return dispatch(sys.argv[1:], os.environ, "kubectl hami" if is_plugin else "hami-agent")
 

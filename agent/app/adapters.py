@@ -1,4 +1,4 @@
-"""Opens the adapters that the registration needs."""
+"""Opens the adapters to the host and the driver."""
 
 import contextlib
 import random
@@ -32,7 +32,7 @@ READER_QUEUE = 2
 
 
 class Adapters(msgspec.Struct, frozen=True):
-    """The adapters by port. `worker` runs blocking calls, `loader` runs imports.
+    """The adapters by port. `worker` runs blocking calls.
 
     The state's disk and `reader` (settings files, on any file system) have threads of their own:
     while one hangs, the rest goes on and can report it. One more thread removes and measures the
@@ -42,7 +42,6 @@ class Adapters(msgspec.Struct, frozen=True):
 
     driver: Driver
     worker: Worker
-    loader: Worker
     reader: Worker
     files: HostFileWatch
     disk: HostDisk
@@ -73,7 +72,6 @@ async def open_adapters(
     """
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
-        loader = await stack.enter_async_context(Worker("loader", DISK_QUEUE))
         reader = await stack.enter_async_context(Worker("settings", READER_QUEUE))
         regions = await stack.enter_async_context(Worker("regions", REGIONS_QUEUE))
         clearing = await stack.enter_async_context(Worker("clearing", CLEARING_QUEUE))
@@ -83,7 +81,6 @@ async def open_adapters(
         yield Adapters(
             driver=driver,
             worker=worker,
-            loader=loader,
             reader=reader,
             files=HostFileWatch(reader),
             disk=disk,

@@ -1,4 +1,4 @@
-"""The back half, which loads after Register: the API server, answers, and what follows them."""
+"""Joins what answers the kubelet and what follows: with the API server, or in plain mode."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -7,12 +7,17 @@ import msgspec
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
-from agent.app.usage import UsageServices, join_usage
+from agent.core.allocation.plain import PlainSettings
+from agent.core.cluster.pods import PodTable
+from agent.core.errors import SettingsError
 from agent.core.node.readiness import Check
 from agent.core.ports import NodeApi, PodApi, Witness
+from agent.core.reconcile.by_kubelet import judge_by_kubelet
 from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.ledger import Effect
 from agent.host.cgroups import CgroupContainers
+from agent.host.hook.processes import ContainerProcesses
+from agent.host.hook.regions import HostRegions
 from agent.host.kube.api import KubeNode, KubeNodeStatus, KubePods
 from agent.host.kube.connection import Connection
 from agent.host.kube.events import EventPoster
@@ -21,6 +26,8 @@ from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
+from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
 from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
 from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
@@ -30,15 +37,35 @@ from agent.services.cluster.pods import PodWatch
 from agent.services.health.news import GpuCondition
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
+from agent.services.reconcile.changes import unread
 from agent.services.reconcile.service import (
     Reconcile,
     ReconcilePeers,
     ReconcileRule,
     ReconcileViews,
 )
-from agent.services.report.announce import Announcer
+from agent.services.report.announce import Announcer, NoticeLog
 from agent.services.report.service import ReportCells, Reporter, ReportState
+from agent.services.usage.pressure import MemoryPressure
+from agent.services.usage.service import ContainerUsage
 from agent.settings.sections import Settings
+
+OPEN_DEADLINE = 2.0
+"""Seconds that a start waits for the API client's import and its credentials."""
+
+Run = Callable[[], Awaitable[None]]
+
+
+class UsageServices(msgspec.Struct, frozen=True):
+    """The services that read and write HAMi-core's regions."""
+
+    containers: ContainerUsage
+    pressure: MemoryPressure
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """Their standing activities by task name."""
+        return {"usage": self.containers.run, "pressure": self.pressure.run}
 
 
 class ApiServer(msgspec.Struct, frozen=True):
@@ -70,12 +97,7 @@ class Back(msgspec.Struct, frozen=True):
     usage: UsageServices
 
     @property
-    def clients(self) -> tuple[KubeSession, ...]:
-        """The clients to load before the first answer."""
-        return (self.api.session,)
-
-    @property
-    def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+    def runs(self) -> Mapping[str, Run]:
         """Its standing activities by task name."""
         return {
             "node": self.node.run,
@@ -91,7 +113,7 @@ class Back(msgspec.Struct, frozen=True):
         }
 
     def checks(self) -> tuple[Check, ...]:
-        """The readiness checks of the back half."""
+        """The readiness checks of the report."""
         state, node = self.report_state.value, self.api.node
         report = Check("report", state.reported, state.reason, required=False)
         if not isinstance(node, ObservedNode):
@@ -100,11 +122,29 @@ class Back(msgspec.Struct, frozen=True):
         return report, Check("observed", not node.pending, text, required=False)
 
 
+class PlainBack(msgspec.Struct, frozen=True):
+    """The services of plain mode: answers, and the reconcile with the kubelet."""
+
+    allocation: Allocation
+    reconcile: Reconcile
+    announcer: NoticeLog
+    usage: UsageServices
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """Its standing activities by task name."""
+        return {
+            "reconcile": self.reconcile.run,
+            "announcer": self.announcer.run,
+            **self.usage.runs,
+        }
+
+
 @contextlib.asynccontextmanager
 async def open_back(
     settings: Settings, connection: Connection, adapters: Adapters, front: Front
 ) -> AsyncIterator[Back]:
-    """Open its adapters and join its services; close all at the end. Raises SettingsError."""
+    """Open its adapters and join its services; close all at the end."""
     paths = settings.paths
     async with contextlib.AsyncExitStack() as stack:
         session = KubeSession(connection, adapters.random)
@@ -124,6 +164,11 @@ async def open_back(
             api = msgspec.structs.replace(
                 api, node=ObservedNode(api.node), pods=ObservedPods(api.pods)
             )
+        # Before the first answer: its LIST has no time to load the client. The watches report a bad
+        # connection and try again.
+        with contextlib.suppress(SettingsError, TimeoutError):
+            async with Lag().within(OPEN_DEADLINE):
+                await session.open()
         yield _join(settings, adapters, front, api)
 
 
@@ -172,7 +217,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             facts.inventory,
             clock,
         ),
-        usage=join_usage(settings, adapters, front),
+        usage=_join_usage(settings, adapters, front),
     )
 
 
@@ -233,4 +278,68 @@ def _reconcile(
         ),
         rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
         commit=state.commit,
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_plain(
+    settings: Settings, plain: PlainSettings, adapters: Adapters, front: Front
+) -> AsyncIterator[PlainBack]:
+    """Open the adapters of plain mode and join its services; close them at the end."""
+    witness = PodResourcesWitness(settings.paths.pod_resources_socket)
+    records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
+    facts = front.facts
+    source = KubeletShares(
+        KubeletViews(facts.inventory, front.state.ledger, facts.edits, front.knowing.kubelet.now),
+        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random, front.allocator.lag),
+        plain,
+    )
+    storage = Storage(front.state.commit, adapters.hooks)
+    reconcile = Reconcile(
+        views=ReconcileViews(
+            Cell(PodTable(synced=True)),
+            front.state.ledger,
+            front.knowing.kubelet.epoch,
+            source.calls.taken,
+            front.endpoint.rivals.gone,
+        ),
+        peers=ReconcilePeers(
+            witness, records, adapters.hooks, adapters.clock, front.allocator.calls
+        ),
+        rule=ReconcileRule(
+            judge_by_kubelet,
+            resource=lambda: facts.resource.value,
+            adopt=unread,
+            within=None,
+            sweeps=False,
+        ),
+        commit=front.state.commit,
+    )
+    with contextlib.closing(witness):
+        yield PlainBack(
+            Allocation(source, storage, front.notices.say, front.refused),
+            reconcile,
+            NoticeLog(front.notices),
+            _join_usage(settings, adapters, front),
+        )
+
+
+def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> UsageServices:
+    """Join what is known about the use of containers: samples, and the Event at a limit."""
+    facts, state, paths = front.facts, front.state, settings.paths
+    regions = HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup))
+    containers = ContainerUsage(
+        regions,
+        state.ledger,
+        facts.pods,
+        facts.inventory,
+        adapters.clock,
+        switches=settings.feedback and not settings.observe,
+        observes=settings.observe,
+    )
+    return UsageServices(
+        containers=containers,
+        pressure=MemoryPressure(
+            containers.newest, state.ledger, facts.inventory, front.notices.say
+        ),
     )

@@ -1,29 +1,35 @@
-"""Joins the front half, which runs first: state, inventory, lists and the registration.
-
-A kubelet that has just started admits pods within 1 s. What the registration does not need is in
-agent.app.back and loads later.
-"""
+"""Joins what serves the kubelet: state, inventory, lists, node checks and the registration."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from agent.app.adapters import Adapters
-from agent.app.endpoint import Endpoint, EndpointFacts, join_endpoint
 from agent.app.facts import SharedCells, new_facts
-from agent.app.late import LateAllocator
+from agent.app.policies import EXPECTED, POLICIES
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.app.withholding import cues_of, looks_of
-from agent.core.errors import Refusal
+from agent.core.allocation.steps import AllocateStep
+from agent.core.containers.container_edits import check_library
+from agent.core.containers.edits import ContainerEdits
+from agent.core.errors import Refusal, StateError
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.core.inventory.slices import SliceId, SliceList
 from agent.core.node.withholding import Withholding
 from agent.core.ports import ServiceNotifier
+from agent.core.reconcile.mismatch import check_start
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Row
-from agent.host.watch import DirectoryWatch
+from agent.host.watch import DirectoryWatch, HostFileWatch
+from agent.kit.cell import Cell
+from agent.kit.lull import Lull
+from agent.kit.running_time import Lag
+from agent.kit.supervisor import supervise
+from agent.plugin.handlers import SliceAllocator
 from agent.plugin.server import PluginServer
+from agent.plugin.sockets import Rival, check_directory
 from agent.services.cluster.recent import RecentlyRegistered
 from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
@@ -31,10 +37,11 @@ from agent.services.inventory.discovery import Discovery
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.samples import Samples
 from agent.services.inventory.service import InventoryKeeper
-from agent.services.inventory.withholding import Withholder
+from agent.services.inventory.withholding import Cue, NodeCheck, Withholder
 from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
 from agent.services.registration.kubelet import KubeletWatch
+from agent.services.registration.rival import Rivals
 from agent.services.registration.service import Registration
 from agent.services.report.announce import NodeEventQueue
 from agent.services.report.cordons import CordonEvents
@@ -78,8 +85,68 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     clearing: Clearing
 
 
+class Endpoint(msgspec.Struct, frozen=True):
+    """The device plugin server of our resource, with the list that it serves."""
+
+    lists: Cell[SliceList]
+    server: PluginServer
+    registration: Registration
+    rival: Rival
+    rivals: Rivals
+    chance: random.Random
+
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """The names of the sockets to watch in the kubelet's directory."""
+        return tuple(filter(None, (self.server.endpoint, *self.rival.names)))
+
+    def heard(self, name: str) -> None:
+        """Take note that a socket came or went. The empty name stands for all."""
+        self.registration.heard(name)
+        self.rivals.heard(name)
+
+    async def run(self) -> None:
+        """Serve and keep registered until cancelled."""
+
+        async def register() -> None:
+            """Wait for the first list: registering an empty one would remove every slice."""
+            await self.lists.until(lambda listed: listed.generation > 0)
+            await self.registration.run()
+
+        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
+        async with asyncio.TaskGroup() as group:
+            for name, run in runs.items():
+                group.create_task(supervise(name, run, POLICIES[name], self.chance, EXPECTED))
+
+
+class Allocator:
+    """Passes the kubelet's calls on to `answers`, which is set before the registration.
+
+    `calls`: whether some are in progress, for services that would disturb them. `lag`: extends the
+    deadlines of all Allocates.
+    """
+
+    answers: SliceAllocator
+
+    def __init__(self) -> None:
+        self.calls = Lull()
+        self.lag = Lag()
+
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        """Allocate these slices to the container being admitted. Raises AgentError."""
+        with self.calls.busy():
+            return await self.answers.allocate(ids)
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """The `size` ids of `available` that fit best. Raises AgentError."""
+        with self.calls.busy():
+            return await self.answers.prefer(available, must_include, size)
+
+
 class Front(msgspec.Struct, frozen=True):
-    """The services that run first. `notices`: Events that wait for the API server.
+    """The services that need no API server. `notices`: Events that wait for the API server.
 
     `journal`: what happened lately.
     """
@@ -87,7 +154,7 @@ class Front(msgspec.Struct, frozen=True):
     facts: SharedCells
     state: StateService
     knowing: KnowledgeServices
-    allocator: LateAllocator
+    allocator: Allocator
     endpoint: Endpoint
     notices: NodeEventQueue
     journal: NodeJournal
@@ -115,10 +182,10 @@ class Front(msgspec.Struct, frozen=True):
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
-    """Build the front half around its cells and ports."""
+    """Build them around their cells and ports."""
     facts = new_facts(settings)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
-    allocator = LateAllocator()
+    allocator = Allocator()
     journal = NodeJournal(adapters.clock, adapters.disk)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(
@@ -150,8 +217,20 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     kubelet = KubeletWatch(directory, heard)
     knowing = _services(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
-    served = EndpointFacts(directory, facts.resource, facts.slices, state.ledger, notices.say)
-    endpoint = join_endpoint(settings, adapters, served, allocator)
+
+    def check(ids: tuple[SliceId, ...]) -> None:
+        """Check that the container that holds these slices may start. Raises Refusal."""
+        check_start(state.ledger.value, ids)
+
+    plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random
+    fence = check if settings.fenced else None
+    server = PluginServer(plugins, resource, facts.slices, allocator, chance, fence)
+    registration = Registration(
+        resource, server, directory, adapters.registrar, server.traffic.streams, chance
+    )
+    rival = Rival(plugins, resource)
+    rivals = Rivals(resource, rival, registration, notices.say)
+    endpoint = Endpoint(facts.slices, server, registration, rival, rivals, chance)
     return Front(
         facts=facts,
         state=state,
@@ -227,10 +306,70 @@ def _services(
         kubelet=kubelet,
         recent=RecentlyRegistered(facts.inventory),
         withholder=Withholder(
-            looks_of(settings, adapters, state.error),
+            _node_checks(settings, adapters, state.error),
             withhold,
             notices.say,
-            cues_of(settings, adapters, state.error),
+            _cues(settings, adapters, state.error),
         ),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
     )
+
+
+def _node_checks(
+    settings: Settings, adapters: Adapters, write_error: Cell[str]
+) -> tuple[NodeCheck, ...]:
+    """The node checks that these settings need: what they find would refuse every new pod.
+
+    `write_error`: that of the last durable write.
+    """
+    with_core = _mounts_core(settings)
+
+    async def state() -> None:
+        if write_error.value:
+            raise StateError(write_error.value)
+        await adapters.disk.check()
+
+    async def files() -> None:
+        facts = await adapters.hooks.facts()
+        if with_core:
+            check_library(facts)
+
+    async def directories() -> None:
+        if with_core:
+            await adapters.hooks.check()
+
+    async def sockets() -> None:
+        await adapters.worker.call(check_directory, settings.paths.plugins)
+
+    async def driver() -> None:
+        await adapters.worker.call(adapters.driver.check)
+
+    return (
+        NodeCheck(AllocateStep.WRITE, state, turn=2),
+        NodeCheck(AllocateStep.HOOK, driver, turn=3),
+        NodeCheck(AllocateStep.HOOK, files, turn=3),
+        NodeCheck(AllocateStep.DIRECTORY, directories, turn=3),
+        NodeCheck(AllocateStep.HOOK, sockets, turn=3),
+    )
+
+
+def _cues(settings: Settings, adapters: Adapters, write_error: Cell[str]) -> tuple[Cue, ...]:
+    """What tells at once that a check may have another result.
+
+    Full disks and changed rights are not reported by the kernel.
+    """
+
+    async def written(look: Callable[[], None]) -> None:
+        async for _ in write_error.follow():
+            look()
+
+    async def library(look: Callable[[], None]) -> None:
+        # Not on the thread that reads settings: this file system is another one, and may hang.
+        await HostFileWatch(adapters.worker).follow(adapters.hooks.mounted, look)
+
+    return (written, library) if _mounts_core(settings) else (written,)
+
+
+def _mounts_core(settings: Settings) -> bool:
+    """Plain mode without limits mounts nothing of HAMi-core and makes no directories."""
+    return settings.plain is None or settings.plain.memory_limits

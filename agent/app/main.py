@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
+import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ import structlog
 
 from agent import __version__
 from agent.app.adapters import Adapters, open_adapters, open_disk
+from agent.app.back import Back, PlainBack, open_back, open_plain
 from agent.app.codes import (
     BAD_SETTINGS,
     BUG,
@@ -24,9 +26,9 @@ from agent.app.codes import (
     RESTART,
 )
 from agent.app.front import Front, HostFacts, join_front
-from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_systemd, tiers
 from agent.app.watching import WebDoor, WebSubjects
+from agent.app.webdoor import open_web, serve_web
 from agent.codec.last_good import decode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.containers.container_edits import container_directory
@@ -54,7 +56,6 @@ from agent.kit.supervisor import BudgetSpent
 from agent.kit.thread_name import show_thread_name
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
-from agent.services.report.announce import NodeEventQueue
 from agent.services.state import Recovered, recover
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead
@@ -69,6 +70,8 @@ STOP_DEADLINE = 10.0
 HOOK_DEADLINE = 2.0
 """Seconds to prepare one container's directory at the start."""
 
+LAST_DEADLINE = 10.0
+"""Seconds to post the last Events when the settings end the process."""
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (SettingsError, BAD_SETTINGS),
@@ -146,40 +149,47 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         if settings.driver.exit_without:
             await adapters.driver.scan()
         front = await _join(process, memory, adapters, notifier, signals)
-        await _refuse_rival(settings, connection, adapters, front.notices)
+        services: contextlib.AbstractAsyncContextManager[Back | PlainBack]
+        if settings.plain is None:
+            services = open_back(settings, connection, adapters, front)
+        else:
+            services = open_plain(settings, settings.plain, adapters, front)
+        back: Back | PlainBack = await stack.enter_async_context(services)
+        front.allocator.answers = back.allocation
+        parts = AgentParts(front, back, observe=settings.observe)
+        await _refuse_rival(settings, adapters, parts)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
-        parts = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
         watched = WebSubjects(Heartbeat(), parts=parts)
         extra = ProcessTasks(
             heartbeat=watched.heartbeat.run,
-            load=lambda: load_back(settings, connection, adapters, parts),
             notify=lambda: tell_systemd(notifier, parts),
-            web=lambda: serve_web(settings, watched, parts, adapters.loader, WebDoor.PORT),
-            web_socket=lambda: serve_web(settings, watched, parts, adapters.loader, WebDoor.SOCKET),
+            web=lambda: serve_web(settings, watched, WebDoor.PORT),
+            web_socket=lambda: serve_web(settings, watched, WebDoor.SOCKET),
             mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
+        gc.freeze()  # what stays is not collected again: each collection would halt the loop
         await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
         if front.state.is_idle:
             lock.release()  # nothing here writes any more: a standby need not wait for the driver
         if front.settings.refusal is not None and front.facts.inventory.value.generation == 0:
-            await post_last(settings, connection, adapters, front.notices)
+            await _post_last(parts)
             raise front.settings.refusal
 
 
 def _connection(
     settings: Settings, process: Process, waiting: SettingsError | None = None
-) -> Connection | None:
-    """The connection to the API server; None in plain mode.
+) -> Connection:
+    """The connection to the API server, which plain mode does not use.
 
     Raises SettingsError: it cannot be used. `waiting`: why settings wait, plain mode perhaps.
     """
-    if settings.plain is not None:
-        return None
     connection = Connection(
         kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
         environment=process.environ,
     )
+    if settings.plain is not None:
+        return connection
     try:
         check(connection)
     except SettingsError as error:
@@ -206,7 +216,7 @@ async def _wait_to_be_alone(
     notifier.status(f"standby: {watched.standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(web_door()(settings, watched, WebDoor.PORT))
+            await stack.enter_async_context(open_web(settings, watched, WebDoor.PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the running agent has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -219,9 +229,7 @@ async def _wait_to_be_alone(
     return lock.held and not stop.is_set()
 
 
-async def _refuse_rival(
-    settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
-) -> None:
+async def _refuse_rival(settings: Settings, adapters: Adapters, parts: AgentParts) -> None:
     """Raise SettingsError if another plugin serves our resource.
 
     The kubelet would use the one that registered last, and only one follows the scheduler.
@@ -236,9 +244,24 @@ async def _refuse_rival(
         f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
         "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
     )
-    notices.say(NodeEvent("PluginConflict", text, warning=True))
-    await post_last(settings, connection, adapters, notices)
+    parts.front.notices.say(NodeEvent("PluginConflict", text, warning=True))
+    await _post_last(parts)
     raise SettingsError(text)
+
+
+async def _post_last(parts: AgentParts) -> None:
+    """Post the waiting Events when the settings end the process.
+
+    Best effort: the log also has the reason.
+    """
+    if parts.observe or not isinstance(parts.back, Back):
+        return
+    try:
+        async with asyncio.timeout(LAST_DEADLINE):
+            for event in parts.front.notices.waiting:
+                await parts.back.api.events.post(event)
+    except (AgentError, TimeoutError, OSError) as error:
+        log.info("event.not_posted", err=str(error) or "no answer")
 
 
 async def _recover(process: Process, disk: Disk) -> _Memory:

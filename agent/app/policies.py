@@ -55,7 +55,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "recent": _LOCAL,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
     "heartbeat": _LOCAL,
-    "load": _API,
     "web": _WEB,
     "web_socket": _WEB,
 }

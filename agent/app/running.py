@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from agent.app.back import Back, PlainBack, Run
 from agent.app.front import Front
 from agent.app.policies import EXPECTED, POLICIES
 from agent.core.errors import DirectoryLost
@@ -20,26 +22,8 @@ from agent.kit.ticks import until_tick
 from agent.kit.tiers import Task
 from agent.services.registration.service import RegistrationState
 
-if TYPE_CHECKING:
-    from agent.app.back import Back
-    from agent.app.plain import PlainBack
-
-Run = Callable[[], Awaitable[None]]
-
-SCHEDULED = (
-    *("node", "pods", "kubelet_start", "reconcile", "settlement", "outbox", "announcer"),
-    *("condition", "usage", "pressure"),
-)
-"""Tasks of the back half in hami mode."""
-
-PLAIN = ("reconcile", "announcer", "usage", "pressure")
-"""Tasks of the back half in plain mode."""
-
-OBSERVING = ("node", "announcer", "usage")
+OBSERVING = frozenset({"node", "announcer", "usage"})
 """Tasks of the back half with `observe`: none acts on pods, locks, rows or directories."""
-
-OBSERVING_PLAIN = ("announcer", "usage")
-"""The same in plain mode."""
 
 STATUS_PERIOD = 10.0
 """Seconds after which the status line is computed again without news."""
@@ -49,21 +33,11 @@ MEETING = 5.0
 
 
 class AgentParts(msgspec.Struct, frozen=True):
-    """Both halves; the back half once it is loaded. `plain`: it is that of plain mode.
-
-    `observe`: neither registers or writes.
-    """
+    """The agent's services. `observe`: they neither register nor write."""
 
     front: Front
-    plain: bool = False
+    back: Back | PlainBack
     observe: bool = False
-    back: "Cell[Back | PlainBack | None]" = msgspec.field(default_factory=lambda: Cell(None))
-
-    async def loaded(self) -> "Back | PlainBack":
-        """The back half, once it is loaded."""
-        while (back := self.back.value) is None:
-            await self.back.until(lambda back: back is not None)
-        return back
 
 
 class WritableDirectory(Protocol):
@@ -80,13 +54,12 @@ class WritableDirectory(Protocol):
 
 
 class ProcessTasks(msgspec.Struct, frozen=True):
-    """Standing tasks of the process itself. `load` opens the back half and keeps it open.
+    """Standing tasks of the process itself.
 
     `mounts` ends the process when it fails: this process never sees the new mounts.
     """
 
     heartbeat: Run
-    load: Run
     notify: Run
     web: Run
     web_socket: Run
@@ -98,6 +71,10 @@ def tiers(
 ) -> Sequence[Sequence[Task]]:
     """All standing tasks, the outermost tier first."""
     front, knowing = parts.front, parts.front.knowing
+    runs = dict(parts.back.runs)
+    report = runs.pop("report", None)
+    if parts.observe:
+        runs = {name: run for name, run in runs.items() if name in OBSERVING}
 
     def task(name: str, run: Run) -> Task:
         async def keep() -> None:
@@ -105,21 +82,15 @@ def tiers(
 
         return Task(name, keep)
 
-    def late(name: str) -> Task:
-        async def run() -> None:
-            await (await parts.loaded()).runs[name]()
-
-        return task(name, run)
-
     async def discover() -> None:
         """Wait for the Node's labels before the first scan: the first list may depend on them."""
         await front.settings.await_labels()
         await knowing.discovery.run()
 
-    async def report() -> None:
+    async def reported(report: Run) -> None:
         """Wait for the Node's labels before the first report: profiles may depend on them."""
         await front.settings.labelled.wait()
-        await (await parts.loaded()).runs["report"]()
+        await report()
 
     return (
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
@@ -140,24 +111,16 @@ def tiers(
             task("samples", knowing.samples.run),
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
-            task("load", extra.load),
-            *map(late, _back_tasks(parts)),
+            *(task(name, run) for name, run in runs.items()),
         ),
         (
             *(() if parts.observe else (Task("endpoint", front.endpoint.run), extra.mounts)),
-            *(() if parts.plain else (task("report", report),)),
+            *((task("report", partial(reported, report)),) if report is not None else ()),
             task("notify", extra.notify),
             task("web", extra.web),
             task("web_socket", extra.web_socket),
         ),
     )
-
-
-def _back_tasks(parts: AgentParts) -> tuple[str, ...]:
-    """The tasks of the back half that stop after the doors."""
-    if parts.observe:
-        return OBSERVING_PLAIN if parts.plain else OBSERVING
-    return PLAIN if parts.plain else SCHEDULED
 
 
 async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:

@@ -1,18 +1,14 @@
 """Gathers the counters and gauges of all services for the metrics page."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from agent.app.back import Back, PlainBack
 from agent.app.front import Front
-from agent.app.plain import PlainBack
 from agent.kit.tally import Tally
 from agent.web.metrics import Gauge, MetricSources
 
-if TYPE_CHECKING:
-    from agent.app.back import Back
 
-
-def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
+def series_of(front: Front, back: Back | PlainBack) -> MetricSources:
     """The counters and gauges of all services."""
     knowing, traffic = front.knowing, front.server.traffic
     if isinstance(back, PlainBack):
@@ -38,7 +34,7 @@ def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
     )
 
 
-def _tallies(back: "Back") -> tuple[Tally, ...]:
+def _tallies(back: Back) -> tuple[Tally, ...]:
     api = back.api
     return (
         back.allocation.results,
@@ -85,7 +81,7 @@ def _front_readings(front: Front) -> tuple[Gauge, ...]:
     )
 
 
-def _readings(back: "Back") -> tuple[Gauge, ...]:
+def _readings(back: Back) -> tuple[Gauge, ...]:
     return (
         _unconfirmed(lambda: back.reconcile.unconfirmed.value),
         Gauge(

@@ -11,12 +11,11 @@ from agent.web.status import StatusFacts
 
 
 def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None:
-    """What the agent knows now; None for a standby, and before the back half is loaded."""
+    """What the agent knows now; None for a standby."""
     parts = watched.parts
-    back = parts.back.value if parts else None
-    if parts is None or back is None:
+    if parts is None:
         return None
-    front = parts.front
+    front, back = parts.front, parts.back
     facts, knowing = front.facts, front.knowing
     return StatusFacts(
         now=SystemClock().now(),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from agent.app.back import Back
 from agent.app.front import Front
 from agent.app.running import AgentParts
 from agent.core.inventory.gpu import GpuFault, Trouble
@@ -74,11 +75,9 @@ def _kubelet(front: Front) -> tuple[Check, ...]:
 
 def _api(parts: AgentParts) -> tuple[Check, ...]:
     """The checks that need the API server; plain mode has none."""
-    if parts.plain:
+    if not isinstance(parts.back, Back):
         return ()
-    table, back = parts.front.facts.pods.value, parts.back.value
-    loading = Check("report", ok=False, text="the agent is still loading", required=False)
-    reporting = (loading,) if back is None else back.checks()
+    table, reporting = parts.front.facts.pods.value, parts.back.checks()
     if parts.observe:
         return reporting
     return (

@@ -1,9 +1,11 @@
-"""Opens the web pages. Imported late: aiohttp takes longer to load than a registration takes."""
+"""Opens the web pages."""
 
+import asyncio
 import contextlib
 import platform
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 from prometheus_client import Metric
@@ -15,6 +17,7 @@ from agent.app.series import series_of
 from agent.app.status import status_facts
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
+from agent.core.errors import PermissionFault
 from agent.core.health.maintenance import GpuRelease
 from agent.core.health.news import holders
 from agent.core.inventory.inventory import Inventory
@@ -54,11 +57,10 @@ class _AgentMetrics(Collector):
     def _collector(self) -> AgentCollector:
         watched = self._watched
         parts = watched.parts
-        back = parts.back.value if parts else None
-        if parts is None or back is None:
+        if parts is None:
             empty = MetricCells(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
             return AgentCollector(build(), empty, watched.checks, MetricSources())
-        front = parts.front
+        front, back = parts.front, parts.back
         facts = MetricCells(
             front.facts.inventory,
             front.facts.slices,
@@ -110,6 +112,18 @@ async def open_web(
     api = ReadApi(facts, readers)
     async with WebServer(listeners, pages, _actions(watched), api) as server:
         yield server
+
+
+async def serve_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> NoReturn:
+    """Serve the web pages at one listener. Raises PermissionFault."""
+    try:
+        async with open_web(settings, watched, door):
+            watched.shut.pop(door, None)
+            while True:
+                await asyncio.Event().wait()
+    except PermissionFault as error:
+        watched.shut[door] = str(error)
+        raise
 
 
 def _actions(watched: WebSubjects) -> Actions | None:

@@ -7,6 +7,8 @@ import types
 from collections.abc import AsyncIterator
 
 from agent.app.front import Front, HostFacts, join_front
+from agent.app.running import AgentParts
+from agent.app.watching import WebSubjects
 from agent.codec.node_report import report_of
 from agent.core.cluster.changes import NodeEvent
 from agent.core.inventory.gpu import GpuUuid
@@ -16,6 +18,7 @@ from agent.core.ports import Driver
 from agent.core.report_settings import ReportSettings
 from agent.core.state.last_good import SourceFile
 from agent.core.state.state import State
+from agent.kit.heartbeat import Heartbeat
 from agent.services.state import Recovered
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
@@ -86,6 +89,11 @@ def joined(
         notifier=SystemdSide(),
     )
     return join_front(plan.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
+
+
+def watched(front: Front) -> WebSubjects:
+    """What readiness shows of it, without answers and without an API server."""
+    return WebSubjects(Heartbeat(), parts=AgentParts(front, back=None))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.app.running import SCHEDULED, AgentParts, ProcessTasks, lost, tell_systemd, tiers
+from agent.app.running import AgentParts, ProcessTasks, lost, tell_systemd, tiers
 from agent.core.state.ledger import Ledger
-from agent.kit.cell import Cell
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.tiers import Task
 from agent.services.usage.pressure import MemoryPressure
@@ -34,7 +33,7 @@ START = 302.5
 """Seconds after which nothing of a start is under way any more."""
 MINUTES = 10
 END = START + MINUTES * 60
-DOORS = {"endpoint", "web", "web_socket", "load"}
+DOORS = {"endpoint", "web", "web_socket"}
 
 
 Handed = set[tuple[str, float]]
@@ -147,13 +146,11 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     pressure = MemoryPressure(
         usage.newest, front.state.ledger, front.facts.inventory, front.notices.say
     )
-    runs = dict.fromkeys((*SCHEDULED, "report"), asyncio.Event().wait)
-    runs |= {"usage": usage.run, "pressure": pressure.run}
-    parts = AgentParts(front, back=Cell(types.SimpleNamespace(runs=runs)))  # type: ignore[arg-type]
+    runs = {"usage": usage.run, "pressure": pressure.run}
+    parts = AgentParts(front, types.SimpleNamespace(runs=runs))  # type: ignore[arg-type]
     nothing = asyncio.Event().wait
     extra = ProcessTasks(
         heartbeat=Heartbeat().run,
-        load=nothing,  # type: ignore[arg-type]
         notify=lambda: tell_systemd(ToldSystemd(), parts),
         web=nothing,  # type: ignore[arg-type]
         web_socket=nothing,  # type: ignore[arg-type]

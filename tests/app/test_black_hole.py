@@ -6,15 +6,12 @@ import errno
 import msgspec
 import pytest
 
-from agent.app.running import AgentParts
-from agent.app.watching import WebSubjects
 from agent.core.errors import DriverMissing, StateError
 from agent.core.inventory.slices import slice_id
 from agent.core.state.ledger import Ledger
-from agent.kit.heartbeat import Heartbeat
 from agent.services.inventory.withholding import PERIOD
 from agent.services.state import RETRY
-from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running
+from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
 
@@ -38,7 +35,7 @@ def offered(node: FrontNode) -> tuple[list[str], list[str]]:
 
 def degraded(node: FrontNode) -> list[str]:
     """What readiness says beyond what it requires."""
-    checks = WebSubjects(Heartbeat(), parts=AgentParts(node.front, plain=True)).checks()
+    checks = watched(node.front).checks()
     return [one.name for one in checks if not (one.ok or one.required)]
 
 

@@ -13,20 +13,17 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from agent.app.front import Front
-from agent.app.running import AgentParts
-from agent.app.watching import WebSubjects
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.health.judge import switched_off
 from agent.core.health.news import gpu_degraded
 from agent.core.health.xids import FELL_OFF_THE_BUS
 from agent.core.inventory.gpu import GpuFault, Scan, Trouble
 from agent.core.inventory.slices import slice_id
-from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
 from agent.services.health.news import CALM
 from agent.web.probes import Probes
-from tests.app.front_node import joined
+from tests.app.front_node import joined, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
@@ -72,7 +69,7 @@ async def a_node() -> AsyncIterator[HungNode]:
     """A node of two GPUs that were found."""
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
     front = joined(HardwareDriver(hardware))
-    watched = WebSubjects(Heartbeat(), parts=AgentParts(front, plain=True))
+    subjects = watched(front)
     told: list[str] = []
 
     async def follow_inventory() -> None:
@@ -91,13 +88,13 @@ async def a_node() -> AsyncIterator[HungNode]:
         tasks = [
             group.create_task(run())
             for run in (
-                *(watched.heartbeat.run, front.state.run, knowing.listing.run),
+                *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
                 *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
                 *(follow_inventory, read_notices),
             )
         ]
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
-        probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
+        probes = Probes(heartbeat_age=subjects.heartbeat.age, checks=subjects.checks)
         yield HungNode(front, hardware, desk, probes, told)
         for task in tasks:
             task.cancel()

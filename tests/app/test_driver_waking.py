@@ -9,12 +9,9 @@ import pytest
 import structlog
 
 from agent.app import preflight
-from agent.app.running import AgentParts
-from agent.app.watching import WebSubjects
 from agent.core.node.findings import PreflightVerdict
 from agent.core.node.preflight import judge_driver
-from agent.kit.heartbeat import Heartbeat
-from tests.app.front_node import joined, running
+from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
@@ -30,10 +27,7 @@ def deadline() -> float:
 
 def said(front) -> dict[str, str]:
     """What /readyz says of each condition that does not hold."""
-    parts = AgentParts(front, plain=True)
-    return {
-        one.name: one.text for one in WebSubjects(Heartbeat(), parts=parts).checks() if not one.ok
-    }
+    return {one.name: one.text for one in watched(front).checks() if not one.ok}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """READY waits for the kubelet, not for ever; who cannot write in its directory gives up."""
 
 import asyncio
+import datetime as dt
 from pathlib import Path
 
 import pytest
 
-from agent.app.running import MEETING, lost, met
+from agent.app.front import Allocator
+from agent.app.running import MEETING, alive, lost, met
 from agent.core.errors import DirectoryLost
+from agent.host.systemd import NoSystemd
 from agent.kit.cell import Cell
 from agent.services.registration.service import RegistrationState
 
@@ -64,3 +67,53 @@ async def test_a_directory_that_stays_is_no_reason_to_end():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(60):
             await lost(Cell(RegistrationState()), Seen(False))
+
+
+class BeatenWatchdog(NoSystemd):
+    """Counts signs of life; systemd wants one in 30 s."""
+
+    def __init__(self) -> None:
+        self.beats: list[float] = []
+        self.watchdog = dt.timedelta(seconds=30)
+
+    def alive(self) -> None:
+        self.beats.append(asyncio.get_running_loop().time())
+
+
+async def test_the_watchdog_hears_from_whoever_waits() -> None:
+    """A standby waits for hours, and a slow driver for seconds: both are alive."""
+    notifier = BeatenWatchdog()
+    start = asyncio.get_running_loop().time()
+    async with alive(notifier):
+        await asyncio.sleep(35)
+
+    assert [beat - start for beat in notifier.beats] == [0, 10, 20, 30]
+
+
+async def test_without_a_watchdog_nobody_beats() -> None:
+    async with alive(NoSystemd()):
+        await asyncio.sleep(100)
+
+
+class SlowAllocator:
+    """An allocator whose answer takes 8 s."""
+
+    async def allocate(self, ids):
+        await asyncio.sleep(8)
+        return ids
+
+    async def prefer(self, available, must_include, size):
+        return available[:size]
+
+
+async def test_what_would_disturb_a_call_of_the_kubelet_waits_until_it_is_over():
+    allocator = Allocator()
+    allocator.answers = SlowAllocator()
+    began = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(allocator.allocate(()))
+        group.create_task(allocator.prefer((), (), 1))
+        await asyncio.sleep(0)
+        await allocator.calls.come(0.5)
+
+    assert 8.5 == asyncio.get_running_loop().time() - began

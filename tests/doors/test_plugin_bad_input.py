@@ -17,7 +17,7 @@ from grpclib import GRPCError
 from grpclib.client import Channel
 from grpclib.const import Status
 
-from agent.app.late import LateAllocator
+from agent.app.front import Allocator
 from agent.codec.objects import decode_pod
 from agent.codec.pod import LENGTH_LIMIT
 from agent.core.cluster.pods import PodView
@@ -101,8 +101,8 @@ async def a_kubelet(directory: Path) -> AsyncIterator[RudeKubelet]:
     """A node on which one pod was served and another, its neighbour, waits."""
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         lists = Cell(a_list())
-        allocator = LateAllocator()
-        allocator.ready.set(desk.service)
+        allocator = Allocator()
+        allocator.answers = desk.service
         server = PluginServer(directory, Cell(RESOURCE), lists, allocator, Seeded(0))
         running = group.create_task(server.run())
         await server.rebind()

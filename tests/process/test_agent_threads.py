@@ -10,7 +10,7 @@ from tests.process.driver_node import a_node
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
-DISKS = {"state", "disk", "loader", "settings", "regions", "clearing"}
+DISKS = {"state", "disk", "settings", "regions", "clearing"}
 
 
 def shown(cluster: SandboxCluster) -> set[str]:

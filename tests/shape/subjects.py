@@ -32,7 +32,7 @@ SUBJECTS = {
     ),
     "health": ("core/health/", "services/health/"),
     "inventory": ("core/inventory/", "core/node/withholding.py", "services/inventory/"),
-    "usage": ("core/usage/", "services/usage/", "app/usage.py"),
+    "usage": ("core/usage/", "services/usage/"),
     "gpu": ("host/nvml/",),
     "kube": (
         *("core/cluster/", "services/cluster/", "host/kube/"),
