@@ -31,7 +31,7 @@ from agent.app.watching import WebDoor, WebSubjects
 from agent.app.webdoor import open_web, serve_web
 from agent.codec.last_good import decode_last_good
 from agent.core.cluster.changes import NodeEvent
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.errors import (
     AgentError,
     DirectoryLost,

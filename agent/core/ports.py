@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.changes import NodeChange, NodeCondition, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.containers.edits import HookFacts
-from agent.core.health.news import NodeCondition
 from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 from agent.core.inventory.slices import SliceId

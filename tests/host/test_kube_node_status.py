@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.cluster.changes import NodeCondition
 from agent.core.errors import ApiNotFound
-from agent.core.health.news import NodeCondition
 from agent.host.kube.api import KubeNodeStatus
 from tests.builders import NODE, NOON
 from tests.fakes.kubeworld import model_world

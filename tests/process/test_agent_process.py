@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from agent.codec.checkpoint import StateEncoder
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
 from agent.host.identity import machine_id

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.core.allocation.room import GpuUse, Shortage
-from agent.core.cluster.pods import ContainerView, NodeLock, PodTable, PodUid, PodView
+from agent.core.cluster.pods import ContainerView, NodeLock, PodKey, PodTable, PodUid, PodView
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.share import Share
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
-
-PodKey = tuple[str, str]
-"""Namespace and name of a pod. PodResources and the node lock have no more."""
 
 Known = Mapping[PodKey, Holding | None]
 """The witness's answers so far; None: it does not know the pod. A missing key: it was not asked."""

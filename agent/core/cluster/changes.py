@@ -1,5 +1,7 @@
 """What the watches of pods and Node deliver, and the Events that the agent writes."""
 
+import datetime as dt
+
 import msgspec
 
 from agent.core.cluster.pods import NodeView, PodUid, PodView
@@ -46,3 +48,13 @@ class NodeEvent(msgspec.Struct, frozen=True):
 def version_number(version: str) -> int:
     """A resource version as a number; 0, which is older than all others, if it is no number."""
     return int(version) if version.isascii() and version.isdigit() else 0
+
+
+class NodeCondition(msgspec.Struct, frozen=True):
+    """A condition of the Node. As in node-problem-detector, true means a problem."""
+
+    kind: str
+    status: bool
+    reason: str
+    message: str
+    since: dt.datetime

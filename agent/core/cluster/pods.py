@@ -20,6 +20,10 @@ _UNREACHED: Final = re.compile(r"(?:^|[-.])(?:gvisor|runsc|kata)")
 """Runtime classes by their usual names: what a RuntimeClass leads to is not read."""
 
 
+PodKey = tuple[str, str]
+"""Namespace and name of a pod. PodResources and the node lock have no more."""
+
+
 class Phase(enum.StrEnum):
     """status.phase of a pod."""
 

@@ -40,6 +40,7 @@ from agent.core.containers.edits import (
     HookFacts,
     MountEdit,
     NodeEdit,
+    container_directory,
 )
 from agent.core.errors import Refusal, RefusalReason, SettingsError, cap
 from agent.core.inventory.gpu import GpuUuid
@@ -56,9 +57,6 @@ MPS_ROOT = "/mps"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- where CUDA looks for it
 CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
 """The namespace of cache file names. It must never change: running containers map the files."""
-
-_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class EditRequest(msgspec.Struct, frozen=True):
@@ -190,22 +188,6 @@ def misnamed(facts: HookFacts) -> str:
     if _short(mounted_library(facts)) in map(_short, names):
         return ""
     return " and ".join(cap(repr(name)) for name in names[:3]) or "no library"
-
-
-def container_directory(pod_uid: str, container: str) -> str:
-    """The name of the container's own directory: `<pod UID>_<container>`, one path component.
-
-    Raises:
-        Refusal: the pod UID is no UID, or the container name is no DNS label. Such a name could
-            lead out of the parent directory.
-    """
-    if not _POD_UID.fullmatch(pod_uid):
-        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is not a pod UID")
-    if not _LABEL.fullmatch(container):
-        raise Refusal(
-            RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is not a valid container name"
-        )
-    return f"{pod_uid}_{container}"
 
 
 def cache_file(pod_uid: str, container: str) -> str:

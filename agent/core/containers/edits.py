@@ -1,9 +1,15 @@
 """The values of an Allocate answer, and the settings and facts that it is made from."""
 
+import re
+
 import msgspec
 
+from agent.core.errors import Refusal, RefusalReason, cap
 from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.share import Share
+
+_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class MountEdit(msgspec.Struct, frozen=True):
@@ -87,3 +93,19 @@ class GrantedShare(msgspec.Struct, frozen=True):
     registered_mib: int
     minor: int | None = None
     index: int = NO_INDEX
+
+
+def container_directory(pod_uid: str, container: str) -> str:
+    """The name of the container's own directory: `<pod UID>_<container>`, one path component.
+
+    Raises:
+        Refusal: the pod UID is no UID, or the container name is no DNS label. Such a name could
+            lead out of the parent directory.
+    """
+    if not _POD_UID.fullmatch(pod_uid):
+        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is not a pod UID")
+    if not _LABEL.fullmatch(container):
+        raise Refusal(
+            RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is not a valid container name"
+        )
+    return f"{pod_uid}_{container}"

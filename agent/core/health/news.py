@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.changes import NodeCondition, NodeEvent
 from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.health.verdicts import past
 from agent.core.inventory.condition import Cause, Condition, Health
@@ -206,16 +206,6 @@ def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEven
     if not uid:
         return event
     return msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
-
-
-class NodeCondition(msgspec.Struct, frozen=True):
-    """A condition of the Node. As in node-problem-detector, true means a problem."""
-
-    kind: str
-    status: bool
-    reason: str
-    message: str
-    since: dt.datetime
 
 
 def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:

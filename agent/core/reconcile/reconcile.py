@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from agent.core.ages import has_passed
-from agent.core.allocation.evidence import PodKey
-from agent.core.cluster.pods import ContainerView, Phase, PodUid, PodView, Role
-from agent.core.containers.container_edits import container_directory
+from agent.core.cluster.pods import ContainerView, Phase, PodKey, PodUid, PodView, Role
+from agent.core.containers.edits import container_directory
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.reconcile.by_kubelet import judge_by_kubelet
 from agent.core.reconcile.findings import EVER, Adoption, Findings, ReconcileFacts, Stranger

@@ -7,10 +7,9 @@ import structlog
 
 from agent.codec.narrow import Raw, read_object, read_pod
 from agent.codec.objects import decode_node, decode_pod
-from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.changes import NodeChange, NodeCondition, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
-from agent.core.health.news import NodeCondition
 from agent.host.kube.events import EventPoster, stamp
 from agent.host.kube.lists import Lists
 from agent.host.kube.session import (

@@ -29,7 +29,6 @@ from agent.core.allocation.evidence import (
     ListPods,
     LookAtNode,
     LookAtPod,
-    PodKey,
     Question,
     ReadRecords,
 )
@@ -37,7 +36,7 @@ from agent.core.allocation.exactly_one import in_vain
 from agent.core.allocation.matching import decide
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.allocation.steps import starved_refusal
-from agent.core.cluster.pods import NodeView, PodUid
+from agent.core.cluster.pods import NodeView, PodKey, PodUid
 from agent.core.errors import (
     ApiError,
     KubeletError,

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from agent.core.allocation.steps import AllocateStep
 from agent.core.cluster.changes import NodeEvent
-from agent.core.containers.container_edits import container_directory
-from agent.core.containers.edits import ContainerEdits
+from agent.core.containers.edits import ContainerEdits, container_directory
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.settlement import REFUSED_EVENT

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from agent.core.allocation.room import takes_room
-from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.changes import NodeCondition, NodeEvent
 from agent.core.cluster.pods import PodTable
-from agent.core.health.news import NodeCondition, believed, gpu_degraded, gpu_events, turning
+from agent.core.health.news import believed, gpu_degraded, gpu_events, turning
 from agent.core.inventory.condition import Cause
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Trouble
 from agent.core.inventory.inventory import Inventory

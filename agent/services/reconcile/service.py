@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from agent.core.cluster.pods import Phase, PodTable, PodUid, Role
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.errors import AgentError, Refusal, StateError, WitnessThrottled
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness

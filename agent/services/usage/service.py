@@ -12,7 +12,7 @@ import structlog
 
 from agent.core.allocation.room import takes_room
 from agent.core.cluster.pods import PodTable
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.errors import StateError
 from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock, Regions

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from agent.core.allocation.plain import PlainSettings
 from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import PodTable
-from agent.core.containers.container_edits import container_directory
-from agent.core.containers.edits import EditSettings
+from agent.core.containers.edits import EditSettings, container_directory
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.by_kubelet import judge_by_kubelet

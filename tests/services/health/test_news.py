@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.changes import NodeCondition, NodeEvent
 from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import ApiError
-from agent.core.health.news import NodeCondition
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.inventory import Inventory
 from agent.core.state.ledger import Ledger

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, Tombstone
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.errors import KubeletError
 from agent.core.inventory.slices import slice_id
 from agent.core.reconcile.pace import PERIOD, QUIET, THROTTLED_PAUSE

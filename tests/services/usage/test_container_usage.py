@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.cluster.pods import Phase, PodTable
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import SharedGpu
 from agent.core.inventory.slices import MIB, slice_id

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.cluster.pods import PodTable
-from agent.core.containers.container_edits import container_directory
+from agent.core.containers.edits import container_directory
 from agent.core.inventory.inventory import Inventory
 from agent.core.state.ledger import Ledger
 from agent.core.usage.region import RegionChange, RegionReading, RegionState

@@ -13,7 +13,6 @@ from agent.core.containers.container_edits import (
     EditRequest,
     cache_file,
     check_edit_settings,
-    container_directory,
     container_edits,
     cuda_order,
     pci_key,
@@ -24,6 +23,7 @@ from agent.core.containers.edits import (
     GrantedShare,
     HookFacts,
     NodeEdit,
+    container_directory,
 )
 from agent.core.errors import Refusal, RefusalReason, SettingsError
 from tests.builders import G1, G2, POD_UID, a_share
