@@ -128,8 +128,8 @@ async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):
             await node.allocatable(20)
             server = node.door.server._current
             assert server is not None
-            for peer in server._listener._peers.open.value:
-                peer.cut()
+            for transport in server._peers.value:
+                transport.abort()
             await within(node.until_seen("disconnected", times))
 
         await node.allocatable(20)
