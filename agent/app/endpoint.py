@@ -15,7 +15,7 @@ from agent.core.ports import SocketWatch
 from agent.core.reconcile.mismatch import check_start
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
-from agent.kit.supervisor import supervise
+from agent.kit.tasks import supervise
 from agent.plugin.server import PluginServer
 from agent.plugin.sockets import Rival
 from agent.services.registration.rival import Rivals

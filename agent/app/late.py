@@ -5,8 +5,8 @@ from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
 from agent.kit.cell import Cell
-from agent.kit.lull import Lull
 from agent.kit.running_time import Lag, Starved
+from agent.kit.ticks import Lull
 from agent.plugin.handlers import SliceAllocator
 
 

@@ -14,7 +14,7 @@ from agent.app.watching import WebDoor, WebSubjects
 from agent.core.errors import AgentError, PermissionFault, SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
-from agent.kit.news import news
+from agent.kit.cell import News
 from agent.kit.running_time import Lag
 from agent.services.report.announce import NodeEventQueue
 from agent.settings.sections import Settings
@@ -62,7 +62,7 @@ async def load_back(
 ) -> None:
     """Open the back half when the kubelet was reached, after LOAD_DELAY at most; keep it open."""
     front = parts.front
-    await news(front.registration.state, within=LOAD_DELAY)
+    await News(front.registration.state).wait(LOAD_DELAY)
     opening: contextlib.AbstractAsyncContextManager[Back | PlainBack]
     if settings.plain is not None:
         open_plain = await adapters.loader.call(plain_half)

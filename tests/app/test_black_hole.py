@@ -11,7 +11,7 @@ from agent.app.watching import WebSubjects
 from agent.core.errors import DriverMissing, StateError
 from agent.core.inventory.slices import slice_id
 from agent.core.state.ledger import Ledger
-from agent.kit.heartbeat import Heartbeat
+from agent.kit.tasks import Heartbeat
 from agent.services.inventory.withholding import PERIOD
 from agent.services.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running

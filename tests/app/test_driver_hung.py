@@ -21,7 +21,7 @@ from agent.core.health.news import gpu_degraded
 from agent.core.health.xids import FELL_OFF_THE_BUS
 from agent.core.inventory.gpu import GpuFault, Scan, Trouble
 from agent.core.inventory.slices import slice_id
-from agent.kit.heartbeat import Heartbeat
+from agent.kit.tasks import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
 from agent.services.health.news import CALM

@@ -13,7 +13,7 @@ from agent.app.running import AgentParts
 from agent.app.watching import WebSubjects
 from agent.core.node.findings import PreflightVerdict
 from agent.core.node.preflight import judge_driver
-from agent.kit.heartbeat import Heartbeat
+from agent.kit.tasks import Heartbeat
 from tests.app.front_node import joined, running
 from tests.fakes.nvml import until
 
