@@ -34,8 +34,7 @@ from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Withholder
 from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
-from agent.services.registration.kubelet import KubeletWatch
-from agent.services.registration.service import Registration
+from agent.services.registration.service import KubeletWatch, Registration
 from agent.services.report.announce import NodeEventQueue
 from agent.services.report.cordons import CordonEvents
 from agent.services.state import Recovered, StateService

@@ -20,8 +20,7 @@ from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
-from agent.services.registration.kubelet import KubeletWatch
-from agent.services.registration.service import Registration
+from agent.services.registration.service import KubeletWatch, Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list
