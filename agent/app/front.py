@@ -24,9 +24,9 @@ from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Row
 from agent.host.watch import DirectoryWatch, HostFileWatch
 from agent.kit.cell import Cell
-from agent.kit.lull import Lull
 from agent.kit.running_time import Lag
-from agent.kit.supervisor import supervise
+from agent.kit.tasks import supervise
+from agent.kit.ticks import Lull
 from agent.plugin.handlers import SliceAllocator
 from agent.plugin.server import PluginServer
 from agent.plugin.sockets import Rival, check_directory
@@ -40,9 +40,8 @@ from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Cue, NodeCheck, Withholder
 from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
-from agent.services.registration.kubelet import KubeletWatch
 from agent.services.registration.rival import Rivals
-from agent.services.registration.service import Registration
+from agent.services.registration.service import KubeletWatch, Registration
 from agent.services.report.announce import NodeEventQueue
 from agent.services.report.cordons import CordonEvents
 from agent.services.state import Recovered, StateService

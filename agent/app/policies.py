@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from agent.core.errors import AgentError
-from agent.kit.supervisor import RestartPolicy
+from agent.kit.tasks import RestartPolicy
 
 EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
 """Failures of the outside world, logged in one line. Any other exception is a defect."""

@@ -15,11 +15,9 @@ from agent.app.front import Front
 from agent.app.policies import EXPECTED, POLICIES
 from agent.core.errors import DirectoryLost
 from agent.core.ports import ServiceNotifier
-from agent.kit.cell import Cell
-from agent.kit.news import news
-from agent.kit.supervisor import supervise
+from agent.kit.cell import Cell, News
+from agent.kit.tasks import Task, supervise
 from agent.kit.ticks import until_tick
-from agent.kit.tiers import Task
 from agent.services.registration.service import RegistrationState
 
 OBSERVING = frozenset({"node", "announcer", "usage"})
@@ -136,7 +134,7 @@ async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
 async def lost(state: Cell[RegistrationState], written: WritableDirectory) -> None:
     """Watch the kubelet's directory. Raises DirectoryLost: this process cannot write there."""
     while not written.is_lost():
-        await news(state, within=until_tick(STATUS_PERIOD))
+        await News(state).wait(until_tick(STATUS_PERIOD))
     raise DirectoryLost(
         f"{written.path} was created again, and this process cannot write there: restart the agent"
     )
@@ -158,7 +156,8 @@ async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
         if now != text:
             text = now
             notifier.status(text)
-        await news(front.registration.state, front.facts.slices, within=until_tick(STATUS_PERIOD))
+        changed = News(front.registration.state, front.facts.slices)
+        await changed.wait(until_tick(STATUS_PERIOD))
 
 
 @contextlib.asynccontextmanager

@@ -24,9 +24,9 @@ from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
-from agent.kit.lull import Lull
 from agent.kit.running_time import Lag
-from agent.plugin.calls import PREFERENCE_FOLLOWED
+from agent.kit.ticks import Lull
+from agent.plugin.handlers import PREFERENCE_FOLLOWED
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled

@@ -11,7 +11,7 @@ from agent.app.running import AgentParts
 from agent.core.inventory.gpu import GpuFault, Trouble
 from agent.core.inventory.inventory import Inventory
 from agent.core.node.readiness import STANDBY, Check
-from agent.kit.heartbeat import Heartbeat
+from agent.kit.tasks import Heartbeat
 
 
 class WebDoor(enum.StrEnum):

@@ -1,6 +1,53 @@
-"""Delays between attempts: a list of seconds whose last entry repeats, plus random jitter."""
+"""How often something is tried: delays between attempts, and limits on a rate."""
 
+import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+async def retry(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause: float) -> T:
+    """Call `ask` every `pause` seconds until it does not raise `refused`; return its answer.
+
+    The caller sets the deadline. A `pause` of whole seconds can collide every time with another
+    client that calls in bursts at fixed times.
+    """
+    while True:
+        try:
+            return await ask()
+        except refused:
+            await asyncio.sleep(pause)
+
+
+class Allowance(msgspec.Struct):
+    """A token bucket: `burst` at once, then one every `refill` seconds.
+
+    `spent` tokens were missing at `since` (loop time).
+    """
+
+    burst: int
+    refill: float
+    spent: float = 0.0
+    since: float = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Whether one more is allowed now."""
+        return self.wait(now) == 0
+
+    def wait(self, now: float) -> float:
+        """Seconds until one more is allowed."""
+        return max(0.0, (self._at(now) + 1 - self.burst) * self.refill)
+
+    def spend(self, now: float) -> None:
+        """Take one."""
+        self.spent, self.since = self._at(now) + 1, now
+
+    def _at(self, now: float) -> float:
+        return max(0.0, self.spent - (now - self.since) / self.refill)
 
 
 class Backoff:
@@ -10,8 +57,6 @@ class Backoff:
     """
 
     def __init__(self, delays: tuple[float, ...], jitter: float, random: random.Random) -> None:
-        if not delays or min(delays) < 0 or jitter < 0:
-            raise ValueError("delays must not be empty; neither they nor jitter may be negative")
         self._delays = delays
         self._jitter = jitter
         self._random = random

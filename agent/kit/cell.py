@@ -6,7 +6,7 @@ has one writer by convention, any number of readers and no lock: everything runs
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -108,3 +108,36 @@ class _Follower(Generic[T]):
             raise StopAsyncIteration
         self._seen = version
         return self._cell.value
+
+
+class News:
+    """A cursor over several cells. It misses no change between two waits."""
+
+    def __init__(self, *cells: Cell[Any]) -> None:
+        self._cells = cells
+        self._seen = [cell.value for cell in cells]
+
+    async def wait(self, within: float | None = None) -> bool:
+        """Wait until a cell differs from its value at the end of the last wait, or at the start.
+
+        False: none did within `within` seconds. A closed cell never ends the wait.
+        """
+        pairs = list(zip(self._cells, self._seen, strict=True))
+        try:
+            async with asyncio.timeout(within), asyncio.TaskGroup() as group:
+                if not any(cell.value is not seen for cell, seen in pairs):
+                    tasks = [group.create_task(_newer(cell, seen)) for cell, seen in pairs]
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in tasks:
+                        task.cancel()
+        except TimeoutError:
+            return False
+        self._seen = [cell.value for cell in self._cells]
+        return True
+
+
+async def _newer(cell: Cell[Any], seen: object) -> None:
+    try:
+        await cell.until(lambda value: value is not seen)
+    except CellClosed:
+        await asyncio.Event().wait()

@@ -1,7 +1,13 @@
-"""Ticks that all periodic work shares, so that an idle process wakes seldom."""
+"""Says when work in the background may run.
+
+Periodic work runs at ticks that all of it shares, so that an idle process wakes seldom. Other work
+waits until no call has been in progress for a while.
+"""
 
 import asyncio
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Final
 
 TURN: Final = 0.1
@@ -20,3 +26,35 @@ def until_tick(period: float, turn: int = 0) -> float:
     """
     now, late = asyncio.get_running_loop().time(), turn * TURN
     return (math.floor((now - late + EARLY) / period) + 1) * period + late - now
+
+
+class Lull:
+    """Counts the work in progress. A waiter delays no work."""
+
+    def __init__(self) -> None:
+        self._active = 0
+        self._ended = -math.inf
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count as work in progress while the block runs."""
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self._ended = asyncio.get_running_loop().time()
+            if not self._active:
+                self._idle.set()
+
+    async def come(self, seconds: float) -> None:
+        """Return once no work has been in progress for `seconds`."""
+        loop = asyncio.get_running_loop()
+        while self._active or (left := self._ended + seconds - loop.time()) > 0:
+            if self._active:
+                await self._idle.wait()
+            else:
+                await asyncio.sleep(left)

@@ -1,26 +1,37 @@
-"""The handlers of the kubelet's five calls; they translate between messages and services."""
+"""The handlers of the kubelet's five calls; they translate between messages and services.
+
+Every call ends in an answer, or in a status with a message: one sentence with the refusal's id.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
-from grpclib.const import Handler
-from typing_extensions import override
+from grpclib import GRPCError
+from grpclib.const import Handler, Status
+from grpclib.server import Stream
 
 from agent.core.containers.edits import ContainerEdits
-from agent.core.errors import AgentError, Refusal, RefusalReason, SettingsError
+from agent.core.errors import (
+    AgentError,
+    Refusal,
+    RefusalReason,
+    SettingsError,
+    StateError,
+    cap,
+)
 from agent.core.inventory.slices import SliceId, SliceList
 from agent.kit.cell import Cell
-from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
-from agent.plugin.frames import ListFrame, ListFrames
-from agent.plugin.guard import Guard
-from agent.plugin.traffic import Traffic, counted
+from agent.kit.running_time import Lag
+from agent.kit.tally import Durations, Tally
+from agent.plugin.messages import encode_list
 from agent.wire.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
     CdiDevice,
-    ContainerAllocateRequest,
     ContainerAllocateResponse,
     ContainerPreferredAllocationRequest,
     ContainerPreferredAllocationResponse,
@@ -28,7 +39,6 @@ from agent.wire.v1beta1 import (
     DevicePluginOptions,
     DeviceSpec,
     Empty,
-    ListAndWatchResponse,
     Mount,
     PreferredAllocationRequest,
     PreferredAllocationResponse,
@@ -38,9 +48,24 @@ from agent.wire.v1beta1 import (
 
 log = structlog.get_logger(__name__)
 
+RECEIVE_DEADLINE = 10.0
+"""Seconds that a peer has to send its complete request."""
+
 PREFER_DEADLINE = 0.5
 """Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
 
+PREFERENCE_FOLLOWED: Final = 0.5
+"""Seconds after a GetPreferredAllocation in which its Allocate comes; usually 1 ms."""
+
+ALLOCATE_FOLLOWED: Final = 0.1
+"""Seconds after an Allocate in which a next container's or pod's comes; usually 8 to 20 ms."""
+
+TEXT_LIMIT = 4096
+"""Characters of an error's text, which the kubelet copies into the pod's status."""
+
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Serve: TypeAlias = Callable[[Stream[Any, Any]], Awaitable[None]]
 
 Fence = Callable[[tuple[SliceId, ...]], None]
 """Raises a Refusal if the container that holds these slices must not start. Does not wait."""
@@ -60,7 +85,62 @@ class SliceAllocator(Protocol):
         ...
 
 
-class DevicePlugin(DevicePluginBase):
+class Traffic:
+    """The kubelet's calls over all servers: open list streams, calls by code, durations."""
+
+    def __init__(self) -> None:
+        self.streams: Cell[int] = Cell(0)
+        self.calls = Tally(
+            "rpc_calls_total",
+            "Calls of the kubelet by gRPC code of the answer.",
+            ("method", "code"),
+        )
+        self.durations = Durations(
+            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
+        )
+
+
+class AdmissionCalls:
+    """Tracks the calls of pod admissions, so that a server does not end between two of them.
+
+    For each container the kubelet calls GetPreferredAllocation, then Allocate. If the server ends
+    between two of these calls, the pod fails.
+    """
+
+    def __init__(self) -> None:
+        self.open: Cell[int] = Cell(0)
+        self._begun: Cell[int] = Cell(0)
+        self._expected_until = 0.0
+        self._lag = Lag()
+
+    @contextlib.contextmanager
+    def counted(self, followed: float) -> Iterator[None]:
+        """Count the block as a call; another may follow within `followed` seconds of its end."""
+        self._begun.set(self._begun.value + 1)
+        with _counted(self.open):
+            try:
+                yield
+            finally:
+                self._expected_until = _now() + followed
+
+    async def over(self) -> None:
+        """Return once no call is open and none is expected."""
+        while True:
+            await self.open.until(lambda count: count == 0)
+            left = self._expected_until - _now()
+            if left < 0.001:  # the clock's resolution
+                return
+            with contextlib.suppress(TimeoutError):
+                async with self._lag.within(left):
+                    await self._next()
+
+    async def _next(self) -> None:
+        """Return once one more call has begun, even if it has ended."""
+        known = self._begun.value
+        await self._begun.until(lambda count: count != known)
+
+
+class DevicePlugin:
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
     `is_current`: whether the resource still has the name that this server registered. With a
@@ -80,7 +160,6 @@ class DevicePlugin(DevicePluginBase):
         self._traffic = traffic
         self._fence = fence
         self._is_current = is_current
-        self._frames = ListFrames()
         self._draining = False
         self.calls = AdmissionCalls()
         self.streams: Cell[int] = Cell(0)
@@ -89,34 +168,28 @@ class DevicePlugin(DevicePluginBase):
         """Refuse every new Allocate; open calls go on."""
         self._draining = True
 
-    @override
-    async def get_device_plugin_options(self, message: Empty) -> DevicePluginOptions:
+    async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
         return DevicePluginOptions(
             pre_start_required=self._fence is not None, get_preferred_allocation_available=True
         )
 
-    @override
-    async def list_and_watch(self, message: Empty) -> AsyncGenerator[ListAndWatchResponse, None]:
+    async def list_and_watch(self, _: Empty) -> AsyncGenerator[bytes, None]:
         """Yield the list at once and after every change; changes during a send are combined."""
-        sent: ListFrame | None = None
-        with counted(self._traffic.streams), counted(self.streams):
+        sent: bytes | None = None
+        with _counted(self._traffic.streams), _counted(self.streams):
             log.info("plugin.stream_opened", streams=self._traffic.streams.value)
             async for listed in self._lists.follow():
-                frame = self._frame(listed)
-                if frame is not None and (sent is None or bytes(frame) != bytes(sent)):
-                    sent = frame
-                    yield frame
+                try:
+                    encoded = encode_list(listed)
+                except SettingsError as error:
+                    # The kubelet would close the stream: it keeps the former list.
+                    log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
+                    continue
+                if encoded != sent:
+                    sent = encoded
+                    yield encoded
 
-    def _frame(self, listed: SliceList) -> ListFrame | None:
-        """The encoded list, or None when the kubelet would close the stream because of its size."""
-        try:
-            return self._frames.encode(listed)
-        except SettingsError as error:
-            log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
-            return None
-
-    @override
     async def get_preferred_allocation(
         self, message: PreferredAllocationRequest
     ) -> PreferredAllocationResponse:
@@ -138,7 +211,6 @@ class DevicePlugin(DevicePluginBase):
             chosen = first_fit(available, must_include, size)
         return ContainerPreferredAllocationResponse(device_i_ds=list(chosen))
 
-    @override
     async def allocate(self, message: AllocateRequest) -> AllocateResponse:
         """Return one answer for each container request, in order.
 
@@ -156,13 +228,12 @@ class DevicePlugin(DevicePluginBase):
                 "create the pod again, with the node's present resource name."
             )
             raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
-        answers = [await self._allocated(request) for request in requests]
+        answers = [
+            container_response(await self._allocator.allocate(_ids(request.devices_ids)))
+            for request in requests
+        ]
         return AllocateResponse(container_responses=answers)
 
-    async def _allocated(self, request: ContainerAllocateRequest) -> ContainerAllocateResponse:
-        return container_response(await self._allocator.allocate(_ids(request.devices_ids)))
-
-    @override
     async def pre_start_container(
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
@@ -179,23 +250,98 @@ class DevicePlugin(DevicePluginBase):
                 raise
         return PreStartContainerResponse()
 
-    @override
     def __mapping__(self) -> dict[str, Handler]:
-        """The handlers by path, each in a Guard."""
-        guard, watched = Guard(self._traffic), self.calls.watched
-        prefer = guard.unary("prefer", self.get_preferred_allocation)
-        allocate = guard.unary("allocate", self.allocate)
+        """The handlers by path, for grpclib."""
         serve = {
-            "GetDevicePluginOptions": guard.unary("options", self.get_device_plugin_options),
-            "ListAndWatch": guard.stream("list", self.list_and_watch),
-            "GetPreferredAllocation": watched(prefer, PREFERENCE_FOLLOWED),
-            "Allocate": watched(allocate, ALLOCATE_FOLLOWED),
-            "PreStartContainer": guard.unary("prestart", self.pre_start_container),
+            "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
+            "ListAndWatch": self._list_stream,
+            "GetPreferredAllocation": self._unary(
+                "prefer", self.get_preferred_allocation, PREFERENCE_FOLLOWED
+            ),
+            "Allocate": self._unary("allocate", self.allocate, ALLOCATE_FOLLOWED),
+            "PreStartContainer": self._unary("prestart", self.pre_start_container),
         }
         return {
             path: generated._replace(func=serve[path.rpartition("/")[2]])
-            for path, generated in super().__mapping__().items()
+            for path, generated in DevicePluginBase().__mapping__().items()
         }
+
+    def _unary(
+        self,
+        method: str,
+        answer: Callable[[Any], Awaitable[Any]],
+        followed: float | None = None,
+    ) -> Serve:
+        """The handler of one request with one answer; `followed`: it belongs to an admission."""
+
+        async def serve(stream: Stream[Any, Any]) -> None:
+            counted = contextlib.nullcontext() if followed is None else self.calls.counted(followed)
+            with counted, self._answered(method):
+                await stream.send_message(await answer(await received(stream)))
+
+        return serve
+
+    async def _list_stream(self, stream: Stream[Any, Any]) -> None:
+        with self._answered("list"):
+            async with aclosing(self.list_and_watch(await received(stream))) as lists:
+                async for encoded in lists:
+                    await stream.send_message(encoded)
+
+    @contextlib.contextmanager
+    def _answered(self, method: str) -> Iterator[None]:
+        """Count a call, and turn its error into a status with one sentence."""
+        started = _now()
+        status = Status.CANCELLED
+        try:
+            yield
+            status = Status.OK
+        except GRPCError as error:
+            status = error.status
+            raise
+        except AgentError as error:
+            answer = grpc_error(error)
+            status = answer.status
+            raise answer from error
+        except Exception as error:  # the outermost handler
+            status = Status.INTERNAL
+            log.exception("plugin.call_failed", method=method)
+            text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
+            raise GRPCError(status, text) from error
+        finally:
+            self._traffic.calls.add(method, status.name)
+            if method != "list":  # a stream lasts as long as the kubelet
+                self._traffic.durations.observe(_now() - started, method, status.name)
+
+
+async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
+    """Receive the request of a call. Raises GRPCError, or a Refusal of a malformed request."""
+    try:
+        async with asyncio.timeout(RECEIVE_DEADLINE):
+            message = await stream.recv_message()
+    except TimeoutError as error:
+        raise GRPCError(Status.DEADLINE_EXCEEDED, "the request is incomplete") from error
+    # AssertionError and NotImplementedError are grpclib's, for a body that is shorter than its
+    # prefix says and for a compressed one. No kubelet sends either.
+    except (AssertionError, EOFError, NotImplementedError, ValueError) as error:
+        sentence = f"The call holds no whole request: {error}."
+        raise Refusal(RefusalReason.MALFORMED_REQUEST, sentence) from error
+    if message is None:
+        raise Refusal(RefusalReason.MALFORMED_REQUEST, "The call holds no message.")
+    return message
+
+
+def grpc_error(error: AgentError) -> GRPCError:
+    """The gRPC error for an error. The pod's status shows code and text, so both are stable."""
+    match error:
+        case Refusal(gate=RefusalReason.EMPTY_REQUEST | RefusalReason.MALFORMED_REQUEST):
+            status = Status.INVALID_ARGUMENT
+        case Refusal(transient=True) | StateError():
+            status = Status.UNAVAILABLE
+        case Refusal():
+            status = Status.FAILED_PRECONDITION
+        case _:
+            status = Status.INTERNAL
+    return GRPCError(status, cap(str(error), TEXT_LIMIT))
 
 
 def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
@@ -220,3 +366,17 @@ def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
         annotations=dict(edits.annotations),
         cdi_devices=[CdiDevice(name) for name in edits.cdi_names],
     )
+
+
+@contextlib.contextmanager
+def _counted(cell: Cell[int]) -> Iterator[None]:
+    """Add one to `cell` while the block runs."""
+    cell.set(cell.value + 1)
+    try:
+        yield
+    finally:
+        cell.set(cell.value - 1)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

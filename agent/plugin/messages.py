@@ -1,186 +1,139 @@
-"""Decodes the kubelet's requests and refuses every malformed or incomplete message.
+"""Encodes and decodes the messages of the device plugin API.
 
-The generated parser accepts a truncated text as a shorter one, raises various errors for a field of
-the wrong type, and takes 40 ms for 16,000 ids, on the loop. So requests are decoded here, by the
-shapes below.
+The generated classes do it, but for two paths with thousands of ids, on the loop: their encoder
+takes 17 µs for each slice of a list, their parser 2.5 µs for each id of a request. Their parser
+also accepts a text that is cut short. A property test compares both paths with Google's protobuf.
 """
 
-import enum
+import itertools
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from betterproto2 import decode_varint, encode_varint
 from grpclib.encoding.base import CodecBase
 from typing_extensions import override
 
-from agent.core.errors import MalformedText, Refusal, RefusalReason
-from agent.plugin.status import grpc_error
+from agent.core.errors import SettingsError
+from agent.core.inventory.slices import LIST_BYTES, SliceList
 from agent.wire.v1beta1 import (
     AllocateRequest,
     ContainerAllocateRequest,
     ContainerPreferredAllocationRequest,
-    Empty,
+    Device,
+    NumaNode,
     PreferredAllocationRequest,
     PreStartContainerRequest,
+    TopologyInfo,
 )
 
-
-class FieldKind(enum.Enum):
-    """The type of a field that holds no message."""
-
-    TEXTS = "texts"
-    """A repeated string."""
-    NUMBER = "number"
-    """An int32."""
+_HEAD = b"\x0a"  # of field 1: Device.ID, and an entry of the list
+_TEXTS_1, _TEXTS_2, _NUMBER_3 = 0x0A, 0x12, 0x18
+"""Tags of the requests: field 1 and 2 length-delimited, also of messages; field 3 a varint."""
 
 
-class MessageShape(msgspec.Struct, frozen=True):
-    """A message type: its fields' names and kinds by number. A field with a shape is repeated."""
+def encode_list(listed: SliceList) -> bytes:
+    """Encode a list, as bytes(ListAndWatchResponse) would.
 
-    message: type
-    fields: "Mapping[int, tuple[str, FieldKind | MessageShape]]"
-
-
-_PREFERRED = MessageShape(
-    ContainerPreferredAllocationRequest,
-    {
-        1: ("available_deviceIDs", FieldKind.TEXTS),
-        2: ("must_include_deviceIDs", FieldKind.TEXTS),
-        3: ("allocation_size", FieldKind.NUMBER),
-    },
-)
-_ALLOCATED = MessageShape(ContainerAllocateRequest, {1: ("devices_ids", FieldKind.TEXTS)})
-
-SHAPES: Mapping[type, MessageShape] = {
-    shape.message: shape
-    for shape in (
-        MessageShape(Empty, {}),
-        MessageShape(AllocateRequest, {1: ("container_requests", _ALLOCATED)}),
-        MessageShape(PreferredAllocationRequest, {1: ("container_requests", _PREFERRED)}),
-        MessageShape(PreStartContainerRequest, {1: ("devices_ids", FieldKind.TEXTS)}),
-    )
-}
-"""The requests of the five calls."""
-
-_VARINT_LIMIT = 10
-_INT32 = 1 << 32
-
-
-class WireType(enum.IntEnum):
-    """The encoding of a field. This API uses no groups (3, 4)."""
-
-    VARINT = 0
-    FIXED_64 = 1
-    SIZED = 2
-    FIXED_32 = 5
+    Raises:
+        SettingsError: with all slices unhealthy, the list would be longer than the kubelet accepts;
+            the text says how many slices fit.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for group in listed.groups:
+        # An unknown NUMA node is omitted: the kubelet never places a container on node -1.
+        numa = -1 if group.numa is None else group.numa
+        topology = TopologyInfo(nodes=[NumaNode(id=numa)]) if numa >= 0 else None
+        worst = bytes(Device(health="Unhealthy", topology=topology))
+        tail = bytes(Device(health="Healthy", topology=topology)) if group.healthy else worst
+        # Neighbours with ids of one length differ only in the ids: the bytes between are equal.
+        for length, texts in itertools.groupby((text.encode() for text in group.ids), len):
+            ids, name = list(texts), _HEAD + encode_varint(length)
+            head = _HEAD + encode_varint(len(name) + length + len(tail)) + name
+            parts += (head, (tail + head).join(ids), tail)
+            entry = len(name) + length + len(worst)
+            size += len(ids) * (len(_HEAD + encode_varint(entry)) + entry)
+    if size > LIST_BYTES:
+        count = sum(len(group.ids) for group in listed.groups)
+        raise SettingsError(
+            f"{count} slices on {len(listed.groups)} GPUs make a list of {size} bytes when all are"
+            f" unhealthy ({size // count} bytes a slice), more than the {LIST_BYTES} bytes that are"
+            f" safe with the kubelet's limit of 4 MiB: lower the split count so that at most"
+            f" {LIST_BYTES * count // size} slices are listed"
+        )
+    return b"".join(parts)
 
 
-class StrictCodec(CodecBase):
-    """Encodes answers; decodes only well-formed requests."""
+class PluginCodec(CodecBase):
+    """The codec of the plugin's server. Lists are given to it as bytes, by encode_list()."""
 
     __content_subtype__ = "proto"
 
     @override
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Encode a message. Raises TypeError for one of another type."""
-        if not isinstance(message, message_type):
-            raise TypeError(f"expected a {message_type.__name__}, not a {type(message).__name__}")
+        """Encode a message."""
         return bytes(message)
 
     @override
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Decode the message in `data`.
+        """Decode a request. Raises ValueError or EOFError if it is malformed."""
+        if message_type is AllocateRequest:
+            containers = map(_fields, _fields(data)[_TEXTS_1])
+            return AllocateRequest(
+                [ContainerAllocateRequest(_texts(fields[_TEXTS_1])) for fields in containers]
+            )
+        if message_type is PreferredAllocationRequest:
+            containers = map(_fields, _fields(data)[_TEXTS_1])
+            return PreferredAllocationRequest(
+                [
+                    ContainerPreferredAllocationRequest(
+                        available_deviceIDs=_texts(fields[_TEXTS_1]),
+                        must_include_deviceIDs=_texts(fields[_TEXTS_2]),
+                        allocation_size=_int32(fields[_NUMBER_3]),
+                    )
+                    for fields in containers
+                ]
+            )
+        if message_type is PreStartContainerRequest:
+            return PreStartContainerRequest(_texts(_fields(data)[_TEXTS_1]))
+        return message_type.parse(data)
 
-        Raises:
-            GRPCError: INVALID_ARGUMENT; its text says what is wrong.
-        """
-        try:
-            return read(data, SHAPES[message_type])
-        except (MalformedText, UnicodeDecodeError) as error:
-            sentence = f"The call holds no whole {message_type.__name__}: {error}."
-            raise grpc_error(Refusal(RefusalReason.MALFORMED_REQUEST, sentence)) from error
 
+def _fields(data: bytes) -> Mapping[int, list[Any]]:
+    """The values in a message by tag, which is the number of a field and its encoding.
 
-def read(data: bytes, shape: MessageShape) -> Any:  # noqa: ANN401 -- a message of that shape
-    """Decode the message of that shape in `data`; unknown fields are ignored.
-
-    Raises:
-        MalformedText: the message is incomplete, or a field has the wrong type.
-        UnicodeDecodeError: a text is not UTF-8.
+    A field that is encoded in another way than the API says is unknown, and ignored.
     """
-    return _message(data, 0, len(data), shape)
-
-
-def _message(data: bytes, start: int, end: int, shape: MessageShape) -> Any:  # noqa: ANN401 -- see read()
-    values: dict[str, Any] = {}
-    texts: dict[str, list[bytes]] = {}
-    at = start
+    fields: defaultdict[int, list[Any]] = defaultdict(list)
+    at, end = 0, len(data)
+    value: Any
     while at < end:
-        tag, at = _varint(data, at, end)
-        name, kind = shape.fields.get(tag >> 3, ("", None))
-        wire_type = tag & 7
-        expected = WireType.VARINT if kind is FieldKind.NUMBER else WireType.SIZED
-        if tag < 8 or (kind is not None and wire_type != expected):
-            raise MalformedText(f"field {tag >> 3} before byte {at} is of the wrong kind")
-        at, stop = _extent(data, at, end, wire_type)
-        if stop > end:
-            raise MalformedText(f"field {tag >> 3} before byte {at} is cut short")
-        if kind is FieldKind.TEXTS:
-            known = texts.setdefault(name, [])
-            known.append(data[at:stop])
-            stop = _short_texts(data, stop, end, tag, known)
-        elif kind is FieldKind.NUMBER:
-            number = _varint(data, at, end)[0] % _INT32
-            values[name] = number - _INT32 if number >= _INT32 // 2 else number
-        elif kind is not None:
-            values.setdefault(name, []).append(_message(data, at, stop, kind))
-        at = stop
-    values.update((name, _decoded(known)) for name, known in texts.items())
-    return shape.message(**values)
+        # Numbers of one byte, which are those of ids, without a call.
+        tag, at = (data[at], at + 1) if data[at] < 0x80 else decode_varint(data, at)
+        match tag & 7:
+            case 0:
+                value, at = decode_varint(data, at)
+            case 2:
+                is_short = at < end and data[at] < 0x80
+                size, at = (data[at], at + 1) if is_short else decode_varint(data, at)
+                value, at = data[at : at + size], at + size
+            case 1 | 5 as kind:
+                value, at = None, at + (8 if kind == 1 else 4)
+            case kind:
+                raise ValueError(f"a field is encoded in the unknown way {kind}")
+        if tag < 8 or at > end:
+            raise ValueError(f"field {tag >> 3} is cut short, or no field")
+        fields[tag].append(value)
+    return fields
 
 
-def _short_texts(data: bytes, at: int, end: int, tag: int, known: list[bytes]) -> int:
-    """Append the texts at `at` with this tag and a one-byte length to `known`; return their end.
-
-    This is the fast path for the thousands of ids.
-    """
-    while at + 1 < end and data[at] == tag and (size := data[at + 1]) < 0x80:
-        stop = at + 2 + size
-        if stop > end:
-            break
-        known.append(data[at + 2 : stop])
-        at = stop
-    return at
-
-
-def _decoded(texts: list[bytes]) -> list[str]:
+def _texts(values: list[bytes]) -> list[str]:
     # All at once, unless a text holds the separator.
-    decoded = b"\0".join(texts).decode().split("\0")
-    return decoded if len(decoded) == len(texts) else [text.decode() for text in texts]
+    texts = b"\0".join(values).decode().split("\0") if values else []
+    return texts if len(texts) == len(values) else [value.decode() for value in values]
 
 
-def _extent(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends; the end may lie outside the message."""
-    match wire_type:
-        case WireType.SIZED:
-            size, at = _varint(data, at, end)
-            return at, at + size
-        case WireType.VARINT:
-            return at, _varint(data, at, end)[1]
-        case WireType.FIXED_64:
-            return at, at + 8
-        case WireType.FIXED_32:
-            return at, at + 4
-        case _:
-            raise MalformedText(f"byte {at - 1} begins a field of the unknown kind {wire_type}")
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and the position after it."""
-    value = 0
-    for place in range(at, min(end, at + _VARINT_LIMIT)):
-        byte = data[place]
-        value |= (byte & 0x7F) << (7 * (place - at))
-        if byte < 0x80:
-            return value, place + 1
-    raise MalformedText(f"the number at byte {at} does not end")
+def _int32(values: list[int]) -> int:
+    number = values[-1] & 0xFFFF_FFFF if values else 0
+    return number - (1 << 32) if number >> 31 else number

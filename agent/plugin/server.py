@@ -6,22 +6,27 @@ which starts a new server on a new socket.
 
 import asyncio
 import contextlib
+import os
 import random
 from pathlib import Path
 
 import structlog
 from grpclib import GRPCError
 from grpclib.exceptions import StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server
+from typing_extensions import override
 
 from agent.core.errors import KubeletError
 from agent.core.inventory.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.dial import UnixChannel
+from agent.kit.peer import peer_uid
 from agent.kit.running_time import Lag
-from agent.plugin.handlers import DevicePlugin, Fence, SliceAllocator
-from agent.plugin.listener import Listener
+from agent.kit.throttle import Throttle
+from agent.plugin.handlers import DevicePlugin, Fence, SliceAllocator, Traffic
+from agent.plugin.messages import PluginCodec
 from agent.plugin.sockets import BoundSocket, bind, sweep
-from agent.plugin.traffic import Traffic
 from agent.wire.v1beta1 import DevicePluginStub, Empty
 
 log = structlog.get_logger(__name__)
@@ -35,16 +40,77 @@ DRAIN_DEADLINE = 10.0
 STREAM_DEADLINE = 1.0
 """Seconds for the list streams to end; a kubelet that does not read is cut off."""
 
+PEER_DEADLINE = 0.5
+"""Seconds that peers have to close their connections after their last call ended."""
+
+CLOSE_DEADLINE = 1.0
+"""Seconds for the remaining handlers to end after that."""
+
 SELF_CHECK_DEADLINE = 2.0
 
+UNREAD_LIMIT = 1024 * 1024
+"""Bytes that a peer may leave unread. Lists wait for the peer at 64 KiB, so these are answers of
+HTTP/2 itself, which nothing else bounds."""
 
-class Incarnation:
-    """One server on one socket, from serve() to stop()."""
+REFUSED_PERIOD = 60.0
+"""Seconds between two log lines about refused callers, who could cause a flood."""
+
+
+class Peer(H2Protocol):
+    """One connection, which is in `peers` while it is open.
+
+    Only root (the kubelet) and the agent's user (its self-check) may connect. The socket's mode
+    keeps others out; if one connects, the connection is closed before any byte is read or sent.
+    """
+
+    def __init__(
+        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Throttle
+    ) -> None:
+        super().__init__(plain.handler, plain.config, plain.h2_config)
+        self._peers = peers
+        self._refused = refused
+        self._transport: asyncio.Transport | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        uid = peer_uid(transport)
+        if uid not in {0, os.geteuid()} or not isinstance(transport, asyncio.Transport):
+            left_out = self._refused.admit()
+            if left_out is not None:
+                log.warning("plugin.peer_refused", uid=uid, more=left_out)
+            transport.close()
+            return
+        super().connection_made(transport)
+        self._transport = transport
+        self._peers.set(self._peers.value | {transport})
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:  # a refused peer, whose connection is closing
+            return
+        if self._transport.get_write_buffer_size() > UNREAD_LIMIT:
+            self._transport.abort()
+            return
+        super().data_received(data)
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._transport is None:
+            self.handler.close()
+            return
+        super().connection_lost(exc)
+        self._peers.set(self._peers.value - {self._transport})
+
+
+class Incarnation(Server):
+    """One server on one socket, from serve() to stop(). Create it on the loop where it serves."""
 
     def __init__(self, bound: BoundSocket, lists: Cell[SliceList], plugin: DevicePlugin) -> None:
+        super().__init__([plugin], codec=PluginCodec())
         self._bound = bound
         self._plugin = plugin
-        self._listener = Listener(plugin)
+        self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
+        self._refused = Throttle(REFUSED_PERIOD)
         self.lists = lists
 
     @property
@@ -52,13 +118,18 @@ class Incarnation:
         """The base name of its socket."""
         return self._bound.path.name
 
+    @override
+    def _protocol_factory(self) -> H2Protocol:
+        return Peer(super()._protocol_factory(), self._peers, self._refused)
+
     async def serve(self) -> None:
         """Listen, and check by a call that the server answers.
 
         Raises:
             KubeletError: the call was not answered.
         """
-        await self._listener.serve(self._bound.sock)
+        # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
+        await self.start(sock=self._bound.sock)
         try:
             async with (
                 Lag().within(SELF_CHECK_DEADLINE),
@@ -84,11 +155,29 @@ class Incarnation:
             await _zero(self._plugin.calls.open, DRAIN_DEADLINE, "plugin.drain_overdue")
             self.lists.close()
             await _zero(self._plugin.streams, STREAM_DEADLINE, "plugin.stream_overdue")
-            await self._listener.stop()
+            if self._server is not None:
+                await self._hang_up()
         finally:
             self.lists.close()
             self._bound.unlink()
             self._bound.sock.close()
+
+    async def _hang_up(self) -> None:
+        """Accept no more connections, give the peers a moment to leave, and cut the others."""
+        self.close()  # cancels what is left of handlers, which then send no answer
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PEER_DEADLINE):
+                    await self._peers.until(lambda peers: not peers)
+        finally:
+            for transport in self._peers.value:
+                transport.abort()
+        # From 3.12 on, wait_closed also waits for connections; all are closed by now.
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self.wait_closed()
+        except TimeoutError:
+            log.warning("plugin.close_overdue", deadline=CLOSE_DEADLINE)
 
 
 async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:

@@ -37,7 +37,11 @@ class BoundSocket(msgspec.Struct, frozen=True):
 
     def unlink(self) -> None:
         """Delete the file, unless it is gone or was replaced."""
-        if _identity(self.path) == self.identity:
+        try:
+            status = self.path.lstat()
+        except OSError:
+            return
+        if (status.st_dev, status.st_ino) == self.identity:
             self.path.unlink(missing_ok=True)
 
 
@@ -57,14 +61,23 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
             # The file is created with its mode: a later chmod could follow a link.
             os.fchmod(sock.fileno(), MODE)
             sock.bind(os.fspath(path))
-            identity = _bound_identity(path)
+            status = path.lstat()
         except OSError as error:
             sock.close()
-            if error.errno == errno.EADDRINUSE:
-                continue
-            raise _bind_error(path, error) from error
-        if identity is not None:
-            return BoundSocket(path, sock, identity)
+            match error:
+                case OSError(errno=errno.EADDRINUSE):
+                    continue
+                case FileNotFoundError():
+                    text = f"{directory} is not there: the kubelet makes it at its start"
+                    raise KubeletError(text) from error
+                case PermissionError():
+                    text = f"{directory} may not be written: run the agent as root"
+                    raise PermissionFault(text) from error
+                case _:
+                    raise KubeletError(f"{path} cannot be bound: {error.strerror}") from error
+        # Another file in its place was put there after the bind.
+        if stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == MODE:
+            return BoundSocket(path, sock, (status.st_dev, status.st_ino))
         sock.close()
     raise KubeletError(f"no socket could be bound in {directory}: all names tried were taken")
 
@@ -93,24 +106,6 @@ def check_directory(directory: Path) -> None:
         )
 
 
-def _bound_identity(path: Path) -> tuple[int, int] | None:
-    """The identity of a socket that was just bound; None if it was replaced."""
-    status = path.lstat()
-    if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _bind_error(path: Path, error: OSError) -> KubeletError | PermissionFault:
-    match error:
-        case FileNotFoundError():
-            return KubeletError(f"{path.parent} is not there: the kubelet makes it at its start")
-        case PermissionError():
-            return PermissionFault(f"{path.parent} may not be written: run the agent as root")
-        case _:
-            return KubeletError(f"{path} cannot be bound: {error.strerror}")
-
-
 def socket_name(directory: Path, resource: str, chance: random.Random) -> str:
     """A new name: `hami-<tail of the resource>-<8 hex digits>.sock`, the tail cut to fit.
 
@@ -136,10 +131,17 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
 
     Live sockets and those of other plugins stay.
     """
-    names = [name for name in _names(directory) if _is_ours(name, resource)]
-    dead = sorted(name for name in names if _is_dead(directory / name))
-    for name in dead:
-        (directory / name).unlink(missing_ok=True)
+    try:
+        names = sorted(entry.name for entry in directory.iterdir())
+    except OSError:
+        return ()  # binding raises the reason
+    dead = []
+    for name in names:
+        ours = re.fullmatch(r"hami-(.+)-[0-9a-f]{8}\.sock", name)
+        # The tail of a long resource is cut in the name.
+        if ours and _tail(resource).startswith(ours[1]) and _listens(directory / name) is False:
+            (directory / name).unlink(missing_ok=True)
+            dead.append(name)
     return tuple(dead)
 
 
@@ -171,40 +173,15 @@ class Rival(msgspec.Struct, frozen=True):
 
     def answers(self) -> bool | None:
         """Whether a process listens on the socket; None: there is no such socket."""
-        path = self.directory / self.name
-        return not _is_dead(path) if self.names and _is_socket(path) else None
+        return _listens(self.directory / self.name) if self.names else None
 
 
-def _names(directory: Path) -> list[str]:
+def _listens(path: Path) -> bool | None:
+    """Whether a socket has a server: one whose server has ended refuses. None: it is no socket."""
     try:
-        return [entry.name for entry in directory.iterdir()]
-    except OSError:
-        return []
-
-
-def _is_ours(name: str, resource: str) -> bool:
-    match = re.fullmatch(r"hami-(.+)-[0-9a-f]{8}\.sock", name)
-    return match is not None and _tail(resource).startswith(match[1])
-
-
-def _is_dead(path: Path) -> bool:
-    """True for a socket that refuses connections: its server has ended."""
-    if not _is_socket(path):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return None
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(os.fspath(path)) != errno.ECONNREFUSED

@@ -18,7 +18,7 @@ from agent.core.ports import Driver
 from agent.core.report_settings import ReportSettings
 from agent.core.state.last_good import SourceFile
 from agent.core.state.state import State
-from agent.kit.heartbeat import Heartbeat
+from agent.kit.tasks import Heartbeat
 from agent.services.state import Recovered
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources

@@ -20,7 +20,7 @@ from agent.core.inventory.slices import SliceId, SliceList
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
-from agent.kit.lull import Lull
+from agent.kit.ticks import Lull
 from agent.services.cluster.node import NodeWatch
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper

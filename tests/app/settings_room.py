@@ -15,7 +15,7 @@ from agent.core.ports import Disk
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
-from agent.kit.lull import Lull
+from agent.kit.ticks import Lull
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources

@@ -14,8 +14,7 @@ import msgspec
 
 from agent.app.running import AgentParts, ProcessTasks, lost, tell_systemd, tiers
 from agent.core.state.ledger import Ledger
-from agent.kit.heartbeat import Heartbeat
-from agent.kit.tiers import Task
+from agent.kit.tasks import Heartbeat, Task
 from agent.services.usage.pressure import MemoryPressure
 from agent.services.usage.service import ContainerUsage
 from tests.app.front_node import BEFORE, FrontPlaces, joined

@@ -16,8 +16,7 @@ from agent.core.errors import Refusal
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Holder
-from agent.plugin.handlers import container_response
-from agent.plugin.status import grpc_error
+from agent.plugin.handlers import container_response, grpc_error
 from agent.sandbox.kubelet.devices import HEALTHY, ListedDevice
 from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse

@@ -14,7 +14,7 @@ from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import Scan
 from agent.core.state.last_good import LastGood, SourceFile
 from agent.core.state.ledger import Ledger
-from agent.plugin.calls import PREFERENCE_FOLLOWED
+from agent.plugin.handlers import PREFERENCE_FOLLOWED
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources

@@ -7,7 +7,6 @@ counted and the container is served.
 
 import asyncio
 import contextlib
-import dataclasses
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from agent.codec.objects import decode_pod
 from agent.codec.pod import LENGTH_LIMIT
 from agent.core.cluster.pods import PodView
 from agent.core.errors import RefusalReason
-from agent.core.inventory.condition import Condition
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer
 from agent.services.state import CURRENT
@@ -33,7 +31,7 @@ from agent.wire.v1beta1 import (
     DevicePluginStub,
     Empty,
 )
-from tests.builders import NODE, a_gpu, a_health, a_pod_uid, a_shared_gpu, an_inventory
+from tests.builders import NODE, a_pod_uid
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list
 from tests.services.allocation.allocating import G1, G2, Desk, a_desk, annotated, ids, placed
@@ -47,21 +45,15 @@ ONE = f"{G1},NVIDIA,3000,30:"
 MANY = 10_000
 
 
-def pod_object(text: str | None, *counts: int, node: str = NODE) -> Mapping[str, object]:
+def pod_object(text: str, count: int = 1) -> Mapping[str, object]:
     """The pod team-a/bad as the API server sends it, with that devices text."""
-    notes = annotated(text or "", node)
-    if text is None:
-        del notes["hami.io/vgpu-devices-allocated"]
-    containers = [
-        {"name": f"c{place}", "resources": {"limits": {RESOURCE: str(count)}}}
-        for place, count in enumerate(counts or (1,))
-    ]
+    containers = [{"name": "c0", "resources": {"limits": {RESOURCE: str(count)}}}]
     return {
         "metadata": {
             "uid": a_pod_uid(66),
             "namespace": "team-a",
             "name": "bad",
-            "annotations": notes,
+            "annotations": annotated(text, NODE),
         },
         "spec": {"nodeName": NODE, "containers": containers},
         "status": {
@@ -115,95 +107,54 @@ async def a_kubelet(directory: Path) -> AsyncIterator[RudeKubelet]:
         running.cancel()
 
 
-@dataclasses.dataclass(frozen=True)
-class Bad:
-    """What is wrong in what the scheduler seems to have written, and what is said of it."""
-
-    gate: RefusalReason
-    words: str
-    text: str | None = ONE + ";"
-    counts: tuple[int, ...] = (1,)
-    node: str = NODE
-    ill: bool = False
-    asked: int = 1
-    status: Status = Status.FAILED_PRECONDITION
-    named: bool = True
-
-
 BAD = {
-    "other groups than containers": Bad(
-        RefusalReason.COUNT_MISMATCH, "for 2 containers, but 1", f"{ONE};{ONE};"
+    "escapes and line feeds": (
+        RefusalReason.MALFORMED_ANNOTATION,
+        "is not a decimal",
+        f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;",
+        1,
     ),
-    "fewer GPUs than slices": Bad(
-        RefusalReason.COUNT_MISMATCH, "c0 requests 2 GPUs", counts=(2,), asked=2
+    "oversize": (
+        RefusalReason.MALFORMED_ANNOTATION,
+        f"at most {LENGTH_LIMIT}",
+        ONE + ":" * LENGTH_LIMIT,
+        1,
     ),
-    "ids of no container's number": Bad(
-        RefusalReason.NO_POD_ADMITTED, "asks for 3 slice(s)", asked=3, named=False
+    "memory beside another": (
+        RefusalReason.MEMORY_EXCEEDED,
+        "promised",
+        f"{G1},NVIDIA,78560,1:;",
+        1,
     ),
-    "unknown GPU": Bad(
-        RefusalReason.UNKNOWN_GPU,
-        "GPU-00000000",
-        "GPU-00000000-aaaa-0000-0000-000000000000,NVIDIA,1,1:;",
-    ),
-    "MIG instance": Bad(RefusalReason.UNKNOWN_GPU, "[1-0]", f"{G1}[1-0],NVIDIA,9728,14:;"),
-    "bad GPU": Bad(RefusalReason.BAD_GPU, "is bad: XID 79", ill=True),
-    "memory": Bad(RefusalReason.MEMORY_EXCEEDED, "81559 MiB", f"{G1},NVIDIA,81560,1:;"),
-    "memory beside another": Bad(
-        RefusalReason.MEMORY_EXCEEDED, "promised", f"{G1},NVIDIA,78560,1:;"
-    ),
-    "all of it beside another": Bad(
-        RefusalReason.MEMORY_EXCEEDED, "promised", f"{G1},NVIDIA,0,1:;"
-    ),
-    "compute": Bad(RefusalReason.CORES_EXCEEDED, "% of compute", f"{G1},NVIDIA,1,71:;"),
-    "three fields": Bad(RefusalReason.MALFORMED_ANNOTATION, "3 of 4 fields", f"{G1},NVIDIA,1:;"),
-    "no number": Bad(RefusalReason.MALFORMED_ANNOTATION, "'1e3'", f"{G1},NVIDIA,1e3,1:;"),
-    "over int32": Bad(RefusalReason.MALFORMED_ANNOTATION, "32 bits", f"{G1},NVIDIA,2147483648,1:;"),
-    "negative memory": Bad(RefusalReason.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,-1,1:;"),
-    "negative compute": Bad(RefusalReason.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,1,-1:;"),
-    "wrong type word": Bad(RefusalReason.MALFORMED_ANNOTATION, "type 'MLU'", f"{G1},MLU,1,1:;"),
-    "small type word": Bad(
-        RefusalReason.MALFORMED_ANNOTATION, "type 'nvidia'", f"{G1},nvidia,1,1:;"
-    ),
-    "oversize": Bad(
-        RefusalReason.MALFORMED_ANNOTATION, f"at most {LENGTH_LIMIT}", ONE + ":" * LENGTH_LIMIT
-    ),
-    "escapes and line feeds": Bad(
-        RefusalReason.MALFORMED_ANNOTATION, "is not a decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
-    ),
-    "another node's": Bad(RefusalReason.WRONG_NODE, "node-9", node="node-9"),
-    "none": Bad(RefusalReason.NO_ANNOTATION, "is missing", None),
-    "nothing but separators": Bad(RefusalReason.NO_ANNOTATION, "names no GPU", ";;:"),
-    "placeholder of HAMi 2.4": Bad(RefusalReason.NO_ANNOTATION, "names no GPU", ",,0,0:;"),
-    "10,000 ids for nobody": Bad(
-        RefusalReason.NO_POD_ADMITTED, "asks for 10000 slice(s)", asked=MANY, named=False
-    ),
-    "10,000 ids for one GPU": Bad(
-        RefusalReason.COUNT_MISMATCH, "c0 requests 10000 GPUs", counts=(MANY,), asked=MANY
+    "10,000 ids": (
+        RefusalReason.COUNT_MISMATCH,
+        "c0 requests 10000 GPUs",
+        ONE + ";",
+        MANY,
     ),
 }
+"""What is wrong in what the scheduler seems to have written, and what is said of it. All gates:
+tests/unit/core/allocation/test_matching_gates.py."""
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-async def test_it_is_refused_in_a_sentence_and_nothing_is_written(tmp_path: Path, bad: Bad):
+@pytest.mark.parametrize(("gate", "words", "text", "count"), BAD.values(), ids=BAD)
+async def test_it_is_refused_in_a_sentence_and_nothing_is_written(
+    tmp_path: Path, gate: RefusalReason, words: str, text: str, count: int
+):
     async with a_kubelet(tmp_path) as kubelet:
-        if bad.ill:
-            sick = a_shared_gpu(
-                gpu=a_gpu(index=0), health=a_health(condition=Condition.BAD, text="XID 79")
-            )
-            kubelet.desk.inventory.set(an_inventory(gpus=(sick,)))
-        kubelet.admit(decode_pod(pod_object(bad.text, *bad.counts, node=bad.node), RESOURCE))
+        kubelet.admit(decode_pod(pod_object(text, count), RESOURCE))
         before, ledger = await kubelet.stored(), kubelet.desk.ledger
         made = dict(kubelet.desk.hooks.made)
 
-        status, text = await kubelet.refused([f"GPU-{number}" for number in range(bad.asked)])
+        status, said = await kubelet.refused([f"GPU-{number}" for number in range(count)])
 
-        assert bad.status is status
-        assert text.endswith(f" [{bad.gate.value}]")
-        assert 1 == len(re.findall(r"HA-\d{4}", text))
-        assert bad.words in text
-        assert ("team-a/bad" in text) == bad.named
-        assert text.isprintable()
-        assert len(text) < 700
+        assert Status.FAILED_PRECONDITION is status
+        assert said.endswith(f" [{gate.value}]")
+        assert 1 == len(re.findall(r"HA-\d{4}", said))
+        assert words in said
+        assert "team-a/bad" in said
+        assert said.isprintable()
+        assert len(said) < 700
         assert (before, ledger) == (await kubelet.stored(), kubelet.desk.ledger)
         assert made == kubelet.desk.hooks.made
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.core.errors import Refusal, RefusalReason, StateError
+from agent.core.errors import (
+    AgentError,
+    KubeletError,
+    Refusal,
+    RefusalReason,
+    StateCorrupt,
+    StateError,
+)
+from agent.plugin.handlers import grpc_error
 from tests.fakes.door import FakeDoor, a_door
 from tests.fakes.grpc_messages import GrpcPlugin
 
@@ -102,6 +110,22 @@ async def test_an_error_becomes_its_status_with_its_sentence(
         assert (code, text) == await refused(plugin.allocate, ["a"])
         assert 1 == counts(door)[("allocate", code)]
         plugin.close()
+
+
+def test_every_error_has_the_status_that_its_kind_deserves():
+    invalid = {RefusalReason.EMPTY_REQUEST, RefusalReason.MALFORMED_REQUEST}
+    for gate in RefusalReason:
+        for transient, usual in ((False, "FAILED_PRECONDITION"), (True, "UNAVAILABLE")):
+            error = grpc_error(Refusal(gate, "this is why", transient=transient))
+            expected = "INVALID_ARGUMENT" if gate in invalid else usual
+            assert (expected, f"this is why [{gate.value}]") == (error.status.name, error.message)
+    for unwritable in (StateError("full"), StateCorrupt("torn")):
+        assert "UNAVAILABLE" == grpc_error(unwritable).status.name
+    for other in (AgentError("odd"), KubeletError("gone")):
+        assert ("INTERNAL", str(other)) == (
+            grpc_error(other).status.name,
+            grpc_error(other).message,
+        )
 
 
 async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsys):

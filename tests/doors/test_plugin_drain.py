@@ -2,17 +2,17 @@
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 
-from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
+from agent.plugin.handlers import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
 from tests.machine.virtual import stall, virtual
 
 
-async def answer(seconds: Any) -> None:
+async def call(calls: AdmissionCalls, followed: float, seconds: float = 0.0) -> None:
     """A call that is answered after so long."""
-    await asyncio.sleep(seconds)
+    with calls.counted(followed):
+        await asyncio.sleep(seconds)
 
 
 async def waited(calls: AdmissionCalls) -> float:
@@ -27,12 +27,12 @@ async def waited(calls: AdmissionCalls) -> float:
 async def test_behind_a_call_it_waits_for_the_next_one(followed: float, *, fails: bool):
     calls = AdmissionCalls()
 
-    async def answer_or_fail(_: Any) -> None:
+    with (
+        pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext(),
+        calls.counted(followed),
+    ):
         if fails:
             raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
-        await calls.watched(answer_or_fail, followed)(None)  # type: ignore[arg-type]
 
     assert followed == pytest.approx(await waited(calls))
 
@@ -40,19 +40,18 @@ async def test_behind_a_call_it_waits_for_the_next_one(followed: float, *, fails
 @virtual
 async def test_an_agent_that_stands_still_behind_a_call_reads_the_next_one_first():
     calls, loop = AdmissionCalls(), asyncio.get_running_loop()
-    allocate = calls.watched(answer, ALLOCATE_FOLLOWED)
     tasks = []
 
     async def read() -> None:
         for _ in range(5):  # a call passes through several callbacks
             await asyncio.sleep(0)
-        await allocate(0.2)  # type: ignore[arg-type]
+        await call(calls, ALLOCATE_FOLLOWED, 0.2)
 
     def stop() -> None:
         stall(3.5)  # the kubelet's call lies there
         tasks.append(loop.create_task(read()))
 
-    await calls.watched(answer, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
+    await call(calls, PREFERENCE_FOLLOWED)
     loop.call_later(0.1, stop)
     await calls.over()
 
@@ -62,7 +61,7 @@ async def test_an_agent_that_stands_still_behind_a_call_reads_the_next_one_first
 async def test_without_a_call_or_long_behind_one_it_does_not_wait():
     calls = AdmissionCalls()
     assert 0 == await waited(calls)
-    await calls.watched(answer, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
+    await call(calls, PREFERENCE_FOLLOWED)
     await asyncio.sleep(1)
 
     assert 0 == await waited(calls)
@@ -73,15 +72,14 @@ async def test_without_a_call_or_long_behind_one_it_does_not_wait():
 )
 async def test_the_allocate_behind_a_preference_ends_the_long_wait(before: float, after: float):
     calls = AdmissionCalls()
-    await calls.watched(answer, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
+    await call(calls, PREFERENCE_FOLLOWED)
     async with asyncio.TaskGroup() as group:
-        allocate = calls.watched(answer, ALLOCATE_FOLLOWED)
         if before:
-            group.create_task(allocate(before))  # type: ignore[arg-type]
+            group.create_task(call(calls, ALLOCATE_FOLLOWED, before))
             await asyncio.sleep(0)
         waiting = group.create_task(waited(calls))
         if after:
             await asyncio.sleep(after)
-            await allocate(0.0)  # type: ignore[arg-type]
+            await call(calls, ALLOCATE_FOLLOWED)
 
     assert before + after + ALLOCATE_FOLLOWED == pytest.approx(waiting.result())

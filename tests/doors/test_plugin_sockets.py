@@ -11,8 +11,7 @@ import pytest
 
 from agent.core.errors import AgentError, KubeletError, PermissionFault
 from agent.kit.cell import Cell
-from agent.plugin.listener import Listener
-from agent.plugin.server import PluginServer
+from agent.plugin.server import Incarnation, PluginServer
 from agent.plugin.sockets import Rival, bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
@@ -199,11 +198,13 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
         path.rename(path.with_suffix(".away"))
         path.symlink_to("nowhere")
 
-    async def serve_and_swap(listener: Listener, sock: socket.socket) -> None:
-        swap(Path(sock.getsockname()))
-        await listener.start(sock=sock)
+    start = Incarnation.start
 
-    monkeypatch.setattr(Listener, "serve", serve_and_swap)
+    async def start_and_swap(server: Incarnation, *, sock: socket.socket) -> None:
+        swap(Path(sock.getsockname()))
+        await start(server, sock=sock)
+
+    monkeypatch.setattr(Incarnation, "start", start_and_swap)
 
     with pytest.raises(KubeletError, match="does not answer a call of its own server"):
         await server.rebind()

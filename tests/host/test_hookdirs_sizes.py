@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import StateError
+from agent.host.hook import sizes
 from agent.host.hook.directories import HostHookDirs
 from agent.host.hook.sizes import directory_sizes
 from tests.host.hook_space import NAME
@@ -43,10 +44,10 @@ async def test_ten_thousand_and_one_entries_are_beyond_and_no_more_is_looked_at(
         for number in range(count):
             (leaf / f"{number}").touch()
 
-    sizes = directory_sizes(hook)
+    found = directory_sizes(hook)
 
-    assert (10_001, True) == (sizes[NAME].entries, sizes[NAME].is_beyond)
-    assert (2, False) == (sizes[OTHER].entries, sizes[OTHER].is_beyond)
+    assert (10_001, True) == (found[NAME].entries, found[NAME].is_beyond)
+    assert (2, False) == (found[OTHER].entries, found[OTHER].is_beyond)
     assert before == handles()
 
 
@@ -62,6 +63,42 @@ async def test_a_sparse_file_and_a_link_to_the_host_are_not_beyond(dirs, hook, t
     size = directory_sizes(hook)[NAME]
 
     assert (2, False) == (size.entries, size.is_beyond)
+
+
+async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_hang(dirs, hook):
+    leaf = await leaf_of(dirs, hook)
+    (leaf / "a").write_bytes(bytes(100_000))
+    for number in range(20):
+        os.link(leaf / "a", leaf / f"a{number}")
+    os.mkfifo(leaf / "fifo")
+    (leaf / "loop").symlink_to("loop")
+    (leaf / os.fsdecode(b"\xff\xfe\n" * 80)).mkdir()
+
+    size = directory_sizes(hook)[NAME]
+
+    assert (24, 0, False) == (size.entries, size.closed, size.is_beyond)
+    assert 100_000 <= size.size < 200_000
+
+
+async def test_counting_ends_with_the_depth_and_with_the_bytes(dirs, hook, monkeypatch):
+    before = handles()
+    at = os.open(await leaf_of(dirs, hook), os.O_RDONLY)
+    for _ in range(100):
+        os.mkdir("d", dir_fd=at)
+        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+    large = await leaf_of(dirs, hook, OTHER)
+    for number in range(10):
+        (large / f"{number}").write_bytes(bytes(100_000))
+    monkeypatch.setattr(sizes, "BYTES", 250_000)
+
+    found = directory_sizes(hook)
+
+    assert (16, True) == (found[NAME].entries, found[NAME].is_beyond)
+    assert found[OTHER].is_beyond
+    assert found[OTHER].entries < 10
+    assert before == handles()
 
 
 async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):

@@ -67,12 +67,10 @@ async def test_another_user_of_the_node_reads_no_secret_and_holds_no_lock(siege:
 @pytest.mark.parametrize(
     ("program", "what", "most", "rate"),
     [
-        ("resets", "calls taken back at once", 200_000, 20_000.0),
         ("noise", "noise at the plugin's socket", 5_000, 50.0),
         ("bombs", "headers that swell", 2_000, 20.0),
         ("idles", "800 silent connections", 20_000, LOUD),
         ("ids", "requests of 10,000 ids", 500, 5.0),
-        ("pings", "answers that nobody reads", 500, 5.0),
     ],
 )
 async def test_a_caller_whom_the_socket_lets_in_holds_up_nobody(

@@ -18,8 +18,7 @@ from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.report_settings import ReportSettings
 from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
-from agent.plugin.handlers import container_response
-from agent.plugin.status import grpc_error
+from agent.plugin.handlers import container_response, grpc_error
 from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
 from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage

@@ -8,8 +8,7 @@ from agent.core.inventory.gpu import Scan
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
-from agent.plugin.handlers import DevicePlugin
-from agent.plugin.traffic import Traffic
+from agent.plugin.handlers import DevicePlugin, Traffic
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory.discovery import Discovery
 from agent.services.inventory.listing import Listing

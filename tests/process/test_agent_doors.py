@@ -9,12 +9,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 
 from agent.sandbox.lab.cluster import RESOURCE, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.process.agent_process import PATIENCE, options, started
+from tests.process.agent_process import PATIENCE, options
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -108,47 +106,3 @@ async def over_unix(path: Path) -> str:
         client.get("/readyz?verbose") as answer,
     ):
         return await answer.text()
-
-
-async def test_however_many_calls_are_taken_back_the_agent_needs_no_more_memory():
-    async with open_cluster(options()) as cluster:
-        await started(cluster)
-        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-        (path,) = set(cluster.places.plugins.glob("hami-gpu-*.sock"))
-        before = resident(cluster.agent.pid)
-
-        flood = await asyncio.to_thread(taken_back, calls=20_000)
-        for _ in range(5):
-            assert await asyncio.to_thread(is_hung_up_on, path, flood)
-
-        assert resident(cluster.agent.pid) < before + 32
-        assert cluster.log.of("plugin.peer_resets")
-        assert cluster.kubelet.capacity(RESOURCE) == 80
-
-
-def taken_back(calls: int) -> bytes:
-    """A connection on which so many calls are begun and taken back at once."""
-    connection = H2Connection(H2Configuration())
-    connection.initiate_connection()
-    for number in range(calls):
-        connection.send_headers(2 * number + 1, CALL)
-        connection.reset_stream(2 * number + 1)
-    return connection.data_to_send()
-
-
-def is_hung_up_on(path: Path, said: bytes) -> bool:
-    """Whether the agent ends the connection of who says that."""
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(PATIENCE)
-        caller.connect(str(path))
-        with contextlib.suppress(ConnectionError):
-            caller.sendall(said)
-            while caller.recv(65_536):
-                pass
-    return True
-
-
-def resident(pid: int) -> int:
-    """MiB that the process holds in memory."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) // 1024

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import msgspec
 
 from agent.core.cluster.changes import NodeEvent
-from agent.kit.allowance import Allowance
+from agent.kit.backoff import Allowance
 
 UPDATE_GAP = 60.0
 BURST = 25

@@ -22,7 +22,7 @@ from agent.core.inventory.slices import SliceId
 from agent.core.ports import HookDirs
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Ledger
-from agent.kit.allowance import Allowance
+from agent.kit.backoff import Allowance
 from agent.kit.cell import Cell
 from agent.kit.running_time import Budget
 from agent.kit.turns import Turn, Turns

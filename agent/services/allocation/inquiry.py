@@ -48,8 +48,7 @@ from agent.core.errors import (
 from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Decider
-from agent.kit.again import again
-from agent.kit.allowance import Allowance
+from agent.kit.backoff import Allowance, retry
 from agent.kit.cell import Cell
 from agent.kit.running_time import Budget, Starved
 from agent.kit.turns import Turn
@@ -194,7 +193,7 @@ class Inquiry:
         if not self._is_restarting(self._evidence(underway)):
             return None
         try:
-            found = await again(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+            found = await retry(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
         except KubeletError:
             return None
         self._known = {(one.namespace, one.pod): one for one in found}
@@ -316,7 +315,7 @@ class Inquiry:
         get = functools.partial(self._peers.witness.get, namespace, name)
         while True:
             try:
-                self._known[(namespace, name)] = await again(get, WitnessThrottled, THROTTLED_PAUSE)
+                self._known[(namespace, name)] = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
             except WitnessUnsupported:
                 self._state = msgspec.structs.replace(self._state, can_ask=False)
                 return

@@ -15,7 +15,7 @@ from agent.core.cluster.changes import PodChange, PodList, version_number
 from agent.core.cluster.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.errors import ApiError, ApiForbidden, ApiGone
 from agent.core.ports import Clock, PodApi
-from agent.kit.allowance import Allowance
+from agent.kit.backoff import Allowance
 from agent.kit.cell import Cell
 from agent.kit.reopening import Reopening
 from agent.kit.running_time import Lag

@@ -24,8 +24,7 @@ from agent.core.inventory.slices import (
 )
 from agent.core.node.withholding import Withholding
 from agent.core.ports import Clock, Specifications
-from agent.kit.cell import Cell
-from agent.kit.news import News
+from agent.kit.cell import Cell, News
 from agent.kit.ticks import until_tick
 
 MOST_GONE: Final = 64

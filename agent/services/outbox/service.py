@@ -29,10 +29,8 @@ from agent.core.errors import (
 )
 from agent.core.ports import Clock, NodeApi, PodApi
 from agent.core.state.ledger import Effect, EffectKind, Ledger
-from agent.kit.allowance import Allowance
-from agent.kit.backoff import Backoff
-from agent.kit.cell import Cell
-from agent.kit.news import News
+from agent.kit.backoff import Allowance, Backoff
+from agent.kit.cell import Cell, News
 from agent.kit.tally import Tally
 from agent.services.outbox.acts import Acts
 

@@ -12,8 +12,7 @@ from agent.core.cluster.pods import NodeLock, NodeView, PodTable
 from agent.core.ports import Clock
 from agent.core.reconcile.settlement import SettlementFacts, owed
 from agent.core.state.ledger import Effect, Ledger
-from agent.kit.cell import Cell
-from agent.kit.news import News
+from agent.kit.cell import Cell, News
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,7 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import AgentError
 from agent.core.ports import HookDirs
 from agent.core.reconcile.clearing import Cleared, DiskRoom, kept_event
-from agent.kit.cell import Cell
-from agent.kit.news import News
+from agent.kit.cell import Cell, News
 from agent.kit.ticks import until_tick
 
 log = structlog.get_logger(__name__)

@@ -34,11 +34,10 @@ from agent.core.reconcile.pace import (
 )
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
-from agent.kit.again import again
-from agent.kit.cell import Cell
-from agent.kit.lull import Lull
-from agent.kit.news import News
+from agent.kit.backoff import retry
+from agent.kit.cell import Cell, News
 from agent.kit.tally import Tally
+from agent.kit.ticks import Lull
 from agent.services.reconcile.changes import AdoptedRows, applied, take_over
 from agent.services.reconcile.directories import Directories
 
@@ -222,7 +221,7 @@ class Reconcile:
             try:
                 async with asyncio.timeout(DEADLINE):
                     get = functools.partial(self._peers.witness.get, namespace, pod)
-                    holding = await again(get, WitnessThrottled, THROTTLED_PAUSE)
+                    holding = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
             except (AgentError, TimeoutError) as error:
                 log.debug("reconcile.unanswered", pod=pod, err=str(error))
                 break
@@ -240,7 +239,7 @@ class Reconcile:
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
         try:
             async with asyncio.timeout(DEADLINE):
-                holdings = await again(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+                holdings = await retry(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
         except (AgentError, TimeoutError) as error:
             if not self._silent:
                 log.info("reconcile.unanswered", err=str(error) or "out of time")

@@ -16,6 +16,7 @@ import structlog
 from agent.core.cluster.changes import NodeEvent
 from agent.kit.cell import Cell
 from agent.kit.ticks import until_tick
+from agent.services.registration.service import Registration
 
 log = structlog.get_logger(__name__)
 
@@ -45,22 +46,6 @@ class RivalSocket(Protocol):
         ...
 
 
-class RegistrationSpell(Protocol):
-    """The agent's registration."""
-
-    @property
-    def spell(self) -> int | None:
-        """A number that changes with each registration and each end of the streams.
-
-        None: no stream is open.
-        """
-        ...
-
-    def renew(self) -> None:
-        """Serve on a new socket and register it."""
-        ...
-
-
 class Rivals:
     """Watches the rival's socket. `say` posts an Event about the Node."""
 
@@ -68,12 +53,12 @@ class Rivals:
         self,
         resource: Cell[str],
         socket: RivalSocket,
-        registered: RegistrationSpell,
+        registration: Registration,
         say: Callable[[NodeEvent], None],
     ) -> None:
         self._resource = resource
         self._socket = socket
-        self._registered = registered
+        self._registration = registration
         self._say = say
         self._news: Cell[int] = Cell(0)
         self.gone: Cell[int] = Cell(0)
@@ -81,7 +66,8 @@ class Rivals:
 
     async def run(self) -> NoReturn:
         """Watch the socket for ever."""
-        now, spell, seen = self._socket.answers(), self._registered.spell, self._news.value
+        seen, now = self._news.value, self._socket.answers()
+        registered = self._registration.registration_id
         while True:
             came = await self._next(seen)
             if came:
@@ -89,13 +75,21 @@ class Rivals:
             seen, before, now = self._news.value, now, self._socket.answers()
             # A rival may come and go between two checks. The removal of a dead file does not count.
             was_here = before or (came and before is None)
+            is_same = registered is not None and registered == self._registration.registration_id
             if now and not before:
-                self._tell()
-            elif not now and was_here and spell is not None and spell == self._registered.spell:
+                path = self._socket.path
+                log.warning("registration.rival", resource=self._resource.value, path=path)
+                text = (
+                    f"Another device plugin serves {self._resource.value} at {path}, so the kubelet"
+                    " may ask it instead of this agent. Remove it from the node (HAMi's is the"
+                    " DaemonSet hami-device-plugin). The agent registers again when it is gone."
+                )
+                self._say(NodeEvent("PluginConflict", text, warning=True))
+            elif not now and was_here and is_same:
                 log.info("registration.rival_gone", resource=self._resource.value)
-                self._registered.renew()
+                self._registration.renew()
                 self.gone.set(self.gone.value + 1)
-            spell = self._registered.spell
+            registered = self._registration.registration_id
 
     def heard(self, name: str) -> None:
         """Take note that a file was created or removed in the socket's directory."""
@@ -109,13 +103,3 @@ class Rivals:
                 await self._news.until(lambda news: news != seen)
                 return True
         return False
-
-    def _tell(self) -> None:
-        path = self._socket.path
-        log.warning("registration.rival", resource=self._resource.value, path=path)
-        text = (
-            f"Another device plugin serves {self._resource.value} at {path}, so the kubelet may "
-            "ask it instead of this agent. Remove it from the node (HAMi's is the DaemonSet "
-            "hami-device-plugin). The agent registers again when it is gone."
-        )
-        self._say(NodeEvent("PluginConflict", text, warning=True))

@@ -10,6 +10,7 @@ stream does not show that another plugin registered; `renew` is called for that.
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -82,6 +83,32 @@ class RegistrationState(msgspec.Struct, frozen=True):
     text: str = "not registered yet"
 
 
+class KubeletWatch:
+    """Sole writer of `epoch`: the present kubelet instance; None: there is no kubelet socket.
+
+    `heard` is called with the name of each file that was created or removed; empty: any file.
+    """
+
+    def __init__(self, watch: SocketWatch, heard: Callable[[str], None] = lambda _: None) -> None:
+        self._watch = watch
+        self._heard = heard
+        self.epoch: Cell[KubeletEpoch | None] = Cell(None)
+
+    async def run(self) -> None:
+        """Follow the kubelet's directory for ever. Raises KubeletError when the watch ends."""
+        async for name in self._watch.changes():
+            self._heard(name)
+            self.epoch.set(self._watch.epoch())
+        raise KubeletError("the watch of the kubelet's directory ended")
+
+    def now(self) -> KubeletEpoch | None:
+        """The kubelet instance, read from its socket at this moment."""
+        try:
+            return self._watch.epoch()
+        except KubeletError:
+            return self.epoch.value
+
+
 class Registration:
     """Registers the present name of `resource`. `streams`: the number of open list streams."""
 
@@ -123,7 +150,7 @@ class Registration:
                 await self._step()
 
     @property
-    def spell(self) -> int | None:
+    def registration_id(self) -> int | None:
         """A number that changes with each registration and each end of the streams.
 
         None: no stream is open.
@@ -136,14 +163,14 @@ class Registration:
         Does nothing while no stream is open: then a registration is under way.
         """
         if self._streams.value > 0:
-            self._begin_anew("rival_gone")
+            self._reset("rival_gone")
 
     def heard(self, name: str) -> None:
         """Take note that a file was created or removed in the kubelet's directory; empty: any."""
         if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
             self._news.set(self._news.value + 1)
 
-    def _begin_anew(self, trigger: str) -> None:
+    def _reset(self, trigger: str) -> None:
         self._trigger = trigger
         self._name_is_spent = True
         self._news.set(self._news.value + 1)
@@ -153,7 +180,7 @@ class Registration:
         names = self._resource.follow()
         await anext(names)
         async for _ in names:
-            self._begin_anew("renamed")
+            self._reset("renamed")
 
     async def _follow_streams(self) -> None:
         counts = self._streams.follow()
@@ -170,30 +197,40 @@ class Registration:
         """Do the one thing that is due, or wait for a change."""
         seen = self._news.value
         epoch = self._watch.epoch()
-        bound = self._bound()
+        endpoint = self._serving.endpoint
+        # Whether the server's socket file is where the kubelet would dial it.
+        bound = bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
         serving = bound and self._streams.value > 0
         if self._served_since is not None and not serving:
-            self._lose("stream_lost" if bound else "socket_lost")
+            self._on_lost("stream_lost" if bound else "socket_lost")
         if epoch is not None and epoch != self._epoch:
-            self._meet(epoch)
+            self._on_new_kubelet(epoch)
         if serving:
-            self._serve()
+            if self._served_since is None:
+                self._served_since = _now()
+                self._trigger = ""
+                self._accepted = False
+            self._say(
+                "registration.serving", "registered, the kubelet takes our lists", registered=True
+            )
             await self._wait(seen, until_tick(LOOK_AGAIN))
         elif epoch is None:
             self._say("registration.waiting", "waiting for the kubelet: its socket is not there")
             await self._wait(seen, until_tick(LOOK_AGAIN))
-        elif not bound:
-            if await self._is_due(seen, self._rebind_at):
-                await self._rebind()
-        elif await self._is_due(seen, self._register_at):
+        elif not bound and await self._is_due(seen, self._rebind_at):
+            try:
+                async with asyncio.timeout(REBIND_DEADLINE):
+                    await self._serving.rebind()
+            except (AgentError, TimeoutError) as error:
+                self._rebind_at = _now() + self._backoff.next()
+                text = f"no socket serves: {_text(error)}"
+                self._say("registration.not_serving", text, problem=True)
+            else:
+                self._name_is_spent = False
+        elif bound and await self._is_due(seen, self._register_at):
             await self._register()
 
-    def _bound(self) -> bool:
-        """Whether the server's socket file is where the kubelet would dial it."""
-        endpoint = self._serving.endpoint
-        return bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
-
-    def _meet(self, epoch: KubeletEpoch) -> None:
+    def _on_new_kubelet(self, epoch: KubeletEpoch) -> None:
         """Start over with a new kubelet instance, without the delays of the former one.
 
         If a stream is open, the kubelet's socket file was only touched: a kubelet that starts
@@ -207,17 +244,7 @@ class Registration:
         self._fresh_until = _now() + FRESH_FOR
         self._backoff.reset()
 
-    def _serve(self) -> None:
-        """Record that a stream is open, so the resource is registered."""
-        if self._served_since is None:
-            self._served_since = _now()
-            self._trigger = ""
-            self._accepted = False
-        self._say(
-            "registration.serving", "registered, the kubelet takes our lists", registered=True
-        )
-
-    def _lose(self, trigger: str) -> None:
+    def _on_lost(self, trigger: str) -> None:
         """Record that the stream ended, or that the agent's socket file is gone."""
         if self._served_since is not None and _now() - self._served_since >= STABLE_AFTER:
             self._backoff.reset()
@@ -228,16 +255,6 @@ class Registration:
         what = _LOST.get(self._trigger, _LOST[trigger])
         self._say("registration.lost", f"{what}, registering again", problem=True)
 
-    async def _rebind(self) -> None:
-        try:
-            async with asyncio.timeout(REBIND_DEADLINE):
-                await self._serving.rebind()
-        except (AgentError, TimeoutError) as error:
-            self._rebind_at = _now() + self._backoff.next()
-            self._say("registration.not_serving", f"no socket serves: {_text(error)}", problem=True)
-        else:
-            self._name_is_spent = False
-
     async def _register(self) -> None:
         if self._accepted:  # and STREAM_DEADLINE has passed without a stream
             self._not_accepted()
@@ -247,7 +264,7 @@ class Registration:
         ends = self._ends
         error = await self._call()
         if error is not None:
-            self._fail(error)
+            self._on_failed(error)
             return
         self.registrations.add(self._trigger)
         self._accepts += 1
@@ -276,9 +293,13 @@ class Registration:
                 return error
             return None
 
+        async def until_gone() -> None:
+            while self._watch.exists(endpoint):
+                await self._wait(self._news.value, SWEEP_LOOK)
+
         async with asyncio.TaskGroup() as group:
             call = group.create_task(attempt())
-            gone = group.create_task(self._until_gone(endpoint))
+            gone = group.create_task(until_gone())
             await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
             gone.cancel()
             if not call.done():
@@ -286,18 +307,13 @@ class Registration:
         swept = KubeletError("the kubelet removed the agent's socket file during the call")
         return swept if call.cancelled() else call.result()
 
-    async def _until_gone(self, endpoint: str) -> None:
-        """Return once the socket file of that name is gone."""
-        while self._watch.exists(endpoint):
-            await self._wait(self._news.value, SWEEP_LOOK)
-
     def _not_accepted(self) -> None:
         """Stop waiting for the stream of the last Register."""
         if self._accepted:
             self._accepted = False
             self._register_at = _now() + self._backoff.next()
 
-    def _fail(self, error: AgentError | TimeoutError) -> None:
+    def _on_failed(self, error: AgentError | TimeoutError) -> None:
         if self._streams.value > 0:
             return
         refused = isinstance(error, RegistrationRefused)

@@ -33,7 +33,6 @@ ALLOCATE = [
 PATHS = [Path(one) for one in sys.argv[6:]]
 FACTS: dict[str, int] = {"got": 0, "hung_up": 0}
 """`got`: what a stranger was given or could change; `hung_up`: connections that were ended."""
-CONNECTION_CALLS = 2_000
 IDLE = 800
 """Connections that are held at once."""
 IDS = 10_000
@@ -91,17 +90,6 @@ def reads() -> Iterator[int]:
             yield 1
 
 
-def resets() -> Iterator[int]:
-    """Calls that are taken back as soon as they have begun."""
-    while True:
-        connection = _begun()
-        for number in range(CONNECTION_CALLS):
-            connection.send_headers(2 * number + 1, ALLOCATE)
-            connection.reset_stream(2 * number + 1)
-        _send(connection.data_to_send())
-        yield CONNECTION_CALLS
-
-
 def noise() -> Iterator[int]:
     """Bytes of chance, behind HTTP/2's first ones or without them, and HTTP/1."""
     chance = random.Random(1)
@@ -146,14 +134,6 @@ def ids() -> Iterator[int]:
         yield 1
 
 
-def pings() -> Iterator[int]:
-    """PINGs, each of which is answered, to somebody who reads none of the answers."""
-    ping = _frame(6, 0, 0, b"are you?")
-    while True:
-        _send(_first() + ping * 50_000, read=False)
-        yield 1
-
-
 def _connected() -> socket.socket:
     """Where too many wait to be taken, it tries again, as a program that means harm does."""
     while True:
@@ -168,13 +148,13 @@ def _connected() -> socket.socket:
             return caller
 
 
-def _send(data: bytes, *, read: bool = True) -> None:
+def _send(data: bytes) -> None:
     """Say it, and take what comes until the agent hangs up or is silent for a moment."""
     with _connected() as caller:
         try:
             caller.sendall(data)
             caller.settimeout(0.05)
-            while read and caller.recv(65_536):
+            while caller.recv(65_536):
                 pass
             FACTS["hung_up"] += 1
         except TimeoutError:
@@ -183,14 +163,10 @@ def _send(data: bytes, *, read: bool = True) -> None:
             FACTS["hung_up"] += 1
 
 
-def _begun() -> H2Connection:
+def _first() -> bytes:
     connection = H2Connection(H2Configuration())
     connection.initiate_connection()
-    return connection
-
-
-def _first() -> bytes:
-    return _begun().data_to_send()
+    return connection.data_to_send()
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:

@@ -17,7 +17,7 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
 from agent.core.state.state import State
 from agent.kit.cell import Cell
-from agent.kit.lull import Lull
+from agent.kit.ticks import Lull
 from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
 from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage

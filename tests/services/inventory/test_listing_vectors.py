@@ -12,7 +12,7 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.host.nvml.facts import bus_id
 from agent.kit.cell import Cell
-from agent.plugin.frames import ListFrames
+from agent.plugin.messages import encode_list
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper
 from agent.wire.v1beta1 import Device, ListAndWatchResponse
@@ -51,7 +51,7 @@ async def test_one_gpu_becomes_the_devices_that_hami_lists(vector: Vector):
         await slices.until(lambda listed: listed.generation > 0)
         task.cancel()
 
-    frame = bytes(ListFrames().encode(slices.value))
+    frame = encode_list(slices.value)
     assert vector.expected == [
         shown(device) for device in ListAndWatchResponse.parse(frame).devices
     ]

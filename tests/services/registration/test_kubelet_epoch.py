@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.errors import KubeletError
 from agent.core.state.holdings import KubeletEpoch
-from agent.services.registration.kubelet import KubeletWatch
+from agent.services.registration.service import KubeletWatch
 from tests.fakes.registration_side import KubeletSide
 
 

@@ -178,14 +178,14 @@ async def test_a_renewal_registers_a_new_socket_under_an_open_stream():
     side = KubeletSide.started()
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
-        old, spell = side.endpoint, registration.spell
+        old, before = side.endpoint, registration.registration_id
         registration.renew()
         await registration.state.until(lambda state: not state.registered)
         await registration.state.until(lambda state: state == SERVING)
 
         assert old != side.endpoint
         assert 2 == side.binds == len(side.calls)
-        assert registration.spell not in {None, spell}
+        assert registration.registration_id not in {None, before}
         assert (("rival_gone",), 1) in registration.registrations.items()
 
 

@@ -20,8 +20,7 @@ from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
-from agent.services.registration.kubelet import KubeletWatch
-from agent.services.registration.service import Registration
+from agent.services.registration.service import KubeletWatch, Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list
@@ -128,8 +127,8 @@ async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):
             await node.allocatable(20)
             server = node.door.server._current
             assert server is not None
-            for peer in server._listener._peers.open.value:
-                peer.cut()
+            for transport in server._peers.value:
+                transport.abort()
             await within(node.until_seen("disconnected", times))
 
         await node.allocatable(20)

@@ -21,7 +21,7 @@ class Side:
 
     def __init__(self, *, answers: bool | None = None) -> None:
         self.is_answering = answers
-        self.spell: int | None = 0
+        self.registration_id: int | None = 0
         self.renewed = 0
         self.said: list[str] = []
         self.heard: Callable[[str], None] = lambda _: None
@@ -31,7 +31,7 @@ class Side:
 
     def renew(self) -> None:
         self.renewed += 1
-        self.spell = self.renewed
+        self.registration_id = self.renewed
 
     def becomes(self, answers: bool | None) -> None:  # noqa: FBT001 -- as `answers()` says it
         self.is_answering = answers
@@ -45,7 +45,7 @@ class Side:
 @contextlib.asynccontextmanager
 async def watched(side: Side):
     name = Cell("nvidia.com/gpu")
-    rivals = Rivals(name, side, side, lambda event: side.said.append(event.reason))
+    rivals = Rivals(name, side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
     side.heard = rivals.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(rivals.run())
@@ -101,7 +101,7 @@ async def test_a_stream_that_ended_with_it_is_renewed_already():
     side = Side(answers=True)
     async with watched(side):
         side.becomes(None)
-        side.spell = None
+        side.registration_id = None
         await asyncio.sleep(LATER)
 
     assert 0 == side.renewed
@@ -121,10 +121,10 @@ async def test_a_dead_socket_that_is_removed_disturbs_nobody():
 async def test_a_kubelet_that_starts_and_sweeps_the_socket_of_a_living_one_is_no_end(spell):
     side = Side(answers=True)
     async with watched(side):
-        side.spell = None  # the kubelet stops
+        side.registration_id = None  # the kubelet stops
         await asyncio.sleep(LATER)
         side.becomes(None)
-        side.spell = spell
+        side.registration_id = spell
         await asyncio.sleep(SOON)
         assert 0 == side.renewed
         side.becomes(True)
@@ -136,7 +136,7 @@ async def test_a_kubelet_that_starts_and_sweeps_the_socket_of_a_living_one_is_no
 async def test_one_that_goes_after_the_kubelets_start_is_missed():
     side = Side(answers=True)
     async with watched(side):
-        side.spell = 7
+        side.registration_id = 7
         await asyncio.sleep(LATER)
         side.becomes(None)
         await asyncio.sleep(SOON)

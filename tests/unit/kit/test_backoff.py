@@ -1,6 +1,5 @@
 """Delays follow their row, repeat the last entry, and grow by chance only as far as allowed."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,9 +36,3 @@ def test_the_same_seed_gives_the_same_delays():
 
     assert delays[0] == delays[1]
     assert 1.0 != delays[0]
-
-
-@pytest.mark.parametrize(("delays", "jitter"), [((), 0.0), ((1.0, -1.0), 0.0), ((1.0,), -0.1)])
-def test_a_row_that_makes_no_sense_is_refused(delays, jitter):
-    with pytest.raises(ValueError, match="delays"):
-        Backoff(delays, jitter, Seeded(0))

@@ -12,6 +12,7 @@ from agent.core.inventory.slices import (
     SharingSettings,
     SliceGroup,
     SliceId,
+    SliceList,
     check_list_size,
     listed_ids,
     registered_core_percent,
@@ -21,7 +22,7 @@ from agent.core.inventory.slices import (
     split_slice_id,
     type_name,
 )
-from agent.plugin.frames import encode_group
+from agent.plugin.messages import encode_list
 from tests.builders import G1, G2
 from tests.hami_vectors import Vector, cases, vectors
 
@@ -147,7 +148,7 @@ def test_a_type_begins_with_the_word_that_the_scheduler_matches(name: str, regis
 def test_the_arithmetic_is_that_of_the_list_as_it_goes_over_the_wire(split_count: int):
     longest = slice_id(G1, split_count - 1)
     group = SliceGroup(G1, (longest,), healthy=False, numa=1)
-    assert slice_bytes(split_count) == encode_group(group).worst_size
+    assert slice_bytes(split_count) == len(encode_list(SliceList(1, (group,))))
 
 
 def test_a_list_just_below_the_bound_is_taken_and_one_above_it_is_not():
