@@ -23,10 +23,10 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceList
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.web.api import BuildInfo
 from agent.web.hami import HamiSettings
 from agent.web.metrics import PREFIX, AgentCollector, MetricCells, MetricSources
 from agent.web.policy import HamiNames
-from agent.web.version import BuildInfo
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"

@@ -124,7 +124,6 @@ async def post_last(
 
 def web_door() -> OpenWeb:
     """Import aiohttp and the web pages, on a thread: Register does not wait for it."""
-    from agent.kit import lean_aiohttp  # noqa: F401, PLC0415, I001 -- before aiohttp, for its effect
     from agent.app.webdoor import open_web  # noqa: PLC0415 -- late on purpose
 
     return open_web

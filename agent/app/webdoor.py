@@ -22,18 +22,13 @@ from agent.core.inventory.slices import SliceList
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.settings.sections import Settings
-from agent.web.actions import Actions, recheck_act, release_act
-from agent.web.api import ReadApi
-from agent.web.gpus import labelled
+from agent.web.api import Actions, BuildInfo, Probes, ReadApi, Readers, recheck_act, release_act
 from agent.web.hami import HamiSettings
 from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
-from agent.web.page.door import PageDoor
+from agent.web.page import PageDoor
 from agent.web.policy import HamiNames
-from agent.web.probes import Probes
-from agent.web.readers import Readers
 from agent.web.server import Listeners, Page, WebServer, near
-from agent.web.status import StatusFacts
-from agent.web.version import BuildInfo
+from agent.web.status import StatusFacts, labelled
 
 
 class _AgentMetrics(Collector):

@@ -16,10 +16,9 @@ from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import MIB
 from agent.core.state.ledger import Holder
-from agent.core.usage.use import ContainerGpuUse, ContainerUse
-from agent.web.containers import Used
+from agent.core.usage.use import ContainerUse
+from agent.web.api import BuildInfo
 from agent.web.policy import HamiNames
-from agent.web.version import BuildInfo
 
 ZONE: Final = "vGPU"
 UUID_LENGTH: Final = 40
@@ -27,6 +26,9 @@ TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
 WHOLE: Final = 2**64
 """HAMi's sums are of 64 bits without a sign."""
+
+Used = tuple[Holder, ContainerUse]
+"""A container, and what it uses."""
 
 
 class _Series(msgspec.Struct, frozen=True):
@@ -201,29 +203,21 @@ def _of_gpus(node: str, inventory: Inventory, newest: _Newest) -> Iterator[_Valu
 def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:
     """What one container uses of each GPU; the time since the last kernel is the same for all."""
     for gpu in use.gpus:
-        uuid = gpu.uuid[:UUID_LENGTH]
+        uuid, memory = gpu.uuid[:UUID_LENGTH], gpu.memory
         labels = (holder.namespace, holder.pod, holder.container, str(gpu.index), uuid)
-        yield from (_Value(key, labels, number) for key, number in _numbers(gpu))
-        yield _Value("parts", (*labels, *_parts(gpu)), gpu.memory.total)
+        for key, number in (
+            ("memory", memory.total),
+            ("limit", gpu.memory_limit),
+            ("memory again", memory.total),
+            ("compute", gpu.sm_percent),
+            ("context", memory.context),
+            ("module", memory.module),
+            ("buffer", memory.buffer),
+        ):
+            yield _Value(key, labels, number)
+        # Sizes that HAMi has as label values; the last is what the others leave of the total.
+        known = memory.context, memory.module, memory.buffer
+        parts = (*known, (memory.total - sum(known)) % WHOLE)
+        yield _Value("parts", (*labels, *map(str, parts)), memory.total)
         if use.idle is not None:
             yield _Value("idle", labels, use.idle // dt.timedelta(seconds=1))
-
-
-def _numbers(gpu: ContainerGpuUse) -> Iterable[tuple[str, float]]:
-    memory = gpu.memory
-    return (
-        ("memory", memory.total),
-        ("limit", gpu.memory_limit),
-        ("memory again", memory.total),
-        ("compute", gpu.sm_percent),
-        ("context", memory.context),
-        ("module", memory.module),
-        ("buffer", memory.buffer),
-    )
-
-
-def _parts(gpu: ContainerGpuUse) -> tuple[str, ...]:
-    """The sizes that HAMi has as label values; the last is what the others leave of the total."""
-    memory = gpu.memory
-    known = memory.context, memory.module, memory.buffer
-    return tuple(map(str, (*known, (memory.total - sum(known)) % WHOLE)))

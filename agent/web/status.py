@@ -33,7 +33,6 @@ from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.core.usage.history import PastUse
 from agent.core.usage.region import RegionState
 from agent.core.usage.use import ContainerUse
-from agent.web.gpus import gpu_labels
 
 PERIOD: Final = 30
 """Seconds of one value of the history."""
@@ -247,3 +246,22 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         unread=use.reason if use else "",
         unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
     )
+
+
+def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
+    """The value of the label `gpu` for each GPU, also for those that are `gone`.
+
+    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
+    """
+    taken: set[int] = set()
+    named: dict[GpuUuid, str] = {}
+    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
+        named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
+        taken.add(gpu.gpu.index)
+    return named
+
+
+def labelled(inventory: Inventory) -> list[tuple[str, SharedGpu]]:
+    """The GPUs in their order, each with its label."""
+    labels = gpu_labels(inventory)
+    return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]

@@ -25,7 +25,7 @@ from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
 from agent.services.health.news import CALM
-from agent.web.probes import Probes
+from agent.web.api import Probes
 from tests.app.front_node import joined
 from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver

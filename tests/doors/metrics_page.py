@@ -8,8 +8,8 @@ from agent.core.state.ledger import Ledger
 from agent.core.usage.region import MemoryUse, RegionState
 from agent.core.usage.use import ContainerGpuUse, ContainerUse
 from agent.kit.cell import Cell
+from agent.web.api import BuildInfo
 from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
-from agent.web.version import BuildInfo
 from tests.builders import NOON, a_uuid, an_inventory
 from tests.doors.web_client import ask
 

@@ -10,7 +10,7 @@ from agent.core.allocation.room import promised
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role
 from agent.core.state.ledger import Ledger, Row
 from agent.kit.cell import Cell
-from agent.web.page.document import page_html
+from agent.web.page import page_html
 from agent.web.status import status_of
 from tests.builders import (
     NOON,

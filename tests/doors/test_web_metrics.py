@@ -16,8 +16,8 @@ from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web import metrics
-from agent.web.gpus import labelled
 from agent.web.metrics import OPENMETRICS, Gauge, MetricCells, MetricSources, MetricsPage
+from agent.web.status import labelled
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
 from tests.doors.metrics_page import facts, scrape
 from tests.doors.web_client import serving
