@@ -5,20 +5,20 @@ power, ECC) and #2808.
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
-from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.slices import MIB
 from agent.core.state.ledger import Holder
 from agent.core.usage.use import ContainerUse
 from agent.web.api import BuildInfo
 from agent.web.policy import HamiNames
+from agent.web.status import StatusFacts
 
 ZONE: Final = "vGPU"
 UUID_LENGTH: Final = 40
@@ -135,28 +135,16 @@ _FORMS: Final[Mapping[HamiNames, tuple[Mapping[str, _Series], ...]]] = {
 
 _BUILD: Final = ("build_date", "compiler", "go_version", "platform", "revision", "version")
 
-_Newest = Callable[[GpuUuid], Sampled | None]
-
-
-class HamiSettings(msgspec.Struct, frozen=True):
-    """By which names HAMi's series are served, and the Node's name in them."""
-
-    names: HamiNames = HamiNames.NONE
-    node: str = ""
-
 
 def hami_families(
-    settings: HamiSettings,
-    build: BuildInfo,
-    host: tuple[Inventory, _Newest],
-    used: Iterable[Used],
+    names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Iterable[Used]
 ) -> Iterator[Metric]:
     """Render what the GPUs report and what containers use, and the agent's version as HAMi's."""
-    forms = _FORMS[settings.names]
+    forms = _FORMS[names]
     if not forms:
         return
     values = [
-        *_of_gpus(settings.node, *host),
+        *_of_gpus(facts),
         *(one for holder, use in used for one in _of(holder, use)),
     ]
     for form in forms:
@@ -177,16 +165,16 @@ def hami_families(
     yield info
 
 
-def _of_gpus(node: str, inventory: Inventory, newest: _Newest) -> Iterator[_Value]:
+def _of_gpus(facts: StatusFacts) -> Iterator[_Value]:
     """What each GPU reports; what it does not report has no series."""
-    for shared in inventory.gpus:
-        gpu, sampled = shared.gpu, newest(shared.uuid)
+    for shared in facts.inventory.gpus:
+        gpu, sampled = shared.gpu, facts.newest(shared.uuid)
         if gpu.index == NO_INDEX or sampled is None:
             continue
         one = sampled.sample
         # As HAMi's monitor counts.
         used = None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB
-        labels = (node, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
+        labels = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
         for key, kind, value in (
             ("gpu memory", (), used),
             ("gpu compute", (), one.gpu_percent),

@@ -36,15 +36,14 @@ from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.slices import MIB, SliceList
-from agent.core.node.readiness import Check
 from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
 from agent.core.usage.region import RegionState
 from agent.core.usage.use import ContainerUse
-from agent.kit.cell import Cell
 from agent.kit.tally import DurationRow, Durations, Tally
 from agent.web.api import BuildInfo
-from agent.web.hami import HamiSettings, Used, hami_families
-from agent.web.status import gpu_labels, labelled
+from agent.web.hami import Used, hami_families
+from agent.web.policy import HamiNames
+from agent.web.status import StatusFacts, gpu_labels, labelled
 
 PREFIX: Final = "hami_agent_"
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -79,25 +78,6 @@ class Gauge(msgspec.Struct, frozen=True):
     read: Callable[[], float]
 
 
-class MetricCells(msgspec.Struct, frozen=True):
-    """The values that the page reads.
-
-    `newest` returns a GPU's last sample; `gone` the GPUs that left the inventory, the last first.
-    `names_pods`: what each container was promised and uses has series. `use` returns the last
-    sample of a container. `pods` tells which containers have ended: they have no series.
-    """
-
-    inventory: Cell[Inventory]
-    slices: Cell[SliceList]
-    ledger: Cell[Ledger]
-    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
-    gone: Callable[[], Sequence[SharedGpu]] = tuple
-    names_pods: bool = True
-    use: NewestUse = lambda _: None
-    hami: HamiSettings = msgspec.field(default_factory=HamiSettings)
-    pods: Cell[PodTable] = msgspec.field(default_factory=lambda: Cell(PodTable()))
-
-
 class MetricSources(msgspec.Struct, frozen=True):
     """The counts and numbers of services; tallies and durations of equal name are added up."""
 
@@ -107,81 +87,60 @@ class MetricSources(msgspec.Struct, frozen=True):
 
 
 class AgentCollector(Collector):
-    """The agent's own series, made for every scrape."""
+    """The agent's own series, made for every scrape of what `facts` and `series` return then.
+
+    `names_pods`: what each container was promised and uses has series. `hami`: by which names
+    HAMi's series are served, too.
+    """
 
     def __init__(
         self,
         build: BuildInfo,
-        facts: MetricCells,
-        checks: Callable[[], tuple[Check, ...]],
-        series: MetricSources,
+        facts: Callable[[], StatusFacts],
+        series: Callable[[], MetricSources] = MetricSources,
+        *,
+        names_pods: bool = True,
+        hami: HamiNames = HamiNames.NONE,
     ) -> None:
         self._build = build
         self._facts = facts
-        self._checks = checks
         self._series = series
+        self._names_pods = names_pods
+        self._hami = hami
 
     @override
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
-        facts, inventory, gone = self._facts, self._facts.inventory.value, self._facts.gone()
-        ledger, pods = facts.ledger.value, facts.pods.value
-        named, labels = labelled(inventory), gpu_labels(inventory, gone)
+        facts, series = self._facts(), self._series()
+        inventory, ledger, pods = facts.inventory, facts.ledger, facts.pods
+        named, labels = labelled(inventory), gpu_labels(inventory, facts.gone)
         running = tuple(row for row in ledger.rows if takes_room(row, pods))
-        rows = running if facts.names_pods else ()
+        rows = running if self._names_pods else ()
         held = (uuid for _, row in promised_rows(rows) for uuid in row.gpus)
-        counted = counted_gpus(self._series.tallies).union(held)
+        counted = counted_gpus(series.tallies).union(held)
 
-        yield from self._about_the_agent(inventory)
-        yield info_family(inventory, gone, counted)
+        yield from agent_families(self._build, facts)
+        yield info_family(inventory, facts.gone, counted)
         yield from health_families(named)
-        yield from slice_families(named, facts.slices.value, ledger, pods)
+        yield from slice_families(named, facts.slices, ledger, pods)
         yield from use_families(named, facts.newest)
-        used = tuple(used_containers(rows, facts.use))
-        if facts.names_pods:
+        used = tuple(used_containers(rows, facts.used))
+        if self._names_pods:
             yield from promised_families(inventory, rows, labels)
             yield limits_family(rows, pods)
             yield from used_families(used, labels)
-        regions = Counter(use.state for row in running if (use := facts.use(row.key)) is not None)
+        regions = Counter(use.state for row in running if (use := facts.used(row.key)) is not None)
         yield _gauge(
             "container_regions",
             "Containers by the state of HAMi-core's shared region, which says what they use.",
             ("state",),
             {(state.value,): regions[state] for state in RegionState},
         )
-        yield from hami_families(facts.hami, self._build, (inventory, facts.newest), used)
-        for reading in self._series.readings:
+        yield from hami_families(self._hami, self._build, facts, used)
+        for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
-        yield from counters(self._series.tallies, dict(labels.items()))
-        yield from histograms(self._series.durations)
-
-    def _about_the_agent(self, inventory: Inventory) -> Iterator[Metric]:
-        labels = ("version", "revision", "python", "profile")
-        yield _gauge(
-            "build_info",
-            "Version and build of this agent; the value is 1.",
-            labels,
-            {tuple(getattr(self._build, label) for label in labels): 1},
-        )
-        yield _gauge(
-            "driver_info",
-            "Version of the NVIDIA driver; the value is 1.",
-            ("version",),
-            {(inventory.driver_version,): 1} if inventory.driver_version else {},
-        )
-        checks = self._checks()
-        yield _gauge(
-            "ready",
-            "1 for each condition of readiness that holds.",
-            ("condition",),
-            {(check.name,): int(check.ok) for check in checks if check.required},
-        )
-        yield _gauge(
-            "degraded",
-            "1 for each failing check that pods do not notice.",
-            ("reason",),
-            {(check.name,): int(not check.ok) for check in checks if not check.required},
-        )
+        yield from counters(series.tallies, dict(labels.items()))
+        yield from histograms(series.durations)
 
 
 class MetricsPage:
@@ -212,6 +171,35 @@ def _accepts_openmetrics(accept: str) -> bool:
         if kind == OPENMETRICS:
             return not any(p.replace(" ", "") in {"q=0", "q=0.0"} for p in parameters)
     return False
+
+
+def agent_families(build: BuildInfo, facts: StatusFacts) -> Iterator[Metric]:
+    """Render the versions and the readiness of the agent."""
+    labels = ("version", "revision", "python", "profile")
+    yield _gauge(
+        "build_info",
+        "Version and build of this agent; the value is 1.",
+        labels,
+        {tuple(getattr(build, label) for label in labels): 1},
+    )
+    yield _gauge(
+        "driver_info",
+        "Version of the NVIDIA driver; the value is 1.",
+        ("version",),
+        {(facts.inventory.driver_version,): 1} if facts.inventory.driver_version else {},
+    )
+    yield _gauge(
+        "ready",
+        "1 for each condition of readiness that holds.",
+        ("condition",),
+        {(check.name,): int(check.ok) for check in facts.checks if check.required},
+    )
+    yield _gauge(
+        "degraded",
+        "1 for each failing check that pods do not notice.",
+        ("reason",),
+        {(check.name,): int(not check.ok) for check in facts.checks if not check.required},
+    )
 
 
 def info_family(

@@ -40,27 +40,29 @@ PERIODS: Final = 30
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
-    """What the documents are made of, read at one moment.
+    """What the documents, the page and the metrics are made of, read at one moment.
 
     `about`: what does not come from the other values. `node`: the Node as the watch last showed
-    it; None: not seen. `newest` and `history`: samples of a GPU. `used` and `past`: what a
-    container uses. `settings`: those in force. `pods` tells which containers have ended.
+    it; None: not seen. `gone`: the GPUs that left the inventory, the last first. `newest` and
+    `history`: samples of a GPU. `used` and `past`: what a container uses. `settings`: those in
+    force. `pods` tells which containers have ended. A standby knows only `about` and `checks`.
     """
 
     now: dt.datetime
     about: NodeStatus
-    checks: Sequence[Check]
-    node: NodeView | None
-    inventory: Inventory
-    slices: SliceList
-    ledger: Ledger
-    newest: Callable[[GpuUuid], Sampled | None]
-    history: Callable[[GpuUuid], Sequence[Sampled]]
-    used: Callable[[ContainerKey], ContainerUse | None]
-    past: Callable[[ContainerKey], Sequence[PastUse]]
-    changes: Sequence[JournalEntry]
-    refusals: Sequence[JournalEntry]
-    journal_since: dt.datetime
+    checks: Sequence[Check] = ()
+    node: NodeView | None = None
+    inventory: Inventory = msgspec.field(default_factory=Inventory)
+    gone: Sequence[SharedGpu] = ()
+    slices: SliceList = msgspec.field(default_factory=SliceList)
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
+    history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
+    used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
+    past: Callable[[ContainerKey], Sequence[PastUse]] = lambda _: ()
+    changes: Sequence[JournalEntry] = ()
+    refusals: Sequence[JournalEntry] = ()
+    journal_since: dt.datetime | None = None
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
     pods: PodTable = msgspec.field(default_factory=PodTable)
 
