@@ -9,6 +9,7 @@ the services need a node.
 """
 
 import ast
+import datetime as dt
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,15 +19,12 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector
 
+from agent.codec.status_document import NodeStatus
 from agent.core.errors import RefusalReason
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SliceList
-from agent.core.state.ledger import Ledger
-from agent.kit.cell import Cell
-from agent.web.hami import HamiSettings
-from agent.web.metrics import PREFIX, AgentCollector, MetricCells, MetricSources
+from agent.web.api import BuildInfo
+from agent.web.metrics import PREFIX, AgentCollector
 from agent.web.policy import HamiNames
-from agent.web.version import BuildInfo
+from agent.web.status import StatusFacts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"
@@ -143,14 +141,9 @@ def described() -> list[Described]:
 
 def of_page() -> Iterable[Metric]:
     """The families that are made of the facts of a node, here of none."""
-    facts = MetricCells(
-        Cell(Inventory()),
-        Cell(SliceList()),
-        Cell(Ledger()),
-        names_pods=True,
-        hami=HamiSettings(HamiNames.BOTH, "node"),
-    )
-    return AgentCollector(BuildInfo("", "", ""), facts, tuple, MetricSources()).collect()
+    facts = StatusFacts(dt.datetime.fromtimestamp(0, dt.UTC), NodeStatus(name="node"))
+    build = BuildInfo("", "", "")
+    return AgentCollector(build, lambda: facts, hami=HamiNames.BOTH).collect()
 
 
 def of_family(family: Metric) -> Described:

@@ -3,76 +3,30 @@
 import asyncio
 import contextlib
 import platform
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import NoReturn
 
 import msgspec
-from prometheus_client import Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from agent import __version__
+from agent.app.front import Front
 from agent.app.series import series_of
-from agent.app.status import status_facts
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
+from agent.codec.status_document import NodeStatus, SettingStatus
 from agent.core.errors import PermissionFault
 from agent.core.health.maintenance import GpuRelease
 from agent.core.health.news import holders
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SliceList
-from agent.core.state.ledger import Ledger
-from agent.kit.cell import Cell
+from agent.host.clock import SystemClock
+from agent.settings.fields import Setting
 from agent.settings.sections import Settings
-from agent.web.actions import Actions, recheck_act, release_act
-from agent.web.api import ReadApi
-from agent.web.gpus import labelled
-from agent.web.hami import HamiSettings
-from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
-from agent.web.page.door import PageDoor
+from agent.web.api import Actions, BuildInfo, Probes, ReadApi, Readers, recheck_act, release_act
+from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
+from agent.web.page import PageDoor
 from agent.web.policy import HamiNames
-from agent.web.probes import Probes
-from agent.web.readers import Readers
 from agent.web.server import Listeners, Page, WebServer, near
-from agent.web.status import StatusFacts
-from agent.web.version import BuildInfo
-
-
-class _AgentMetrics(Collector):
-    """The agent's metrics. A standby has only those about itself."""
-
-    def __init__(self, watched: WebSubjects, settings: Settings) -> None:
-        self._watched = watched
-        self._names_pods = settings.metrics.containers
-        # Who observes is beside HAMi's own plugin, which has its monitor.
-        names = HamiNames.NONE if settings.observe else settings.metrics.hami
-        self._hami = HamiSettings(names, settings.node)
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        """All metric families, each once."""
-        yield from self._collector().collect()
-
-    def _collector(self) -> AgentCollector:
-        watched = self._watched
-        parts = watched.parts
-        if parts is None:
-            empty = MetricCells(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
-            return AgentCollector(build(), empty, watched.checks, MetricSources())
-        front, back = parts.front, parts.back
-        facts = MetricCells(
-            front.facts.inventory,
-            front.facts.slices,
-            front.state.ledger,
-            front.knowing.samples.newest,
-            lambda: front.knowing.keeper.gone,
-            names_pods=self._names_pods,
-            use=back.usage.containers.newest,
-            hami=self._hami,
-            pods=front.facts.pods,
-        )
-        return AgentCollector(build(), facts, watched.checks, series_of(front, back))
+from agent.web.status import StatusFacts, labelled
 
 
 def build() -> BuildInfo:
@@ -95,13 +49,26 @@ async def open_web(
     def facts() -> StatusFacts | None:
         return status_facts(settings, watched)
 
+    def metric_facts() -> StatusFacts:
+        """A standby has only the metrics about itself."""
+        about = NodeStatus(name=settings.node)
+        return facts() or StatusFacts(SystemClock().now(), about, watched.checks())
+
+    def series() -> MetricSources:
+        parts = watched.parts
+        return series_of(parts.front, parts.back) if parts is not None else MetricSources()
+
+    # Who observes is beside HAMi's own plugin, which has its monitor.
+    hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+    names_pods = settings.metrics.containers
+    collector = AgentCollector(build(), metric_facts, series, names_pods=names_pods, hami=hami)
     readers = Readers(settings.web.readers)
     pages: dict[str, Page] = {
         "/": PageDoor(facts, readers).page,
         "/livez": probes.livez,
         "/healthz": probes.livez,
         "/readyz": probes.readyz,
-        "/metrics": MetricsPage(_AgentMetrics(watched, settings)).page,
+        "/metrics": MetricsPage(collector).page,
         "/version": build().page,
     }
     if door is WebDoor.PORT:
@@ -159,4 +126,65 @@ def _actions(watched: WebSubjects) -> Actions | None:
             "release": release_act(release, known, left_out),
             "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids, left_out),
         }
+    )
+
+
+def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None:
+    """What the agent knows now; None for a standby."""
+    parts = watched.parts
+    if parts is None:
+        return None
+    front, back = parts.front, parts.back
+    facts, knowing = front.facts, front.knowing
+    return StatusFacts(
+        now=SystemClock().now(),
+        about=_about(settings, front),
+        checks=watched.checks(),
+        node=facts.node.value,
+        inventory=facts.inventory.value,
+        gone=knowing.keeper.gone,
+        slices=facts.slices.value,
+        ledger=front.state.ledger.value,
+        newest=knowing.samples.newest,
+        history=knowing.samples.history,
+        used=back.usage.containers.newest,
+        past=back.usage.containers.history,
+        changes=front.journal.changes,
+        refusals=front.journal.refusals,
+        journal_since=front.journal.since,
+        settings=lambda: _settings(front),
+        pods=facts.pods.value,
+    )
+
+
+def _about(settings: Settings, front: Front) -> NodeStatus:
+    sharing = front.facts.sharing.value
+    values, _ = front.settings.accepted()
+    return NodeStatus(
+        name=settings.node,
+        version=__version__,
+        started_at=front.journal.started,
+        scheduler="hami" if settings.plain is None else "none",
+        resource=front.facts.resource.value,
+        kubelet=front.registration.state.value.text,
+        observe=settings.observe,
+        profiles=values.profiles,
+        split_count=sharing.split_count,
+        memory_scaling=sharing.memory_scaling,
+        core_scaling=sharing.core_scaling,
+    )
+
+
+def _settings(front: Front) -> tuple[SettingStatus, ...]:
+    values, late = front.settings.accepted()
+    return tuple(_setting(one, pending=one.field.key in late) for one in values.values())
+
+
+def _setting(setting: Setting, *, pending: bool) -> SettingStatus:
+    value = setting.value
+    return SettingStatus(
+        key=setting.field.key,
+        value=list(value) if isinstance(value, tuple) else value,
+        origin=setting.origin,
+        pending=pending,
     )

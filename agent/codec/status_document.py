@@ -204,13 +204,12 @@ class StatusDocument(Document, frozen=True):
 
 
 class Envelope(Document, frozen=True):
-    """An answer. `next`: the value of `continue` for the rest of a list; empty: it is complete."""
+    """An answer. `generated_at`: the time of the values in it."""
 
     api_version: str
     kind: str
     generated_at: Moment
     data: msgspec.Raw
-    next: str = ""
 
 
 D = TypeVar("D")
@@ -226,7 +225,7 @@ def encode(data: object) -> bytes:
     return msgspec.json.encode(data)
 
 
-def envelope(kind: str, data: bytes, at: dt.datetime, following: str = "") -> bytes:
+def envelope(kind: str, data: bytes, at: dt.datetime) -> bytes:
     """Wrap encoded data."""
     return msgspec.json.encode(
         Envelope(
@@ -234,7 +233,6 @@ def envelope(kind: str, data: bytes, at: dt.datetime, following: str = "") -> by
             kind=kind,
             generated_at=at,
             data=msgspec.Raw(data),
-            next=following,
         )
     )
 

@@ -1,18 +1,32 @@
-"""The read API `/api/v1`: JSON with an ETag, in parts, or as a stream of events."""
+"""What the web port and the unix socket answer, but for the page and the metrics.
+
+The read API `/api/v1` (JSON with an ETag) and who may read it, the probes, `/version`, and on the
+unix socket alone the actions on GPUs. Everything but an action is made of values in memory, without
+waiting.
+"""
 
 import asyncio
-import contextlib
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Final
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
+import structlog
+from aiohttp import web
 
-from agent.codec.status_document import GpuStatus, encode, envelope, names_of
+from agent.codec.status_document import API_VERSION, encode, envelope, names_of
 from agent.core.errors import cap
-from agent.web import aiohttp_server as web
-from agent.web.readers import Readers
+from agent.core.health.maintenance import ALL, GpuRelease, Recheck
+from agent.core.inventory.gpu import NO_INDEX
+from agent.core.node.readiness import STANDBY, Check, degraded, is_ready
+from agent.kit.peer import peer_uid
+from agent.kit.throttle import Throttle
+from agent.web.policy import ReaderPolicy
 from agent.web.status import (
     StatusFacts,
     allocations_of,
@@ -23,20 +37,20 @@ from agent.web.status import (
     status_of,
 )
 
+log = structlog.get_logger(__name__)
+
 PREFIX: Final = "/api/v1/"
 KEPT: Final = 0.5
-"""Seconds for which an answer is reused: many readers cost the loop no more than one."""
-LOOK: Final = 1.0
-"""Seconds between two looks of a stream for something new."""
-STREAM_SECONDS: Final = 25.0
-"""Seconds after which a stream ends. A browser's EventSource opens the next one by itself."""
-STREAMS: Final = 16
-"""Streams at once."""
-LARGEST: Final = 500
-"""Items of a list in one answer, unless `limit` asks for fewer."""
-
+"""Seconds for which a document is reused: many readers cost the loop no more than one."""
 JSON: Final = "application/json"
-EVENTS: Final = "text/event-stream"
+LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+FRESH: Final = 15.0
+"""The oldest heartbeat of a loop that was not stuck for 10 s: there is one each 5 s."""
+REASON_LIMIT: Final = 4096
+"""Characters of a failed check's reason."""
+TELL_PERIOD: Final = 60.0
+"""Seconds between two log lines of refused actions."""
+ACTION: Final = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 
 _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "status": ("Status", status_of),
@@ -52,179 +66,305 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """A document before it is cut. `at`: the wall time; `until`: the loop time of its reuse."""
+    """A document. `until`: the loop time of its reuse."""
 
     data: object
     at: dt.datetime
+    body: bytes
+    etag: str
     until: float
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    """A document's data as JSON, made of `made`. `following`: where the rest of a list begins."""
-
-    data: bytes
-    etag: str
-    following: str
-    made: _Made
-
-
-class NoDocument(Exception):  # noqa: N818 -- an answer
-    """There is no document to send. `status`: of HTTP. The text says what to do."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 class ReadApi:
-    """Answers GET below `/api/v1/`. `facts` is read for each answer, without waiting."""
+    """Answers GET below `/api/v1/`. `facts` is read for each document, without waiting."""
 
-    def __init__(self, facts: Callable[[], StatusFacts | None], readers: Readers) -> None:
+    def __init__(self, facts: Callable[[], StatusFacts | None], readers: "Readers") -> None:
         self._facts = facts
         self._readers = readers
         self._documents: dict[str, _Made] = {}
-        self._answers: dict[str, _Answer] = {}
-        self._streams = 0
-        self._stopping = asyncio.Event()
 
-    def stop(self) -> None:
-        """End the streams, so that nobody waits for them."""
-        self._stopping.set()
-
-    def covers(self, path: str) -> bool:
-        """Whether it answers this path."""
-        return path.startswith(PREFIX)
-
-    async def answer(
-        self, request: web.BaseRequest, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
-        """Answer a GET or HEAD. `headers` go with a stream's head."""
+    def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer a GET or HEAD: a document, or 304 to a reader that has it."""
         refused = self._readers.refused(request)
         if refused is not None:
             return refused
-        try:
-            return await self._sent(request, headers)
-        except NoDocument as error:
-            return web.Response(status=error.status, text=f"{error}\n")
-
-    async def _sent(
-        self, request: web.BaseRequest, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
-        """Send the document, what is new of it, or its stream. Raises NoDocument."""
         name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
         if name not in _PARTS or (gpu and name != "gpus"):
             there = " ".join(PREFIX + part for part in _PARTS)
-            raise NoDocument(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
-        answer = self._made(name, gpu, request.query)
-        if "watch" in request.query and request.method == "GET":
-            return await self._stream(request, name, gpu, headers)
-        if answer.etag in request.headers.get("If-None-Match", ""):
-            return web.Response(status=304, headers={"ETag": answer.etag})
-        body = envelope(_kind(name, gpu), answer.data, answer.made.at, answer.following)
-        return web.Response(body=body, content_type=JSON, headers={"ETag": answer.etag})
-
-    def _made(self, name: str, gpu: str, query: Mapping[str, str]) -> _Answer:
-        """The document, or the part that was asked for. Raises NoDocument."""
-        first, limit = _number(query, "continue", 0), _number(query, "limit", LARGEST)
+            return _text(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
         made = self._document(name)
+        if made is None:
+            return _text(503, "This agent stands by or is still loading; ask again.")
         if gpu:
-            return _encoded(made, _named(made.data, gpu))
-        if not isinstance(made.data, tuple):
-            first, limit = 0, LARGEST
-        whole = first == 0 and limit >= LARGEST
-        kept = self._answers.get(name) if whole else None
-        if kept is not None and kept.made is made:
-            return kept
-        answer = _encoded(made, made.data, first, limit)
-        if whole:
-            self._answers[name] = answer
-        return answer
+            gpus = made.data if isinstance(made.data, tuple) else ()
+            found = next((one for one in gpus if gpu in names_of(one)), None)
+            if found is None:
+                return _text(404, f"No GPU of this node is named {cap(gpu, 64)}.")
+            made = _rendered("Gpu", found, made.at)
+        if made.etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers={"ETag": made.etag})
+        return web.Response(body=made.body, content_type=JSON, headers={"ETag": made.etag})
 
-    def _document(self, name: str) -> _Made:
-        """The document, made anew or of the last KEPT seconds. Raises NoDocument."""
+    def _document(self, name: str) -> _Made | None:
+        """The document of now or of the last KEPT seconds; None: there is none yet."""
         now = asyncio.get_running_loop().time()
         made = self._documents.get(name)
         if made is None or made.until <= now:
             facts = self._facts()
             if facts is None:
-                raise NoDocument(503, "This agent stands by or is still loading; ask again.")
-            made = _Made(_PARTS[name][1](facts), facts.now, now + KEPT)
-            self._documents[name] = made
+                return None
+            kind, read = _PARTS[name]
+            made = self._documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
         return made
 
-    async def _stream(
-        self, request: web.BaseRequest, name: str, gpu: str, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
-        """Send the document when it changes, for STREAM_SECONDS; the id of an event is its ETag.
 
-        With `watch=etag` an event has no more than that.
-        """
-        if self._streams >= STREAMS:
-            text = f"There are {STREAMS} streams already; ask again without watch=1."
-            raise NoDocument(503, text)
-        self._streams += 1
-        try:
-            response = web.StreamResponse(headers={**headers, "Content-Type": EVENTS})
-            response.force_close()
-            await response.prepare(request)
-            await response.write(b"retry: 500\n\n")
-            seen = request.headers.get("Last-Event-ID", "")
-            end = asyncio.get_running_loop().time() + STREAM_SECONDS
-            while asyncio.get_running_loop().time() < end:
-                try:
-                    answer = self._made(name, gpu, request.query)
-                except NoDocument:  # the GPU has left the node; the next request is told so
-                    break
-                if answer.etag != seen:
-                    seen = answer.etag
-                    body = seen.encode()
-                    if request.query["watch"] != "etag":
-                        kind = _kind(name, gpu)
-                        body = envelope(kind, answer.data, answer.made.at, answer.following)
-                    await response.write(b"id: %s\ndata: %s\n\n" % (seen.encode(), body))
-                if await self._is_over(request):
-                    break
-            await response.write_eof()
-            return response
-        finally:
-            self._streams -= 1
-
-    async def _is_over(self, request: web.BaseRequest) -> bool:
-        """Wait until the next look; True: the server stops, or the reader has gone."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK):
-                await self._stopping.wait()
-        return self._stopping.is_set() or request.transport is None
-
-
-def _encoded(made: _Made, data: object, first: int = 0, limit: int = LARGEST) -> _Answer:
-    """The answer; of a list at most `limit` items from `first` on."""
-    following = ""
-    if isinstance(data, tuple):
-        end = first + max(1, min(limit, LARGEST))
-        following = str(end) if end < len(data) else ""
-        data = data[first:end]
+def _rendered(kind: str, data: object, at: dt.datetime, until: float = 0.0) -> _Made:
     encoded = encode(data)
-    digest = hashlib.blake2b(encoded, digest_size=12, salt=following.encode())
-    return _Answer(encoded, f'"{digest.hexdigest()}"', following, made)
+    etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
+    return _Made(data, at, envelope(kind, encoded, at), etag, until)
 
 
-def _named(gpus: object, name: str) -> GpuStatus:
-    """The GPU of that index or UUID. Raises NoDocument."""
-    for gpu in gpus if isinstance(gpus, tuple) else ():
-        if isinstance(gpu, GpuStatus) and name in names_of(gpu):
-            return gpu
-    raise NoDocument(404, f"No GPU of this node is named {cap(name, 64)}.")
+class Readers(msgspec.Struct, frozen=True):
+    """Judges a request for what names pods. The unix socket is guarded by its permissions."""
+
+    policy: ReaderPolicy = ReaderPolicy.LOCAL
+
+    def refused(self, request: web.BaseRequest) -> web.Response | None:
+        """The answer to somebody who may not read; None: he may.
+
+        With LOCAL a browser must name this host as local: else a page from elsewhere could let its
+        own name point here, and read the answer (DNS rebinding).
+        """
+        if self.policy is ReaderPolicy.ALL or _peer(request) == "":
+            return None
+        if not _is_loopback(_peer(request)):
+            text = (
+                f"{request.path} is served to this host only, because it names pods. Use "
+                "`kubectl port-forward` to the agent's pod, an SSH tunnel, or `hami-agent status` "
+                "on the node. With `web.readers: all`, everybody who reaches this port may read: "
+                "then bind web.address to a protected network, or use a NetworkPolicy."
+            )
+            return web.Response(status=403, text=text + "\n")
+        host = request.headers.get("Host", "")
+        if _name(host) not in LOCAL_HOSTS:
+            text = "Ask by the name localhost or 127.0.0.1: other names are not answered here."
+            return web.Response(status=403, text=text + "\n")
+        return None
 
 
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    text = query.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise NoDocument(400, f"{name}={cap(text, 64)} is not a whole number.")
-    return int(text)
+def _peer(request: web.BaseRequest) -> str:
+    """The caller's address; empty on a unix socket."""
+    transport = request.transport
+    peer = transport.get_extra_info("peername") if transport else None
+    if isinstance(peer, tuple):
+        return str(peer[0])
+    return "" if transport is not None else "closed"
 
 
-def _kind(name: str, gpu: str) -> str:
-    return "Gpu" if gpu else _PARTS[name][0]
+def _is_loopback(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _name(host: str) -> str:
+    """The host of a Host header, without its port."""
+    name, _, port = host.rpartition(":")
+    return name.lower() if name and port.isdigit() else host.lower()
+
+
+class Probes(msgspec.Struct, frozen=True):
+    """Answers the probes.
+
+    `heartbeat_age`: seconds since the loop's last heartbeat. `checks`: the checks of readiness.
+    Standing tasks are not checked: if one ends, the process ends.
+    """
+
+    heartbeat_age: Callable[[], float]
+    checks: Callable[[], tuple[Check, ...]]
+
+    def alive(self) -> tuple[Check, ...]:
+        """The checks of liveness: only what a restart can repair, no driver and no API server."""
+        age = self.heartbeat_age()
+        return (Check("loop", age < FRESH, f"the last heartbeat is {age:.0f} s old"),)
+
+    def livez(self, request: web.BaseRequest) -> web.Response:
+        """Answer `/livez` and `/healthz`: 503 means that a restart is needed."""
+        return _probed("livez", self.alive(), request)
+
+    def readyz(self, request: web.BaseRequest) -> web.Response:
+        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
+
+        With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
+        """
+        lax = STANDBY if "standby" in request.query else ""
+        checks = (
+            msgspec.structs.replace(check, required=False) if check.name == lax else check
+            for check in self.checks()
+        )
+        return _probed("readyz", tuple(checks), request)
+
+
+def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:
+    """Render as Kubernetes does: `ok`, or a line for each check if one fails or with ?verbose."""
+    if not is_ready(checks):
+        text = f"{_lines(checks)}{name} check failed\n"
+        return web.Response(status=503, text=text)
+    if "verbose" in request.query:
+        return web.Response(text=f"{_lines(checks)}{name} check passed\n")
+    return web.Response(text=f"ok\n{_lines(degraded(checks))}" if degraded(checks) else "ok")
+
+
+def _lines(checks: Iterable[Check]) -> str:
+    return "".join(f"{_line(check)}\n" for check in checks)
+
+
+def _line(check: Check) -> str:
+    if check.ok:
+        return f"[+]{check.name} ok"
+    verdict = "failed" if check.required else "degraded"
+    sign = "-" if check.required else "!"
+    return f"[{sign}]{check.name} {verdict}: {cap(check.text, REASON_LIMIT) or 'no reason given'}"
+
+
+class BuildInfo(msgspec.Struct, frozen=True):
+    """The versions of the agent, of Python and of the state file, and the report profile.
+
+    `revision` is the agent's commit, empty if unknown.
+    """
+
+    version: str
+    python: str
+    revision: str = ""
+    schema: str = ""
+    profile: str = "json"
+
+    def page(self, _request: web.BaseRequest) -> web.Response:
+        """Answer `/version`."""
+        return web.Response(body=msgspec.json.encode(self), content_type=JSON)
+
+
+Act = Callable[[str], Awaitable[web.Response]]
+"""Does one action with the GPU of that index or UUID."""
+
+LeftOut = Callable[[str], str]
+"""Why the GPU of that index or UUID is not shared; empty: it is shared or unknown."""
+
+
+class Actions:
+    """Answers POST for root and the agent's own user; others are refused."""
+
+    def __init__(self, acts: Mapping[str, Act]) -> None:
+        self._acts = acts
+        self._refused = Throttle(TELL_PERIOD)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Do the action, or answer why not."""
+        match = ACTION.fullmatch(request.path)
+        act = self._acts.get(match[2]) if match else None
+        if match is None or act is None:
+            paths = [f"/api/v1/gpus/GPU:{name}" for name in self._acts]
+            return _text(404, f"No such action. There is: {' '.join(paths)}")
+        uid = peer_uid(request.transport)
+        if uid not in {0, os.geteuid()}:
+            left_out = self._refused.admit()
+            if left_out is not None:
+                log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
+            return _text(403, "Only root may do this.")
+        log.info("web.action", path=request.path, uid=uid)
+        return await act(match[1])
+
+
+def recheck_act(
+    recheck: Callable[[str], Coroutine[Any, Any, Recheck | None]],
+    known: Callable[[], Sequence[str]],
+    uuids: Callable[[], Sequence[str]],
+    left_out: LeftOut = lambda _: "",
+) -> Act:
+    """The action `:recheck`: probe the GPU now, or `all` GPUs at once.
+
+    `known`: the indexes of shared GPUs, for an answer about another one. `uuids`: those of `all`.
+    """
+
+    async def act(name: str) -> web.Response:
+        kind = "Recheck"
+        data: dict[str, object]
+        if name == ALL:
+            kind, data = "RecheckAll", {"gpus": [_data(result) for result in await every()]}
+        else:
+            result = await recheck(name)
+            if result is None:
+                return _unknown(name, known(), left_out(name))
+            data = _data(result)
+        return _json(kind, data)
+
+    async def every() -> list[Recheck]:
+        async with asyncio.TaskGroup() as tasks:
+            rechecks = [tasks.create_task(recheck(uuid)) for uuid in uuids()]
+        return [result for task in rechecks if (result := task.result()) is not None]
+
+    return act
+
+
+def release_act(
+    release: Callable[[str], Awaitable[GpuRelease | None]],
+    known: Callable[[], Sequence[str]],
+    left_out: LeftOut = lambda _: "",
+) -> Act:
+    """The action `:release`: release the GPU, or `all`. `known`: as of recheck_act()."""
+
+    async def act(name: str) -> web.Response:
+        result = await release(name)
+        if result is None and name == ALL:
+            return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
+        if result is None:
+            reason = left_out(name)
+            way = "stop the agent for work on it"
+            way = "`hami-agent release all` releases it too" if known() else way
+            return _unknown(name, known(), f"{reason}; {way}" if reason else "")
+        data = {
+            "gpus": list(result.gpus),
+            "heldBy": list(result.held_by),
+            "released": not result.obstacle,
+            "obstacle": result.obstacle,
+        }
+        return _json("Release", data)
+
+    return act
+
+
+def _data(result: Recheck) -> dict[str, object]:
+    health = result.after
+    return {
+        "gpu": None if result.gpu.index == NO_INDEX else result.gpu.index,
+        "uuid": result.gpu.uuid,
+        "probe": {"outcome": result.probe.outcome.value, "text": result.probe.text},
+        "was": result.before.condition.value,
+        "condition": health.condition.value,
+        "since": health.since.isoformat(timespec="seconds"),
+        "serving": result.serving,
+        "cause": health.cause,
+        "action": health.action,
+        "runbook": health.runbook,
+        "text": health.text,
+        "missing": list(result.missing),
+    }
+
+
+def _unknown(name: str, known: Sequence[str], left_out: str) -> web.Response:
+    if left_out:
+        return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
+    shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
+    return _text(404, f"No shared GPU is named {cap(name)}; shared GPUs: {shared}.")
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n")
+
+
+def _json(kind: str, data: Mapping[str, object]) -> web.Response:
+    document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
+    return web.Response(text=json.dumps(document) + "\n", content_type=JSON)

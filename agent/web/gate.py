@@ -1,36 +1,51 @@
-"""Limits the number of connections and the time of each."""
+"""Connections of the HTTP server: how many, for how long, and what a bad request is answered."""
 
 import asyncio
 import collections
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final
 
 import msgspec
 import structlog
-from aiohttp import StreamReader
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
+from aiohttp import HttpVersion10, HttpVersion11, web
 from typing_extensions import override
 
 from agent.kit.throttle import Throttle
-from agent.web import aiohttp_server as web
-from agent.web.caller import Caller, WebRequest, ours
 
 log = structlog.get_logger(__name__)
 
-CONNECTIONS = 256
-SHARE = 32
+CONNECTIONS: Final = 256
+SHARE: Final = 32
 """Connections of one address that are safe from another's when full; the kubelet has two."""
-HEAD_TIMEOUT = 3.0
+HEAD_TIMEOUT: Final = 3.0
 """Seconds for a client to send its request: longer than the kubelet waits for a whole probe."""
-ANSWER_TIMEOUT = 30.0
+ANSWER_TIMEOUT: Final = 30.0
 """Seconds for a client to read the answer."""
-LINE_LIMIT = 4096
-FIELD_LIMIT = 8190
-TELL_PERIOD = 60.0
+LINE_LIMIT: Final = 4096
+RECEIVE_LIMIT: Final = 64 * 1024
+"""Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
+TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of one kind: callers could cause a flood."""
+HEADERS: Final = {
+    "Server": "hami-agent",  # aiohttp would name itself and its version
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The headers of every answer. The page at `/` has a Content-Security-Policy of its own."""
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+
+def ours(response: web.Response) -> web.Response:
+    """Add the headers that an answer does not set itself, and end its connection."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.force_close()
+    return response
 
 
 class _Guest(msgspec.Struct):
@@ -55,7 +70,7 @@ class ConnectionGate(web.Server):
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        super().__init__(self._answer, request_factory=self._asked)
+        super().__init__(self._answer)
         # aiohttp would log each malformed request with a traceback: a client could flood the log.
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
@@ -64,15 +79,14 @@ class ConnectionGate(web.Server):
         self._slow = Throttle(TELL_PERIOD)
 
     @override
-    def __call__(self) -> Caller:
+    def __call__(self) -> web.RequestHandler:
         """Make the protocol of a new connection."""
-        return Caller(
+        return _Connection(
             self,
             loop=asyncio.get_running_loop(),
             access_log=self._quiet,
             logger=self._quiet,
             max_line_size=LINE_LIMIT,
-            max_field_size=FIELD_LIMIT,
             lingering_time=0,
         )
 
@@ -95,7 +109,7 @@ class ConnectionGate(web.Server):
             guest.timer.cancel()
         super().connection_lost(handler, exc)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a request, and start the deadline for reading the answer."""
         guest = self._guests.get(request.protocol)
         if guest is not None:
@@ -103,19 +117,9 @@ class ConnectionGate(web.Server):
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
             guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
-        if isinstance(request, WebRequest) and not request.is_spoken:
+        if request.version not in {HttpVersion10, HttpVersion11}:
             return ours(web.Response(status=505, text="Use HTTP/1.0 or HTTP/1.1.\n"))
         return await self._handler(request)
-
-    def _asked(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        caller: web.RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> WebRequest:
-        return WebRequest(message, payload, caller, writer, task, asyncio.get_running_loop())
 
     def _make_room(self, newcomer: str) -> None:
         """Close one connection to admit one from the address `newcomer`."""
@@ -144,3 +148,35 @@ class ConnectionGate(web.Server):
         guest.timer.cancel()
         guest.transport.abort()
         return guest
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's protocol; its errors repeat nothing of the request, and it reads at most 64 KiB.
+
+    By its own limits aiohttp would keep a head of 1 MB for each connection.
+    """
+
+    _received = 0
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._received > RECEIVE_LIMIT:
+            return
+        self._received += len(data)
+        super().data_received(data)
+        if self._received > RECEIVE_LIMIT and isinstance(self.transport, asyncio.ReadTransport):
+            self.transport.pause_reading()
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer an error of aiohttp, such as an unreadable request, with only its status."""
+        del exc, message  # they hold what the caller sent
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        return ours(web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n"))

@@ -5,21 +5,20 @@ power, ECC) and #2808.
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from agent.core.inventory.gpu import NO_INDEX, GpuUuid, Sampled
-from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.slices import MIB
 from agent.core.state.ledger import Holder
-from agent.core.usage.use import ContainerGpuUse, ContainerUse
-from agent.web.containers import Used
+from agent.core.usage.use import ContainerUse
+from agent.web.api import BuildInfo
 from agent.web.policy import HamiNames
-from agent.web.version import BuildInfo
+from agent.web.status import StatusFacts
 
 ZONE: Final = "vGPU"
 UUID_LENGTH: Final = 40
@@ -27,6 +26,9 @@ TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
 WHOLE: Final = 2**64
 """HAMi's sums are of 64 bits without a sign."""
+
+Used = tuple[Holder, ContainerUse]
+"""A container, and what it uses."""
 
 
 class _Series(msgspec.Struct, frozen=True):
@@ -133,28 +135,16 @@ _FORMS: Final[Mapping[HamiNames, tuple[Mapping[str, _Series], ...]]] = {
 
 _BUILD: Final = ("build_date", "compiler", "go_version", "platform", "revision", "version")
 
-_Newest = Callable[[GpuUuid], Sampled | None]
-
-
-class HamiSettings(msgspec.Struct, frozen=True):
-    """By which names HAMi's series are served, and the Node's name in them."""
-
-    names: HamiNames = HamiNames.NONE
-    node: str = ""
-
 
 def hami_families(
-    settings: HamiSettings,
-    build: BuildInfo,
-    host: tuple[Inventory, _Newest],
-    used: Iterable[Used],
+    names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Iterable[Used]
 ) -> Iterator[Metric]:
     """Render what the GPUs report and what containers use, and the agent's version as HAMi's."""
-    forms = _FORMS[settings.names]
+    forms = _FORMS[names]
     if not forms:
         return
     values = [
-        *_of_gpus(settings.node, *host),
+        *_of_gpus(facts),
         *(one for holder, use in used for one in _of(holder, use)),
     ]
     for form in forms:
@@ -175,16 +165,16 @@ def hami_families(
     yield info
 
 
-def _of_gpus(node: str, inventory: Inventory, newest: _Newest) -> Iterator[_Value]:
+def _of_gpus(facts: StatusFacts) -> Iterator[_Value]:
     """What each GPU reports; what it does not report has no series."""
-    for shared in inventory.gpus:
-        gpu, sampled = shared.gpu, newest(shared.uuid)
+    for shared in facts.inventory.gpus:
+        gpu, sampled = shared.gpu, facts.newest(shared.uuid)
         if gpu.index == NO_INDEX or sampled is None:
             continue
         one = sampled.sample
         # As HAMi's monitor counts.
         used = None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB
-        labels = (node, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
+        labels = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
         for key, kind, value in (
             ("gpu memory", (), used),
             ("gpu compute", (), one.gpu_percent),
@@ -201,29 +191,21 @@ def _of_gpus(node: str, inventory: Inventory, newest: _Newest) -> Iterator[_Valu
 def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:
     """What one container uses of each GPU; the time since the last kernel is the same for all."""
     for gpu in use.gpus:
-        uuid = gpu.uuid[:UUID_LENGTH]
+        uuid, memory = gpu.uuid[:UUID_LENGTH], gpu.memory
         labels = (holder.namespace, holder.pod, holder.container, str(gpu.index), uuid)
-        yield from (_Value(key, labels, number) for key, number in _numbers(gpu))
-        yield _Value("parts", (*labels, *_parts(gpu)), gpu.memory.total)
+        for key, number in (
+            ("memory", memory.total),
+            ("limit", gpu.memory_limit),
+            ("memory again", memory.total),
+            ("compute", gpu.sm_percent),
+            ("context", memory.context),
+            ("module", memory.module),
+            ("buffer", memory.buffer),
+        ):
+            yield _Value(key, labels, number)
+        # Sizes that HAMi has as label values; the last is what the others leave of the total.
+        known = memory.context, memory.module, memory.buffer
+        parts = (*known, (memory.total - sum(known)) % WHOLE)
+        yield _Value("parts", (*labels, *map(str, parts)), memory.total)
         if use.idle is not None:
             yield _Value("idle", labels, use.idle // dt.timedelta(seconds=1))
-
-
-def _numbers(gpu: ContainerGpuUse) -> Iterable[tuple[str, float]]:
-    memory = gpu.memory
-    return (
-        ("memory", memory.total),
-        ("limit", gpu.memory_limit),
-        ("memory again", memory.total),
-        ("compute", gpu.sm_percent),
-        ("context", memory.context),
-        ("module", memory.module),
-        ("buffer", memory.buffer),
-    )
-
-
-def _parts(gpu: ContainerGpuUse) -> tuple[str, ...]:
-    """The sizes that HAMi has as label values; the last is what the others leave of the total."""
-    memory = gpu.memory
-    known = memory.context, memory.module, memory.buffer
-    return tuple(map(str, (*known, (memory.total - sum(known)) % WHOLE)))

@@ -3,35 +3,35 @@
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Callable, Mapping
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Final, Self
 
 import msgspec
 import structlog
+from aiohttp import web
 
 from agent.core.errors import PermissionFault, host_port
 from agent.kit.throttle import Throttle
-from agent.web import aiohttp_server as web
-from agent.web.actions import Actions
-from agent.web.api import ReadApi
-from agent.web.caller import HEADERS, ours
-from agent.web.gate import TELL_PERIOD, ConnectionGate
-from agent.web.sockets import unix_socket
+from agent.web.api import PREFIX, Actions, ReadApi
+from agent.web.gate import TELL_PERIOD, ConnectionGate, ours
 
 log = structlog.get_logger(__name__)
 
-HEAD_LIMIT = 16 * 1024
-STOP_TIMEOUT = 2.0
-AT_ONCE = 32
+HEAD_LIMIT: Final = 16 * 1024
+STOP_TIMEOUT: Final = 2.0
+AT_ONCE: Final = 32
 """Connections accepted in one turn of the loop, before open ones are read."""
-QUEUE = 4096
+QUEUE: Final = 4096
 """Connections that wait to be accepted; beyond that, a client's kernel tries again after 1 s.
 
 The kernel reduces it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
 """
-METHODS = "GET, HEAD"
+SOCKET_MODE: Final = 0o660
+DIRECTORY_MODE: Final = 0o750
 
 Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from values in memory, without waiting."""
@@ -63,7 +63,7 @@ def near(host: str) -> str:
 
 
 class WebServer:
-    """Serves `pages` by path and the read API, as an async context manager or by run().
+    """Serves `pages` by path and the read API, while its context is open.
 
     Only the unix socket, whose callers the kernel identifies, serves `actions`.
     """
@@ -88,19 +88,23 @@ class WebServer:
         """The open TCP port; None before the start and without TCP."""
         return self._port
 
-    async def run(self) -> NoReturn:
-        """Serve until cancelled. Raises PermissionFault: an address cannot be bound."""
-        async with self:
-            while True:
-                await asyncio.Event().wait()
-
     async def __aenter__(self) -> Self:
+        """Listen. Raises PermissionFault: an address cannot be bound."""
+        wished = self._listeners
         async with contextlib.AsyncExitStack() as stack:
-            if self._listeners.port is not None:
-                await self._listen_tcp(stack, self._listeners.host, self._listeners.port)
-                await self._listen_near(stack)
-            if self._listeners.socket_path is not None:
-                await self._listen_unix(stack, self._listeners.socket_path)
+            if wished.port is not None:
+                self._port = await self._listen_tcp(stack, wished.host, wished.port)
+                try:
+                    if wished.near:
+                        await self._listen_tcp(stack, wished.near, self._port)
+                except PermissionFault as error:
+                    log.warning("web.not_near", text=str(error))
+            if wished.socket_path is not None:
+                gate = ConnectionGate(self._answer_local)
+                opened = stack.enter_context(unix_socket(wished.socket_path))
+                server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
+                stack.push_async_callback(_stop, server, gate)
+                log.info("web.listening", path=str(wished.socket_path))
             self._stack = stack.pop_all()
         return self
 
@@ -111,11 +115,10 @@ class WebServer:
         trace: TracebackType | None,
     ) -> None:
         self._port = None
-        if self._api is not None:
-            self._api.stop()
         await self._stack.aclose()
 
-    async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
+    async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> int:
+        """Listen, and return the port."""
         gate = ConnectionGate(self._answer)
         try:
             server = await asyncio.get_running_loop().create_server(
@@ -130,73 +133,40 @@ class WebServer:
         for listener in server.sockets:
             with listener.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
                 same.listen(QUEUE)
-        self._port = server.sockets[0].getsockname()[1]
-        log.info("web.listening", host=host, port=self._port)
+        found: int = server.sockets[0].getsockname()[1]
+        log.info("web.listening", host=host, port=found)
+        return found
 
-    async def _listen_near(self, stack: contextlib.AsyncExitStack) -> None:
-        if not self._listeners.near or self._port is None:
-            return
-        try:
-            await self._listen_tcp(stack, self._listeners.near, self._port)
-        except PermissionFault as error:
-            log.warning("web.not_near", text=str(error))
-
-    async def _listen_unix(self, stack: contextlib.AsyncExitStack, path: Path) -> None:
-        gate = ConnectionGate(self._answer_local)
-        opened = stack.enter_context(unix_socket(path))
-        server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
-        stack.push_async_callback(_stop, server, gate)
-        log.info("web.listening", path=str(path))
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         return await self._sent(request, None)
 
-    async def _answer_local(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer_local(self, request: web.BaseRequest) -> web.Response:
         return await self._sent(request, self._actions)
 
-    async def _sent(self, request: web.BaseRequest, actions: Actions | None) -> web.StreamResponse:
-        response: web.StreamResponse
+    async def _sent(self, request: web.BaseRequest, actions: Actions | None) -> web.Response:
         try:
             if actions is not None and request.method == "POST":
-                response = await actions.answer(request)
-            else:
-                response = _unfit(request) or await self._read(request)
-        except ConnectionError:  # the reader of a stream has gone
-            raise
-        except Exception as error:  # the outermost handler
+                return ours(await actions.answer(request))
+            return ours(self._read(request))
+        except Exception:
             left_out = self._failed.admit()
             if left_out is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
-            if request.writer.output_size > 0:
-                raise ConnectionError("the answer has begun") from error
-            response = web.Response(
-                status=500, text="This page failed; the agent's log says why.\n"
-            )
-        return ours(response)
+            text = "This page failed; the agent's log says why.\n"
+            return ours(web.Response(status=500, text=text))
 
-    async def _read(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self._api is not None and self._api.covers(request.path):
-            return _unread(request) or await self._api.answer(request, HEADERS)
+    def _read(self, request: web.BaseRequest) -> web.Response:
+        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
+            return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
         page = self._pages.get(request.path)
+        if self._api is not None and request.path.startswith(PREFIX):
+            page = self._api.answer
         if page is None:
             return web.Response(status=404, text=f"No such page. Pages: {' '.join(self._pages)}\n")
-        return _unread(request) or page(request)
-
-
-def _unfit(request: web.BaseRequest) -> web.Response | None:
-    """The answer to a head that is too large."""
-    if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
-        return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
-    return None
-
-
-def _unread(request: web.BaseRequest) -> web.Response | None:
-    """The answer to a method that does not read."""
-    if request.method in {"GET", "HEAD"}:
-        return None
-    return web.Response(
-        status=405, headers={"Allow": METHODS}, text="Only GET and HEAD are answered.\n"
-    )
+        if request.method not in {"GET", "HEAD"}:
+            text, allowed = "Only GET and HEAD are answered.\n", {"Allow": "GET, HEAD"}
+            return web.Response(status=405, headers=allowed, text=text)
+        return page(request)
 
 
 async def _stop(server: asyncio.Server, gate: ConnectionGate) -> None:
@@ -204,3 +174,55 @@ async def _stop(server: asyncio.Server, gate: ConnectionGate) -> None:
     server.close()  # no wait_closed(): on Python 3.12 and later it waits for all clients
     gate.pre_shutdown()
     await gate.shutdown(STOP_TIMEOUT)
+
+
+@contextlib.contextmanager
+def unix_socket(path: Path) -> Iterator[socket.socket]:
+    """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
+
+    A socket that a dead process left is replaced. At the end the file is removed, unless it was
+    replaced. Raises PermissionFault: a process answers there, another file is there, or the agent
+    may not write the directory.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+            _clear(path)
+            opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            opened.setblocking(False)
+            opened.bind(str(path))
+            # No client can connect before listen(), so the mode is set in time.
+            path.chmod(SOCKET_MODE)
+            bound = path.lstat()
+        except OSError as error:
+            raise PermissionFault(
+                f"{path} cannot be bound: {error.strerror or error}; let the agent's user own its "
+                "directory."
+            ) from error
+        try:
+            yield opened
+        finally:
+            opened.close()
+            with contextlib.suppress(OSError):
+                if os.path.samestat(path.lstat(), bound):
+                    path.unlink()
+
+
+def _clear(path: Path) -> None:
+    """Remove a dead socket. Raises PermissionFault for a live one or another file."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_socket():
+        raise PermissionFault(f"{path} is in the way of the socket and is not a socket: remove it.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # its queue is full: a busy process serves it
+            pass
+    raise PermissionFault(
+        f"{path} is served by another process: stop it, or give this one another run directory."
+    )

@@ -33,7 +33,6 @@ from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.core.usage.history import PastUse
 from agent.core.usage.region import RegionState
 from agent.core.usage.use import ContainerUse
-from agent.web.gpus import gpu_labels
 
 PERIOD: Final = 30
 """Seconds of one value of the history."""
@@ -41,27 +40,29 @@ PERIODS: Final = 30
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
-    """What the documents are made of, read at one moment.
+    """What the documents, the page and the metrics are made of, read at one moment.
 
     `about`: what does not come from the other values. `node`: the Node as the watch last showed
-    it; None: not seen. `newest` and `history`: samples of a GPU. `used` and `past`: what a
-    container uses. `settings`: those in force. `pods` tells which containers have ended.
+    it; None: not seen. `gone`: the GPUs that left the inventory, the last first. `newest` and
+    `history`: samples of a GPU. `used` and `past`: what a container uses. `settings`: those in
+    force. `pods` tells which containers have ended. A standby knows only `about` and `checks`.
     """
 
     now: dt.datetime
     about: NodeStatus
-    checks: Sequence[Check]
-    node: NodeView | None
-    inventory: Inventory
-    slices: SliceList
-    ledger: Ledger
-    newest: Callable[[GpuUuid], Sampled | None]
-    history: Callable[[GpuUuid], Sequence[Sampled]]
-    used: Callable[[ContainerKey], ContainerUse | None]
-    past: Callable[[ContainerKey], Sequence[PastUse]]
-    changes: Sequence[JournalEntry]
-    refusals: Sequence[JournalEntry]
-    journal_since: dt.datetime
+    checks: Sequence[Check] = ()
+    node: NodeView | None = None
+    inventory: Inventory = msgspec.field(default_factory=Inventory)
+    gone: Sequence[SharedGpu] = ()
+    slices: SliceList = msgspec.field(default_factory=SliceList)
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
+    history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
+    used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
+    past: Callable[[ContainerKey], Sequence[PastUse]] = lambda _: ()
+    changes: Sequence[JournalEntry] = ()
+    refusals: Sequence[JournalEntry] = ()
+    journal_since: dt.datetime | None = None
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
     pods: PodTable = msgspec.field(default_factory=PodTable)
 
@@ -247,3 +248,22 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         unread=use.reason if use else "",
         unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
     )
+
+
+def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
+    """The value of the label `gpu` for each GPU, also for those that are `gone`.
+
+    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
+    """
+    taken: set[int] = set()
+    named: dict[GpuUuid, str] = {}
+    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
+        named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
+        taken.add(gpu.gpu.index)
+    return named
+
+
+def labelled(inventory: Inventory) -> list[tuple[str, SharedGpu]]:
+    """The GPUs in their order, each with its label."""
+    labels = gpu_labels(inventory)
+    return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]

@@ -22,7 +22,7 @@ from agent.core.inventory.slices import slice_id
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
 from agent.services.health.news import CALM
-from agent.web.probes import Probes
+from agent.web.api import Probes
 from tests.app.front_node import joined, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver

@@ -13,7 +13,7 @@ import structlog
 from aiohttp import web
 from typing_extensions import override
 
-from agent.web.actions import Actions
+from agent.web.api import Actions
 from agent.web.server import Listeners, WebServer
 
 

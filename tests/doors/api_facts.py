@@ -14,9 +14,8 @@ from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
 from agent.core.node.readiness import Check
 from agent.core.state.journal import JournalEntry
 from agent.core.state.ledger import Ledger
-from agent.web.api import ReadApi
+from agent.web.api import ReadApi, Readers
 from agent.web.policy import ReaderPolicy
-from agent.web.readers import Readers
 from agent.web.server import Listeners, WebServer
 from agent.web.status import StatusFacts
 from tests.builders import G1, NOON, a_gpu, a_row, a_share, a_shared_gpu, an_inventory

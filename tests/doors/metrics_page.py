@@ -2,15 +2,16 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.codec.status_document import NodeStatus
 from agent.core.inventory.gpu import GpuSample, Sampled
 from agent.core.inventory.slices import SliceList
 from agent.core.state.ledger import Ledger
 from agent.core.usage.region import MemoryUse, RegionState
 from agent.core.usage.use import ContainerGpuUse, ContainerUse
-from agent.kit.cell import Cell
-from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
-from agent.web.version import BuildInfo
-from tests.builders import NOON, a_uuid, an_inventory
+from agent.web.api import BuildInfo
+from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
+from agent.web.status import StatusFacts
+from tests.builders import NODE, NOON, a_uuid, an_inventory
 from tests.doors.web_client import ask
 
 BUILD = BuildInfo(version="0.1.0", python="3.11.7", revision="abc")
@@ -18,24 +19,28 @@ OPEN = "application/openmetrics-text"
 
 
 def facts(inventory=None, slices=(), rows=(), **more):
-    return MetricCells(
-        Cell(inventory or an_inventory(count=0)),
-        Cell(SliceList(1, slices)),
-        Cell(Ledger(rows)),
+    return StatusFacts(
+        NOON,
+        NodeStatus(name=NODE),
+        inventory=inventory or an_inventory(count=0),
+        slices=SliceList(1, slices),
+        ledger=Ledger(rows),
         **more,
     )
 
 
-async def scrape(cells=None, checks=(), series=None, accept="*/*"):
-    collector = AgentCollector(BUILD, cells or facts(), lambda: checks, series or MetricSources())
+async def scrape(found=None, series=None, accept="*/*", **options):
+    """The page of these facts and its content type; the options are the collector's."""
+    sources = series or MetricSources()
+    collector = AgentCollector(BUILD, lambda: found or facts(), lambda: sources, **options)
     page = MetricsPage(collector).page
     _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
     return text, headers["Content-Type"]
 
 
-async def series(cells, beginning):
+async def series(found, beginning, sources=None, **options):
     """Name, label values (sorted by label) and value of all series that begin so."""
-    text, _ = await scrape(cells)
+    text, _ = await scrape(found, sources, **options)
     return {
         (sample.name.removeprefix(beginning), *(v for _, v in sorted(sample.labels.items()))): (
             sample.value
@@ -44,6 +49,12 @@ async def series(cells, beginning):
         for sample in family.samples
         if sample.name.startswith(beginning)
     }
+
+
+async def samples(name, found=None, sources=None, **options):
+    """Label values and value of the agent's series of that name."""
+    beginning = await series(found, f"hami_agent_{name}", sources, **options)
+    return {key[1:]: value for key, value in beginning.items() if not key[0]}
 
 
 def sampled(**values):

@@ -12,8 +12,8 @@ from agent.core.health.maintenance import Recheck
 from agent.core.health.reports import Probe, ProbeOutcome
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import NO_INDEX
-from agent.web import actions
-from agent.web.actions import Actions, recheck_act, release_act
+from agent.web import api
+from agent.web.api import Actions, recheck_act, release_act
 from agent.web.server import Listeners, WebServer
 from tests.builders import G1, a_gpu, a_health
 
@@ -139,7 +139,7 @@ async def test_pages_are_served_beside_actions(tmp_path):
 
 
 async def test_somebody_else_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(actions, "peer_uid", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(api, "peer_uid", lambda _: os.geteuid() + 1)
 
     assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck"))[0]
 

@@ -9,8 +9,7 @@ from agent.cli.status_view import StatusStyle, pod_lines, status_lines
 from agent.core.allocation.room import promised
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role
 from agent.core.state.ledger import Ledger, Row
-from agent.kit.cell import Cell
-from agent.web.page.document import page_html
+from agent.web.page import page_html
 from agent.web.status import status_of
 from tests.builders import (
     NOON,
@@ -107,7 +106,7 @@ def document(seen):
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
 async def test_every_face_has_the_sum_by_which_the_next_pod_is_let_in(seen):
     mib = 60000 if seen.ended else 130000
-    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=Cell(seen.table))
+    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
     found = document(seen)
 
     assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
@@ -132,7 +131,7 @@ async def test_what_has_ended_is_shown_as_ended_and_has_no_series(seen):
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
     lines = list(pod_lines([one], NOON, StatusStyle(width=200)))
     page = page_html(found, (), NOON)
-    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=Cell(seen.table))
+    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
     served = await series(cells, "hami_agent_container_memory_promised_bytes")
 
     assert seen.ended == one.ended

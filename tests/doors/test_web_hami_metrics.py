@@ -19,15 +19,14 @@ from agent.core.usage.region import (
     RegionState,
 )
 from agent.core.usage.use import use_of
-from agent.web.hami import HamiSettings
-from agent.web.metrics import AgentCollector, MetricSources
+from agent.web.metrics import AgentCollector
 from agent.web.policy import HamiNames
-from tests.builders import NODE, NOON, a_gpu, a_pod_uid, a_row, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import NOON, a_gpu, a_pod_uid, a_row, a_shared_gpu, a_uuid, an_inventory
 from tests.doors.metrics_page import BUILD, a_gpu_use, a_use, facts, sampled, scrape, series, uses
 
 pytestmark = pytest.mark.looptime(False)
 
-CURRENT = HamiSettings(HamiNames.CURRENT, NODE)
+CURRENT = HamiNames.CURRENT
 ONE = (Share(a_uuid(0), 1, 0),)
 OURS = ("hami_agent_", "process_", "python_")
 
@@ -47,7 +46,7 @@ async def test_hamis_series_have_hamis_names_labels_and_scales():
         ecc_corrected=9,
         ecc_uncorrected=0,
     )
-    text, _ = await scrape(facts(an_inventory(gpus=gpus), newest=newest, hami=CURRENT))
+    text, _ = await scrape(facts(an_inventory(gpus=gpus), newest=newest), hami=CURRENT)
 
     gpu = f'device_index="0",device_type="NVIDIA-NVIDIA A10",device_uuid="{a_uuid(0)}"'
     labels, rest = f'{{{gpu},node="node-1",zone="vGPU"}}', 'node="node-1",zone="vGPU"'
@@ -67,17 +66,17 @@ async def test_a_uuid_is_cut_as_hami_cuts_it_and_what_is_not_reported_has_no_ser
     long = a_gpu(uuid="GPU-" + "a" * 60)
     newest = Sampled(NOON, GpuSample(long.uuid, used_mib=1))
     inventory = an_inventory(gpus=[a_shared_gpu(gpu=long)])
-    cells = facts(inventory, newest=lambda _: newest, hami=CURRENT)
+    cells = facts(inventory, newest=lambda _: newest)
 
-    ((name, *labels),) = await series(cells, "hami_host_gpu_")
+    ((name, *labels),) = await series(cells, "hami_host_gpu_", hami=CURRENT)
     assert ("memory_used_bytes", "GPU-" + "a" * 36) == (name, labels[2])
 
 
 async def test_hamis_series_of_used_memory_counts_what_the_driver_reserves():
     newest = sampled(used_mib=10, reserved_mib=616)
-    cells = facts(an_inventory(count=1), newest=newest, hami=CURRENT)
+    cells = facts(an_inventory(count=1), newest=newest)
 
-    assert [626 << 20] == list((await series(cells, "hami_host_gpu_memory")).values())
+    assert [626 << 20] == list((await series(cells, "hami_host_gpu_memory", hami=CURRENT)).values())
 
 
 async def test_hamis_series_are_not_served_unless_asked_for():
@@ -86,7 +85,7 @@ async def test_hamis_series_are_not_served_unless_asked_for():
         an_inventory(count=1),
         rows=(a_row(shares=ONE),),
         newest=newest,
-        use=uses(a_use(a_gpu_use())),
+        used=uses(a_use(a_gpu_use())),
     )
     text, _ = await scrape(cells)
 
@@ -103,7 +102,7 @@ def served(text):
     return [line for line in text.splitlines() if not line.startswith(("#", *OURS))]
 
 
-def used_by(names):
+def used_by():
     """A container that uses two GPUs."""
     memory = MemoryUse(context=100, module=20, buffer=3, total=200)
     both = a_use(
@@ -112,11 +111,11 @@ def used_by(names):
         last_kernel=NOON - dt.timedelta(seconds=90, milliseconds=700),
     )
     shares = (Share(a_uuid(0), 1, 0), Share(a_uuid(1), 1, 0))
-    return facts(rows=(a_row(shares=shares),), use=uses(both), hami=HamiSettings(names, NODE))
+    return facts(rows=(a_row(shares=shares),), used=uses(both))
 
 
 async def test_what_a_container_uses_has_hamis_names_labels_and_scales():
-    text, _ = await scrape(used_by(HamiNames.CURRENT))
+    text, _ = await scrape(used_by(), hami=CURRENT)
 
     labels = (
         f'{{container="main",device_uuid="{a_uuid(0)}",namespace="team-a",pod="train-0",'
@@ -136,7 +135,7 @@ async def test_what_a_container_uses_has_hamis_names_labels_and_scales():
 
 
 async def test_the_legacy_names_have_their_own_labels_and_the_parts_as_label_values():
-    text, _ = await scrape(used_by(HamiNames.LEGACY))
+    text, _ = await scrape(used_by(), hami=HamiNames.LEGACY)
 
     uuid, rest = f'deviceuuid="{a_uuid(0)}"', 'podname="train-0",podnamespace="team-a"'
     labels = f'{{ctrname="main",{uuid},{rest},vdeviceid="0",zone="vGPU"}}'
@@ -155,29 +154,21 @@ async def test_the_legacy_names_have_their_own_labels_and_the_parts_as_label_val
 
 async def test_parts_that_exceed_the_total_wrap_as_in_hami():
     forged = a_use(msgspec.structs.replace(a_gpu_use(), memory=MemoryUse(context=5, total=4)))
-    cells = facts(
-        rows=(a_row(shares=ONE),), use=uses(forged), hami=HamiSettings(HamiNames.LEGACY, NODE)
-    )
+    cells = facts(rows=(a_row(shares=ONE),), used=uses(forged))
 
-    assert f'offset="{2**64 - 1}"' in (await scrape(cells))[0]
+    assert f'offset="{2**64 - 1}"' in (await scrape(cells, hami=HamiNames.LEGACY))[0]
 
 
 async def test_both_names_are_served_together_and_the_build_once():
     both, current, legacy = [
-        {line.split("{")[0] for line in served((await scrape(used_by(names)))[0])}
+        {line.split("{")[0] for line in served((await scrape(used_by(), hami=names))[0])}
         for names in (HamiNames.BOTH, HamiNames.CURRENT, HamiNames.LEGACY)
     ]
 
     assert current | legacy == both
     assert current & legacy == {"hami_build_info"}
-    build = await series(used_by(HamiNames.BOTH), "hami_build_info")
+    build = await series(used_by(), "hami_build_info", hami=HamiNames.BOTH)
     assert [("", "", "", "", "abc", "0.1.0")] == [key[1:] for key in build]
-
-
-async def test_where_pods_may_not_be_named_hamis_series_name_none_either():
-    cells = msgspec.structs.replace(used_by(HamiNames.BOTH), names_pods=False)
-
-    assert [] == [line for line in served((await scrape(cells))[0]) if "train-0" in line]
 
 
 texts = st.sampled_from(("", a_uuid(0), a_uuid(1), "GPU-of-somebody-else"))
@@ -197,13 +188,8 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
         row.key: use_of(a_reading(gpus), NOON, row.gpus)
         for row, gpus in zip(rows, regions, strict=True)
     }
-    cells = facts(
-        an_inventory(count=2),
-        rows=rows,
-        use=found.get,
-        hami=HamiSettings(HamiNames.BOTH, NODE),
-    )
-    page = AgentCollector(BUILD, cells, tuple, MetricSources()).collect()
+    cells = facts(an_inventory(count=2), rows=rows, used=found.get)
+    page = AgentCollector(BUILD, lambda: cells, hami=HamiNames.BOTH).collect()
     named = [
         (sample.name, *sorted(sample.labels.items()))
         for family in page
@@ -238,45 +224,3 @@ def a_reading(gpus):
         last_kernel=NOON,
     )
     return RegionReading(RegionState.READABLE, region).sums()
-
-
-async def test_the_texts_are_hamis():
-    text, _ = await scrape(used_by(HamiNames.BOTH))
-    told = dict(
-        line.removeprefix("# HELP ").split(" ", 1)
-        for line in text.splitlines()
-        if line.startswith("# HELP ") and not line[7:].startswith(OURS)
-    )
-
-    assert TEXTS == told
-
-
-TEXTS = {
-    "hami_host_gpu_memory_used_bytes": "GPU device memory usage in bytes",
-    "hami_host_gpu_utilization_ratio": "GPU core utilization ratio (0-100)",
-    "hami_host_gpu_memory_controller_utilization_ratio": (
-        "GPU memory controller utilization ratio (0-100)"
-    ),
-    "hami_host_gpu_temperature_celsius": "GPU temperature in degrees Celsius",
-    "hami_host_gpu_power_usage_watts": "GPU power draw in watts",
-    "hami_host_gpu_ecc_errors_total": "GPU ECC errors in its lifetime",
-    "hami_vgpu_memory_used_bytes": "vGPU device memory usage in bytes",
-    "hami_vgpu_memory_limit_bytes": "vGPU device memory limit in bytes",
-    "hami_container_device_memory_bytes": "Container device memory usage in bytes",
-    "hami_container_device_utilization_ratio": "Container device SM utilization ratio",
-    "hami_container_last_kernel_elapsed_seconds": (
-        "Seconds since last kernel execution in container"
-    ),
-    "hami_vgpu_memory_context_bytes": "Container device memory context size in bytes",
-    "hami_vgpu_memory_module_bytes": "Container device memory module size in bytes",
-    "hami_vgpu_memory_buffer_bytes": "Container device memory buffer size in bytes",
-    "hami_build_info": "hami build metadata exposed as labels with a constant value of 1.",
-    "HostGPUMemoryUsage": "GPU device memory usage",
-    "HostCoreUtilization": "GPU core utilization",
-    "vGPU_device_memory_usage_in_bytes": "vGPU device usage",
-    "vGPU_device_memory_limit_in_bytes": "vGPU device limit",
-    "Device_memory_desc_of_container": "Container device memory description",
-    "Device_utilization_desc_of_container": "Container device utilization description",
-    "Device_last_kernel_of_container": "Container device last kernel description",
-}
-"""Interface facts of HAMi 2.10; temperature, power and errors are of later releases."""

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from agent.core.node.readiness import Check
-from agent.web.probes import Probes
-from agent.web.version import BuildInfo
+from agent.web.api import BuildInfo, Probes
 from tests.doors.web_client import ask
 
 pytestmark = pytest.mark.looptime(False)

@@ -10,7 +10,7 @@ from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.siege import Attack, Begin, Siege
 from tests.hostile.lab.working import NOBODY
 
-LOUD = 300.0
+LOUD = 1_000.0
 """Connections a second."""
 
 
@@ -27,7 +27,8 @@ def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
 @pytest.mark.parametrize(
     ("program", "what", "rate"),
     [
-        ("slow", "300 slow connections", LOUD),
+        ("slow", "1,000 slow connections", LOUD),
+        ("asked", "1,000 that have each asked once", LOUD),
         ("addresses", "slow ones from 400 addresses", LOUD),
         ("resets", "requests that are reset", LOUD),
         ("deaf", "answers that nobody takes", 50.0),
@@ -39,7 +40,10 @@ async def test_who_reaches_the_port_holds_up_neither_pods_nor_probes(
 ):
     attack = Attack(what, "21", 20_000, 30.0, rate)
 
-    await siege.withstand(attack, by_a_client(siege, attack, program))
+    tally = await siege.withstand(attack, by_a_client(siege, attack, program))
+
+    if program in {"slow", "asked", "addresses"}:
+        assert 1_000 < tally.facts["held"]
 
 
 async def test_garbage_is_answered_shortly_and_repeats_nothing(siege: Siege):

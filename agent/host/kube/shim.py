@@ -67,7 +67,6 @@ def load() -> Library:
 
 
 def _collect() -> Library:
-    importlib.import_module("agent.kit.lean_aiohttp")
     exceptions = importlib.import_module("aiohttp.client_exceptions")
     return Library(
         rest_client=_get(f"{ROOT}.client.rest", "RESTClientObject"),

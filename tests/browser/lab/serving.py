@@ -3,9 +3,8 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from agent.web.api import ReadApi
-from agent.web.page.door import PageDoor
-from agent.web.readers import Readers
+from agent.web.api import ReadApi, Readers
+from agent.web.page import PageDoor
 from agent.web.server import Listeners, WebServer
 from agent.web.status import StatusFacts
 

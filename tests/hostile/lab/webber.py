@@ -7,6 +7,7 @@ tries it was.
 import contextlib
 import itertools
 import random
+import resource
 import socket
 import struct
 import sys
@@ -17,7 +18,7 @@ from tests.hostile.lab.working import attack
 PORT = int(sys.argv[6])
 SOCKET = sys.argv[7] if len(sys.argv) > 7 else ""
 MARK = b"abracadabra"
-HELD = 300
+HELD = 1_000
 """Connections at once: more than the door lets in."""
 ADDRESSES = 400
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,28 +42,36 @@ GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + MARK,
 )
 ACTION = b"POST /api/v1/gpus/0:%s HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-FACTS: dict[str, int] = {"answered": 0, "wrong": 0, "acted": 0, "closed": 0}
-"""`wrong`: answers that are long, repeat what was said or name their software; `acted`: a 2xx."""
+FACTS: dict[str, int] = {"answered": 0, "wrong": 0, "acted": 0, "held": 0}
+"""`held`: the most connections at once; `wrong`: answers that are long, repeat what was said or
+name their software; `acted`: a 2xx."""
 
 
 def slow() -> Iterator[int]:
     """Connections that have sent one byte each; who is closed comes again."""
-    yield from _held(lambda _: "127.0.0.1")
+    yield from _held(lambda _: "127.0.0.1", GET[:1])
 
 
 def addresses() -> Iterator[int]:
     """The same, from 400 addresses."""
-    yield from _held(lambda number: f"127.1.{number % ADDRESSES // 200}.{1 + number % 200}")
+    source = lambda number: f"127.1.{number % ADDRESSES // 200}.{1 + number % 200}"  # noqa: E731
+    yield from _held(source, GET[:1])
 
 
-def _held(source) -> Iterator[int]:
+def asked() -> Iterator[int]:
+    """Connections that have each asked once, and are held open after the answer."""
+    yield from _held(lambda _: "127.0.0.1", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+def _held(source, said: bytes) -> Iterator[int]:
     held: list[socket.socket] = []
     for number in itertools.count():
         with contextlib.suppress(OSError):
             caller = _connected(source(number))
             caller.setblocking(False)
-            caller.send(GET[:1])
+            caller.send(said)
             held.append(caller)
+        FACTS["held"] = max(FACTS["held"], len(held))
         if len(held) > HELD:
             held.pop(0).close()
         yield 1
@@ -172,4 +181,6 @@ def _told(said: bytes, where: int | str = PORT) -> bytes:
 
 
 if __name__ == "__main__":
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     attack(globals(), FACTS, sys.argv[1:])

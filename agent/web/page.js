@@ -1,18 +1,50 @@
 "use strict";
 (() => {
-  const PATIENCE = 2000; // ms: a stream ends every 25 s, and the next begins 0.5 s later
-  const AGAIN = 5000;
+  const PERIOD = 2000; // ms between two questions
+  const PATIENCE = 5000; // ms for one answer
   const id = (name) => document.getElementById(name);
-  const clock = (time) => new Date(time).toISOString().slice(11, 19) + " UTC";
-  let stream = null, timer = 0, busy = false, due = false, lost = 0, polls = false;
+  let etag = "", lost = 0;
+
+  async function ask(path, options) {
+    const wish = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE), ...options };
+    const answer = await fetch(path, wish);
+    if (!answer.ok && answer.status !== 304) throw new Error(answer.status);
+    return answer;
+  }
+
+  // The status itself stays there: its ETag says whether the page is to be loaded anew.
+  async function look() {
+    try {
+      const status = await ask("api/v1/status", { method: "HEAD", headers: { "If-None-Match": etag } });
+      if (status.status !== 304 && !marked()) {
+        const page = new DOMParser().parseFromString(await (await ask("./")).text(), "text/html");
+        if (page.documentElement.dataset.build !== document.documentElement.dataset.build)
+          return location.reload();
+        document.title = page.title;
+        for (const name of ["header", "main"])
+          update(document.querySelector(name), page.querySelector(name));
+        filter();
+        etag = status.headers.get("ETag");
+      }
+      lost = 0;
+    } catch {
+      lost = lost || Date.now();
+    }
+    say();
+    setTimeout(poll, PERIOD);
+  }
+
+  function poll() {
+    if (!document.hidden) return look();
+    document.addEventListener("visibilitychange", poll, { once: true });
+  }
 
   function say() {
-    const gone = lost && Date.now() - lost >= PATIENCE;
-    let text = polls ? `Live every ${AGAIN / 1000} s,` : "Live,";
+    let text = "Live,";
     if (marked()) text = "Paused while text is selected,";
-    if (gone) text = `Reconnecting since ${clock(lost)},`;
+    if (lost) text = `The agent has not answered since ${new Date(lost).toISOString().slice(11, 19)} UTC; shown`;
     if (id("link").textContent !== text) id("link").textContent = text;
-    id("live").className = gone ? "lost" : "";
+    id("live").className = lost ? "lost" : "";
   }
 
   function marked() {
@@ -52,68 +84,6 @@
     id("shown").textContent = words.length ? `${shown} of ${rows.rows.length}` : "";
   }
 
-  async function refresh() {
-    timer = 0;
-    if (busy || marked()) {
-      due = true;
-      return say();
-    }
-    busy = true;
-    due = false;
-    try {
-      const answer = await fetch("./", { cache: "no-store", signal: AbortSignal.timeout(AGAIN) });
-      if (!answer.ok) throw new Error(answer.status);
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (page.documentElement.dataset.build !== document.documentElement.dataset.build) {
-        location.reload();
-        return;
-      }
-      document.title = page.title;
-      for (const name of ["header", "main"])
-        update(document.querySelector(name), page.querySelector(name));
-      filter();
-      lost = 0;
-    } catch {
-      lose();
-    } finally {
-      busy = false;
-    }
-    say();
-    if (due) soon();
-  }
-
-  function soon() {
-    timer = timer || setTimeout(refresh, 100);
-  }
-
-  function lose() {
-    lost = lost || Date.now();
-    setTimeout(say, PATIENCE + 50);
-  }
-
-  function follow() {
-    if (stream) stream.close();
-    stream = new EventSource("api/v1/status?watch=etag");
-    const mine = stream;
-    mine.onopen = mine.onmessage = () => {
-      polls = false;
-      lost = 0;
-      soon();
-    };
-    mine.onerror = () => {
-      if (mine.readyState !== EventSource.CLOSED) return lose();
-      polls = true; // an answer other than a stream, such as 503: there are too many streams
-      soon();
-      setTimeout(() => mine === stream && follow(), AGAIN);
-    };
-  }
-
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) return follow();
-    stream.close();
-    stream = null;
-  });
-  document.addEventListener("selectionchange", () => due && !marked() && soon());
   document.addEventListener("keydown", (event) => {
     const field = id("filter");
     if (!field || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -127,5 +97,5 @@
   });
   document.addEventListener("input", filter);
   filter();
-  follow();
+  look();
 })();

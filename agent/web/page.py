@@ -1,0 +1,536 @@
+"""The page at `/`: the whole node in one HTML document, made of values in memory.
+
+This is its only renderer, so that everything can be read without a script. The script (`page.js`)
+asks `/api/v1/status` every 2 s whether something changed, by its ETag. If so it loads `/` again and
+changes only what differs in the open page: focus, filter, open details and scroll position stay.
+
+Style and script are inside the document, and the policy names their hashes: one request shows the
+page, and nothing else may load or run in it. The size is bounded by the number of rows of each list
+and by the length of each text; where rows are left out, the page says how many there are and links
+to the JSON.
+"""
+
+import asyncio
+import base64
+import datetime as dt
+import hashlib
+import html
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import resources
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from agent.codec.status_document import (
+    AllocationStatus,
+    CheckStatus,
+    Entry,
+    GpuStatus,
+    NodeStatus,
+    SettingStatus,
+    ShareStatus,
+    StatusDocument,
+    UseHistory,
+)
+from agent.core.errors import cap
+from agent.web.api import Readers
+from agent.web.status import StatusFacts, status_of
+
+KEPT: Final = 0.5
+"""Seconds for which a rendering is reused: many readers cost the loop no more than one."""
+GPUS: Final = 32
+CONTAINERS: Final = 300
+ENTRIES: Final = 30
+"""The newest of the refusals, and of the changes."""
+CHECKS: Final = 40
+SETTINGS: Final = 200
+LONGEST: Final = 300
+"""Characters of one text. A longer one is cut."""
+WIDTH: Final = 1000
+"""Units of a bar."""
+HEIGHT: Final = 20
+"""Units of a history's height."""
+UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+TO_DO: Final = {
+    "wait": "nothing, it clears by itself",
+    "inspect": "look at the kernel's log",
+    "reset": "reset the GPU",
+    "reboot": "reboot the node",
+    "replace": "replace the GPU",
+}
+"""Actions of a health in words."""
+
+T = TypeVar("T")
+
+
+def _asset(name: str) -> str:
+    lines = resources.files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.strip() for line in lines)
+
+
+def _hash(content: str) -> str:
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+STYLE: Final = _asset("page.css")
+SCRIPT: Final = _asset("page.js")
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src {_hash(STYLE)}",
+        f"script-src {_hash(SCRIPT)}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""The Content-Security-Policy of the page. The only image is its empty icon."""
+BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
+"""The script loads the page anew when another build answers."""
+
+
+class PageDoor:
+    """Answers `/`. `facts` is read for each rendering, without waiting; None: there is none yet."""
+
+    def __init__(self, facts: Callable[[], StatusFacts | None], readers: Readers) -> None:
+        self._facts = facts
+        self._readers = readers
+        self._body = b""
+        self._until = 0.0
+
+    def page(self, request: web.BaseRequest) -> web.Response:
+        """Answer a GET or HEAD, with the page of now or of the last KEPT seconds."""
+        refused = self._readers.refused(request)
+        if refused is not None:
+            return refused
+        now = asyncio.get_running_loop().time()
+        if not self._body or self._until <= now:
+            facts = self._facts()
+            if facts is None:
+                text = "This agent stands by or is still loading; this page tries again every 3 s."
+                later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
+                return web.Response(status=503, text=f"{text}\n", headers=later)
+            self._body = page_html(status_of(facts), facts.settings(), facts.now).encode()
+            self._until = now + KEPT
+        headers = {"Content-Security-Policy": POLICY}
+        return web.Response(
+            body=self._body, content_type="text/html", charset="utf-8", headers=headers
+        )
+
+
+class Html(str):
+    """Markup that was made here. Any other text is escaped."""
+
+    __slots__ = ()
+
+
+def text(foreign: str, limit: int = LONGEST) -> Html:
+    """One line of text: without control characters, cut to `limit` characters, escaped."""
+    if len(foreign) > limit or not foreign.isprintable():
+        foreign = cap(foreign, limit)
+    return Html(html.escape(foreign))
+
+
+def join(*parts: str) -> Html:
+    """All parts, one after the other."""
+    return Html("".join(part if isinstance(part, Html) else text(part) for part in parts))
+
+
+def element(name: str, /, *children: str, **attributes: str | bool) -> Html:
+    """An element. `class_` and `for_` lose their underscore; others turn it into a hyphen.
+
+    An attribute that is True has no value; one that is False or empty is left out.
+    """
+    given = "".join(
+        f" {key.removesuffix('_').replace('_', '-')}"
+        + ("" if value is True else f'="{text(value, 2_000)}"')
+        for key, value in attributes.items()
+        if value
+    )
+    end = "" if name in {"input", "link", "meta"} else f"</{name}>"
+    return Html(f"<{name}{given}>{join(*children)}{end}")
+
+
+def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt.datetime) -> str:
+    """The document."""
+    node, since = status.node, status.journal_since
+    young = since is not None and now - since <= dt.timedelta(hours=24)
+    none = f"None since {clock(since)}." if since and young else "None."
+    refusals = _entries("refusals", status.refusals or (), now, none)
+    changes = _entries("changes", status.changes or (), now, none)
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("link", rel="icon", href="data:,"),
+        element("title", f"{node.name}: GPUs"),
+        element("style", Html(STYLE)),
+    )
+    main = element(
+        "main",
+        _section("gpus", "GPUs", _gpus(status.gpus, now)),
+        _section("allocations", "Allocations", _allocations(status.allocations or (), now)),
+        element(
+            "div",
+            _section("refusals", "Refusals of the last 24 h", refusals),
+            _section("changes", "Changes of the last 24 h", changes),
+            _section("checks", "Readiness checks", _checks(node.checks)),
+            _section("settings", "Settings in force", _settings(settings)),
+        ),
+    )
+    footer = element(
+        "footer",
+        "The same as JSON: ",
+        element("a", "api/v1/status", href="api/v1/status"),
+        ". For Prometheus: ",
+        element("a", "metrics", href="metrics"),
+        ". RUNBOOK.md explains the ids of health and refusals.",
+    )
+    header = _header(status, len(settings), now)
+    body = element("body", header, main, footer, element("script", Html(SCRIPT)))
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en', data_build=BUILD)}\n"
+
+
+def _header(status: StatusDocument, settings: int, now: dt.datetime) -> Html:
+    node = status.node
+    state, kind = ("ready", "tag ok") if node.ready else ("not ready", "tag bad")
+    title = element("h1", node.name, " ", element("b", state, class_=kind))
+    words = "Not live: reload for newer values,"  # until the script runs
+    link = element("span", words, id="link", role="status", data_own=True)
+    live = element("p", link, " as of ", element("time", clock(now), id="at"), id="live")
+    failing = [check for check in node.checks if not check.ok]
+    grave = "why" if any(check.required for check in failing) else "why slight"
+    counts = {
+        "GPUs": len(status.gpus),
+        "Allocations": len(status.allocations or ()),
+        "Refusals": len(status.refusals or ()),
+        "Changes": len(status.changes or ()),
+        "Checks": len(node.checks),
+        "Settings": settings,
+    }
+    links = (
+        join(element("a", f"{name} ", element("b", str(count)), href=f"#{name.lower()}"), " ")
+        for name, count in counts.items()
+    )
+    return element(
+        "header",
+        element("a", "Skip to the GPUs", href="#gpus", class_="skip"),
+        element("div", title, live, class_="top"),
+        element("dl", *_facts(node, now), class_="facts"),
+        element("div", _checks(failing), class_=grave) if failing else "",
+        element("nav", *links, aria_label="Parts of the page"),
+    )
+
+
+def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
+    up = f", up {age(node.started_at, now)}" if node.started_at else ""
+    checks = {check.name: check for check in node.checks}
+    watched = [checks[name] for name in ("api_synced", "api") if name in checks]
+    api = "watched" if "api" in checks else "not needed"
+    api = next((check.text for check in watched if not check.ok), api)
+    lock: str = "free"
+    if node.lock is not None and node.lock.since is None:
+        lock = f"not readable: {node.lock.holder}"
+    elif node.lock is not None and node.lock.since is not None:
+        holder = node.lock.holder or "a pod that it does not name"
+        lock = join(f"held by {holder} for ", _time(age(node.lock.since, now), node.lock.since))
+    sharing = f"{counted(node.split_count or 0, 'slice')} of {node.resource} per GPU"
+    for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
+        sharing += f", {name} x{factor:g}" if factor not in {None, 1} else ""
+    sharing += f", profile {', '.join(node.profiles)}" if node.profiles else ""
+    facts = {
+        "Agent": f"{node.version}{up}{', observes only' if node.observe else ''}",
+        "Kubelet": node.kubelet or "registered, takes the lists",
+        "API server": api,
+        "Node lock": lock,
+        "Driver": node.driver or "not known",
+        "Sharing": sharing,
+    }
+    for name, value in facts.items():
+        yield element("div", element("dt", name), element("dd", value))
+
+
+def _gpus(gpus: Sequence[GpuStatus], now: dt.datetime) -> Html:
+    if not gpus:
+        return element("p", "There are no GPUs to share.", class_="none")
+    blocks = (_gpu(gpu, now) for gpu in gpus[:GPUS])
+    return join(element("div", *blocks, class_="gpus"), _more(gpus, GPUS, "api/v1/gpus"))
+
+
+def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
+    """The block of one GPU: promised, used, the last 15 minutes, and its health with cause."""
+    name = gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
+    tags = [(gpu.condition, gpu.condition)]
+    tags += [("cordoned", "watch")] if gpu.cordoned else []
+    tags += [] if gpu.serving else [("not offered", "bad")]
+    used = "not known" if gpu.used_mib is None else f"{gib(gpu.used_mib)} GiB"
+    if gpu.used_mib is not None and gpu.memory_mib:
+        used = f"{gib(gpu.used_mib)} / {gib(gpu.memory_mib)} GiB"
+    used += "" if gpu.gpu_percent is None else f", {gpu.gpu_percent} % busy"
+    promised = (
+        f"{gib(gpu.promised_mib)} / {gib(gpu.sellable_mib)} GiB, {gpu.promised_cores} % cores"
+    )
+    place = [gpu.uuid, gpu.pci, "" if gpu.numa is None else f"NUMA {gpu.numa}"]
+    place += [gpu.mode] if gpu.mode != "hami-core" else []
+    return element(
+        "article",
+        element(
+            "h3",
+            element("span", name),
+            " ",
+            *(join(element("b", words, class_=f"tag {kind}"), " ") for words, kind in tags),
+            element("small", gpu.model),
+        ),
+        _bar(gpu),
+        element(
+            "dl",
+            *(element("dt", "Promised"), element("dd", promised)),
+            *(element("dt", "Used"), element("dd", used)),
+            *(element("dt", "Slices"), element("dd", f"{gpu.slices_held} / {gpu.slices}")),
+        ),
+        _history(gpu.history),
+        _health(gpu, now),
+        element("p", " · ".join(filter(None, place)), class_="id"),
+        class_=f"gpu {gpu.condition}",
+    )
+
+
+def _bar(gpu: GpuStatus) -> Html:
+    """Promised memory above, used memory below, on one scale; a mark where the GPU's own ends."""
+    most = max(gpu.sellable_mib, gpu.memory_mib or 0, gpu.promised_mib, 1)
+    promised, used, own = (
+        round((mib or 0) * WIDTH / most) for mib in (gpu.promised_mib, gpu.used_mib, gpu.memory_mib)
+    )
+    lines = [("p", f"M0 5H{promised}"), ("u", f"M0 13H{used}")]
+    lines += [("e", f"M{own - 1} 8H{own + 2}")] if 0 < own < WIDTH else []
+    return element(
+        "svg",
+        *(element("path", class_=kind, d=line) for kind, line in lines),
+        class_="bar",
+        viewBox=f"0 0 {WIDTH} 16",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+    )
+
+
+def _history(history: UseHistory | None) -> Html:
+    """How busy the GPU was, as a line and in words."""
+    values = history.gpu_percent if history else ()
+    known = [value for value in values if value is not None]
+    if history is None or not known:
+        return Html()
+    line, before = "", None
+    for x, value in enumerate(values):
+        if value is not None:  # where nothing is known the line has a gap; one value alone is a dot
+            y = HEIGHT - round(min(value, 100) * HEIGHT / 100)
+            line += f"M{x} {y}h0" if before is None else f"L{x} {y}"
+        before = value
+    drawn = element(
+        "svg",
+        element("path", d=line),
+        class_="line",
+        viewBox=f"0 -1 {len(values) - 1} {HEIGHT + 2}",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+    )
+    minutes = round(len(values) * history.period_seconds / 60)
+    lowest, highest = min(known), max(known)
+    span = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
+    return element("p", drawn, " ", element("span", f"{minutes} min: {span} busy"), class_="past")
+
+
+def _health(gpu: GpuStatus, now: dt.datetime) -> Html:
+    """Why the GPU is not ok or not offered; empty if there is nothing to say."""
+    lines: list[Html] = []
+    said = gpu.text.removesuffix(f" [{gpu.runbook}]")
+    if said:
+        since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
+        lines.append(element("p", since, said))
+    to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
+    to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
+    if to_do:
+        lines.append(element("p", element("strong", " ".join(to_do))))
+    lines.extend(element("p", f"Not offered: {obstacle}.") for obstacle in gpu.obstacles)
+    return element("div", *lines, class_="why") if lines else Html()
+
+
+def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> Html:
+    """What each container holds and uses."""
+    if not allocations:
+        return element("p", "No container holds a share.", class_="none")
+    field = element(
+        "p",
+        element("label", "Filter by pod, container or GPU", for_="filter"),
+        " ",
+        element("input", id="filter", type="search", autocomplete="off", data_own=True),
+        " ",
+        element("span", id="shown", role="status", data_own=True),
+        id="filtering",
+        hidden=True,  # until the script runs
+    )
+    rows = []
+    for one in allocations[:CONTAINERS]:
+        pod = f"{one.namespace}/{one.pod}" if one.pod else "not known yet"
+        cells = (
+            ", ".join(share.gpu for share in one.shares),
+            _amounts([_memory(share) for share in one.shares]),
+            _amounts([_cores(share) for share in one.shares]),
+            age(one.last_kernel, now) if one.last_kernel else "",
+            age(one.since, now) if one.since else "",
+        )
+        named = element("th", pod, " ", element("i", one.container), *_doubts(one))
+        rows.append(element("tr", named, *(element("td", cell) for cell in cells)))
+    heads = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
+    more = _more(allocations, CONTAINERS, "api/v1/allocations")
+    return join(field, _table(heads, rows, id="rows"), more)
+
+
+def _doubts(one: AllocationStatus) -> Iterator[Html]:
+    if one.ended:
+        yield element("i", " It has ended.")
+        return
+    if one.mismatched:
+        yield element("strong", " The kubelet booked another GPU (HA-4006).")
+    if one.confirmed is False:
+        yield element("strong", " The kubelet has not recorded the answer yet.")
+    if one.unkept:
+        yield element("strong", " Nothing keeps its limits: ", one.unkept, ".")
+    if one.unread:
+        yield element("strong", " Its use is not known: ", one.unread, ".")
+
+
+def _memory(share: ShareStatus) -> str:
+    """What is used, if that is known, of what may be used."""
+    limit = f"{gib(share.memory_mib)} GiB" if share.memory_mib else ""
+    used = "" if share.used_mib is None else gib(share.used_mib)
+    if used and limit:
+        return f"{used} of {limit}"
+    without = "no limit" if share.memory_mib is None else "all"
+    return f"{used} GiB, {without}" if used else limit or without
+
+
+def _cores(share: ShareStatus) -> str:
+    """The same of the GPU's compute, and whether it is more than was asked for."""
+    limit = f"{share.cores} %" if share.cores else ""
+    used = "" if share.gpu_percent is None else f"{share.gpu_percent}"
+    if used and limit:
+        return f"{used} of {limit}{', over' if int(used) > (share.cores or 0) else ''}"
+    return f"{used} %, no limit" if used else limit or "no limit"
+
+
+def _amounts(amounts: Sequence[str]) -> str:
+    """Equal amounts once with their number, different ones all."""
+    if len(amounts) < 2 or len(set(amounts)) > 1:
+        return ", ".join(amounts)
+    return f"{len(amounts)} x {amounts[0]}" if amounts[0][0].isdigit() else amounts[0]
+
+
+def _entries(name: str, entries: Sequence[Entry], now: dt.datetime, none: str) -> Html:
+    """Refusals or changes, the newest first."""
+    if not entries:
+        return element("p", none, class_="none")
+    rows = []
+    for entry in entries[:ENTRIES]:
+        about = "/".join(part for part in (entry.namespace, entry.pod, entry.container) if part)
+        reason = element("b", entry.reason, class_="tag watch" if entry.warning else "tag")
+        named = element("b", about, ": ") if about else ""
+        at = _time(f"{age(entry.at, now)} ago", entry.at)
+        rows.append(element("li", at, " ", reason, " ", element("span", named, entry.text)))
+    return join(element("ul", *rows, class_="entries"), _more(entries, ENTRIES, f"api/v1/{name}"))
+
+
+def _checks(checks: Sequence[CheckStatus]) -> Html:
+    """The readiness checks: a line for each that fails, and one for all that hold."""
+    failing = sorted((each for each in checks if not each.ok), key=lambda each: not each.required)
+    rows = []
+    for check in failing[:CHECKS]:
+        state, kind = ("not ready", "bad") if check.required else ("degraded", "watch")
+        tag = element("b", state, class_=f"tag {kind}")
+        said = element("span", element("b", check.name), ": ", check.text)
+        rows.append(element("li", tag, " ", said))
+    holding = ", ".join(check.name for check in checks if check.ok)
+    if holding:
+        tag = element("b", "ok", class_="tag ok")
+        rows.append(element("li", tag, " ", element("span", holding)))
+    return join(element("ul", *rows, class_="checks"), _more(failing, CHECKS, "readyz?verbose"))
+
+
+def _settings(settings: Sequence[SettingStatus]) -> Html:
+    """The settings in force, each with its origin; those that somebody chose come first."""
+    rows = []
+    for one in sorted(settings, key=lambda one: one.origin == "default")[:SETTINGS]:
+        value = "none" if one.value in (None, "", [], ()) else str(one.value)
+        if isinstance(one.value, bool):
+            value = "true" if one.value else "false"
+        elif one.value and isinstance(one.value, list | tuple):
+            value = ", ".join(map(str, one.value))
+        late = element("strong", " From the next start on.") if one.pending else ""
+        cells = element("td", value, late), element("td", one.origin)
+        rows.append(element("tr", element("th", one.key), *cells))
+    return element(
+        "details",
+        element("summary", f"{counted(len(settings), 'setting')}, each with origin"),
+        _table(("Setting", "Value", "From"), rows),
+        _more(settings, SETTINGS, "api/v1/settings"),
+    )
+
+
+def _section(name: str, title: str, content: Html) -> Html:
+    heading = element("h2", title, id=f"h-{name}")
+    return element("section", heading, content, id=name, aria_labelledby=f"h-{name}")
+
+
+def _table(heads: Iterable[str], rows: Iterable[Html], **attributes: str) -> Html:
+    head = element("tr", *(element("th", name, scope="col") for name in heads))
+    body = element("tbody", *rows, **attributes)
+    return element("table", element("thead", head), body, class_="wide")
+
+
+def _more(items: Sequence[T], most: int, path: str) -> Html:
+    """Where items are left out: how many there are, and a link to all."""
+    if len(items) <= most:
+        return Html()
+    link = element("a", path, href=path)
+    return element("p", f"The first {most} of {len(items)}. All of them: ", link, class_="more")
+
+
+def age(since: dt.datetime, now: dt.datetime) -> str:
+    """How long ago, in one or two units, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
+    left = max(0, int((now - since).total_seconds()))
+    for place, (length, name) in enumerate(UNITS):
+        if left >= length:
+            whole, rest = divmod(left, length)
+            following = UNITS[place + 1 : place + 2] if whole < 10 and length > 60 else ()
+            ends = [f" {rest // small} {unit}" for small, unit in following if rest // small]
+            return f"{whole} {name}{''.join(ends)}"
+    return "0 s"
+
+
+def _time(words: str, at: dt.datetime) -> Html:
+    """The words, with the time itself for programs and as a tooltip."""
+    utc = at.astimezone(dt.UTC)
+    return element(
+        "time",
+        words,
+        datetime=utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        title=utc.strftime("%Y-%m-%d %H:%M:%S UTC"),
+    )
+
+
+def clock(at: dt.datetime) -> str:
+    """The time of day, in UTC."""
+    return at.astimezone(dt.UTC).strftime("%H:%M:%S UTC")
+
+
+def gib(mib: int) -> str:
+    """Memory in GiB, such as `8.0`."""
+    return f"{mib / 1024:.1f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 slice`, `3 slices`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
