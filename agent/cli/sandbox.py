@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.cli import sandbox_scheduler
 from agent.cli import sandbox_view as view
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK, PROBLEM, USAGE
@@ -71,14 +70,10 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FLAG",
         help="one more flag for the agent, such as --agent-flag=--log-level=debug",
     )
-    peers = parser.add_subparsers(dest="peer", metavar="[PEER]", title="one peer alone")
-    sandbox_scheduler.add_parser(peers)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the scenario; return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
-    if args.peer is not None:
-        return sandbox_scheduler.main(args, environ)
     problem = _problem(args)
     if problem:
         sys.stderr.write(f"hami-agent sandbox: {problem}\n")

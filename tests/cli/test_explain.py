@@ -355,16 +355,15 @@ async def test_what_kube_scheduler_alone_knows_is_taken_from_its_event(rig: Expl
     assert "Insufficient cpu" in answer.gate("placement")["facts"][0]
 
 
-async def test_two_reasons_at_once_get_two_changes_together(rig: ExplainRig):
+async def test_nothing_is_advised_where_no_single_change_is_enough(rig: ExplainRig):
     rig.node("n1", a_gpu("GPU-a"))
-    rig.submit("p", {GPU: 1, MEMORY: 20_000}, annotations={"nvidia.com/use-gputype": "A100"})
+    rig.submit("p", {GPU: 2, MEMORY: 20_000})
 
     answer = await rig.explain("p")
 
-    (change,) = answer.changes
-    dropped, _, asked = change.partition(", and ")
-    assert "drop the annotation nvidia.com/use-gputype" == dropped
-    assert "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB" == asked
+    assert ("placement", "NodeInsufficientDevice") == answer.blocked
+    assert [] == answer.changes
+    assert "" == answer.gate("placement")["advice"]
 
 
 async def test_more_gpus_than_a_node_has_are_told_with_the_number_that_fits(rig: ExplainRig):

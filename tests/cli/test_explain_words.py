@@ -29,7 +29,9 @@ async def test_to_wait_for_memory_is_advised_only_if_an_empty_gpu_has_so_much(
     answer = await rig.explain("p")
 
     assert ("placement", "CardInsufficientMemory") == answer.blocked
-    assert may_wait is ("wait for a pod" in answer.gate("placement")["advice"])
+    assert may_wait is any("wait for default/busy" in change for change in answer.changes)
+    says = "no GPU of the cluster has so much memory, even without other pods"
+    assert may_wait is (says not in answer.gate("placement")["facts"])
 
 
 async def test_gpus_of_which_the_same_is_said_stand_on_one_line(rig: ExplainRig):

@@ -15,10 +15,6 @@ EVERYBODYS = {("create", "selfsubjectaccessreviews")}
 """Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
 OPTIONAL = {("patch", "nodes/status")}
 """The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
-SANDBOX = Path("agent/sandbox/extender")
-"""A model of HAMi's scheduler, which has an account of its own."""
-
-
 UNINSTALL = Path("agent/host/kube/leftovers.py")
 """What the Job after `helm uninstall` asks, which has an account of its own, too."""
 COMMANDS = Path("agent/host/kube/cluster")
@@ -82,4 +78,4 @@ def test_requests_are_made_in_one_place_only():
         and "ApiRequest" in {alias.name for alias in node.names}
     }
 
-    assert {Path(ADAPTER), COMMANDS, SANDBOX} == makers
+    assert {Path(ADAPTER), COMMANDS} == makers

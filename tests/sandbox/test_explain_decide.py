@@ -144,21 +144,7 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
     if gate.verdict is not GateVerdict.BLOCKED:
         assert () == explanation.changes
     for change in explanation.changes:
-        if ", and " not in change.said:
-            assert changed(cluster, pod, change.said), change.said
-
-
-def test_a_change_of_two_parts_places_the_pod_and_neither_part_does():
-    cluster = RandomCluster(Seeded(), 0)
-    cluster.nodes = [ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)]
-    pod = pod_of({GPU: 1, MEMORY: 20_000}, {TYPE: "A100"})
-
-    (change,) = told(cluster, pod).changes
-
-    dropped, asked = change.said.split(", and ")
-    assert not changed(cluster, pod, dropped)
-    assert not cluster.placed(with_limit(pod, MEMORY, 16_000))
-    assert changed(cluster, pod_of({GPU: 1, MEMORY: 20_000}), asked)
+        assert changed(cluster, pod, change.said), change.said
 
 
 def event(reason: str, message: str, age: float = 40) -> PodEventView:
@@ -252,7 +238,7 @@ def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy()
 
     gate = explanation.gate("placement")
     assert "ExclusiveDeviceAllocateConflict" == gate.reason
-    assert "drop hami.io/gpu-scheduler-policy if it is mutex" in gate.advice
+    assert "drop the annotation hami.io/gpu-scheduler-policy -> n1" == gate.advice
     (gpu,) = explanation.nodes[0].gpus
     assert "the pod wants it alone, and 1 of its slices is held" == gpu.said
 

@@ -129,8 +129,7 @@ def quota_gate(world: World, pod: JsonObject, *, is_refused: bool) -> Gate:
         return Gate(QUOTA, GateVerdict.PASSED, said)
     if is_refused:
         said = f"the ResourceQuota of {namespace} has no room for the pod"
-        advice = "raise the ResourceQuota, or wait for a pod of the namespace to end"
-        return Gate(QUOTA, GateVerdict.BLOCKED, said, "ResourceQuotaNotFit", advice, facts)
+        return Gate(QUOTA, GateVerdict.BLOCKED, said, "ResourceQuotaNotFit", facts=facts)
     said = f"the ResourceQuota of {namespace} has room"
     return Gate(QUOTA, GateVerdict.PASSED, said, facts=facts)
 

@@ -4,7 +4,6 @@ Changes of the pod are tried on few Nodes of each kind of refusal, so that 5,000
 """
 
 import copy
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -69,8 +68,6 @@ def smallest_changes(
             found.append(PlacingChange(trial.said, node))
         if len(found) == CHANGES_TOLD:
             return tuple(found)
-    if not found:
-        found = list(itertools.islice(_pairs(world, pod, names), CHANGES_TOLD))
     return tuple(found)
 
 
@@ -158,32 +155,6 @@ def _some(holders: Sequence[GpuHolder]) -> Sequence[GpuHolder]:
         return holders
     step = (len(holders) - 1) / (HOLDERS_TRIED - 1)
     return [holders[round(place * step)] for place in range(HOLDERS_TRIED)]
-
-
-def _pairs(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[PlacingChange]:
-    """Two changes of the pod together, where none alone is enough."""
-    firsts = [
-        (f"drop the annotation {key}", _without(pod, key))
-        for key in _STEERING
-        if key in pod["metadata"].get("annotations", {})
-    ]
-    firsts += _with_less_memory(world, pod, names)
-    if _selecting(pod):
-        firsts.append((f"drop {' and '.join(_selecting(pod))}", _unbound(pod)))
-    for said, first in firsts:
-        for trial in sorted(_pod_trials(world, first, names), key=lambda trial: trial.size):
-            if node := _verified(world, trial, names):
-                yield PlacingChange(f"{said}, and {trial.said}", node)
-                break
-
-
-def _with_less_memory(
-    world: World, pod: JsonObject, names: Sequence[str]
-) -> list[tuple[str, JsonObject]]:
-    """The pod with the most memory that fits when it asks for hardly any cores."""
-    idle = _capped(world, pod, CORES, 1)
-    best, most = _greatest_cap(world, idle, names, _memory_cap(world, pod), MEMORY)
-    return [(_cap_words(MEMORY, best, most), _capped(world, pod, MEMORY, best))] if best else []
 
 
 def _greatest_cap(

@@ -62,20 +62,20 @@ def explain_pod(
     fits = placement is not None and bool(placement.fitting)
     if blocked is not None and blocked.name in PLACING and _is_complete(world) and not fits:
         changes = _changes(world, pod, blocked)
-        gates = [_advised(gate, placement, changes) for gate in gates]
+        gates = [_advised(gate, placement, changes) if gate is blocked else gate for gate in gates]
     return _told(world, gates, placement, changes, now)
 
 
 def _advised(
     gate: Gate, placement: ModelPlacement | None, changes: Sequence[PlacingChange]
 ) -> Gate:
-    """The gate with the smallest change as its advice, where the Nodes have several reasons.
+    """The blocked gate with the smallest change as its advice.
 
-    The reason of most Nodes may be one that no change removes.
+    The advice of a gate's own reason stays if that is the only reason of the Nodes. If they have
+    several, the reason of most Nodes may be one that no change removes.
     """
-    if gate.name != searching.PLACEMENT or placement is None or not changes:
-        return gate
-    if not searching.is_mixed(placement):
+    is_mixed = placement is not None and searching.is_mixed(placement)
+    if not changes or (gate.advice and not is_mixed):
         return gate
     first = changes[0]
     return msgspec.structs.replace(gate, advice=f"{first.said} -> {cap(first.node, 128)}")

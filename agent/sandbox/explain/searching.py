@@ -134,10 +134,9 @@ def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.date
     if placement.refused == 1:
         said = "the only Node with GPUs does not fit"
     reason = _main_reason(placement)
-    advice = ADVICE.get(reason, "")
     if reason == "CardInsufficientMemory" and placement.is_oversized:
-        advice = "ask for less memory: no GPU of the cluster has so much, even without other pods"
-    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, advice, told)
+        told = (*told, "no GPU of the cluster has so much memory, even without other pods")
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, ADVICE.get(reason, ""), told)
 
 
 def is_mixed(placement: ModelPlacement) -> bool:

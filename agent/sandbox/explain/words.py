@@ -17,19 +17,10 @@ ADVICE: Final = {
     "CardCordoned": "if the work on the GPU is done: `hami-agent uncordon GPU --node NODE`",
     "CardTypeMismatch": "compare the pod's use-gputype, nouse-gputype and vgpu-mode with the GPUs",
     "CardUuidMismatch": "compare the pod's use-gpuuuid and nouse-gpuuuid with the GPUs",
-    "CardTimeSlicingExhausted": "wait for a pod to end, or raise sharing.splitCount",
-    "CardInsufficientMemory": "ask for less memory, or wait for a pod to end",
-    "CardInsufficientCore": "ask for fewer cores, or wait for a pod to end",
-    "CardComputeUnitsExhausted": "another pod has all cores of the GPU: wait for it to end",
-    "ExclusiveDeviceAllocateConflict": "ask for fewer than 100 % of the cores, drop "
-    "hami.io/gpu-scheduler-policy if it is mutex, or wait for a pod to end",
-    "AllocatedCardsInsufficientRequest": "ask for fewer GPUs in one container",
-    "NodeInsufficientDevice": "ask for fewer GPUs in one container",
-    "NumaNotFit": "ask for fewer GPUs, or drop nvidia.com/numa-bind",
-    "ResourceQuotaNotFit": "raise the namespace's ResourceQuota, or wait for a pod to end",
     NODE_UNREGISTERED: "look at the agent's pod on that node",
-    KUBE_SCHEDULER: "make the Node match what the pod's spec asks of a Node",
+    KUBE_SCHEDULER: "compare what the pod's spec asks of a Node with the Nodes",
 }
+"""Where to look. A change is advised only if the scheduler's model has verified it."""
 
 
 def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: Steering) -> str:

@@ -25,12 +25,6 @@ class Informers:
         """The object as it was last seen, or None."""
         return self._objects.get((resource, namespace, name))
 
-    def uids(self, resource: str) -> frozenset[str]:
-        """The UIDs of all objects of a resource."""
-        return frozenset(
-            obj["metadata"]["uid"] for key, obj in self._objects.items() if key[0] == resource
-        )
-
     def retain_pods(self, uids: frozenset[str]) -> None:
         """Drop all pods except these: the others were deleted while no watch was open."""
         for key, obj in list(self._objects.items()):

@@ -39,10 +39,6 @@ class Quotas:
             for resource, limit in _hard(quota).items():
                 self._limits[namespace, resource] = limit
 
-    def names(self) -> frozenset[str]:
-        """The full names of all quotas."""
-        return frozenset(self._seen)
-
     def retain(self, names: frozenset[str]) -> None:
         """Forget all quotas except these: the others were deleted while no watch was open."""
         for key in self._seen.keys() - names:

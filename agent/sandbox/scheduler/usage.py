@@ -96,10 +96,6 @@ class Usage:
         """Stop counting a pod."""
         self._reservations.pop(uid, None)
 
-    def uids(self) -> frozenset[str]:
-        """The UIDs of all pods that count."""
-        return frozenset(self._reservations)
-
     def retain(self, uids: Collection[str]) -> None:
         """Stop counting all pods except these: the others were deleted while no watch was open."""
         for uid in self._reservations.keys() - set(uids):

@@ -22,7 +22,7 @@ from agent.sandbox.scheduler.informers import Informers
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.refresh import REQUESTING
-from agent.sandbox.scheduler.registry import Registry, read_offer
+from agent.sandbox.scheduler.registry import Registry
 from agent.sandbox.scheduler.requests import COUNT, init_count
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
@@ -93,10 +93,6 @@ class HamiVerbs:
         else:
             self.usage.observe(pod)
 
-    def pod_uids(self) -> frozenset[str]:
-        """The UIDs of all known pods and of those that hold GPUs."""
-        return self._seen.uids("pods") | self.usage.uids()
-
     def retain_pods(self, uids: frozenset[str]) -> None:
         """Forget all pods except these: the others were deleted while no watch was open."""
         self._seen.retain_pods(uids)
@@ -134,16 +130,6 @@ class HamiVerbs:
         for notice in filtered.notices:
             await self._events.record(pod, notice)
         return filtered
-
-    def simulate(self, pod: Json, nodes: Sequence[Json]) -> Filtered:
-        """Choose among the given nodes without any use. Nothing is reserved or written."""
-        registered: dict[str, RegisteredNode] = {}
-        for node in nodes:
-            name, offer = node["metadata"]["name"], read_offer(_noted(node))
-            if offer is not None:
-                registered[name] = offer.state(name, {})
-        names = [node["metadata"]["name"] for node in nodes]
-        return filter_pod(pod, names, registered, self.settings, self._rng, self.quotas)
 
     def review(self, pod: Json) -> WebhookAdmission:
         """The webhook's answer for a new pod."""

@@ -102,9 +102,8 @@ def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: i
     command: tuple[str, ...]
     if programs.hami_scheduler is None:
         command = (
-            *(sys.executable, "-m", "agent", "sandbox", "scheduler"),
-            *("--kubeconfig", str(kubeconfig), "--listen", address),
-            *("--tls-cert", str(files.cert), "--tls-key", str(files.key)),
+            *(sys.executable, "-m", "tests.peers.lab.extender", str(kubeconfig), str(port)),
+            *(str(files.cert), str(files.key)),
         )
         environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
         return Part("extender", command, logs, space=space, environment=environment)
