@@ -19,8 +19,7 @@ from typing import Any, Final
 from agent.core.node.drained import RESOURCE, SCHEDULER
 from agent.settings import kinds
 from agent.settings.fields import Field
-from agent.settings.hami_files import FILTER, WITHOUT_EFFECT
-from agent.settings.hami_keys import DEVICE_CONFIG, NODE_CONFIG
+from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.health_table import xid_classes
 from agent.settings.own_file import LIVE
 from agent.settings.surroundings import FOREIGN

@@ -56,10 +56,9 @@ from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
 from agent.services.report.announce import NodeEventQueue
 from agent.services.state import Recovered, recover
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead
 from agent.settings.sections import Settings
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 
 log = structlog.get_logger(__name__)
 

@@ -28,10 +28,9 @@ from agent.kit.lull import Lull
 from agent.kit.running_time import Lag
 from agent.plugin.calls import PREFERENCE_FOLLOWED
 from agent.settings.fields import Values
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 
 STILL: Final = 0.2

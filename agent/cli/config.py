@@ -19,7 +19,7 @@ from agent.core.errors import SettingsError
 from agent.host.clock import SystemClock
 from agent.settings.fields import DEFAULT
 from agent.settings.json_schema import json_schema
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -6,20 +6,14 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
 from agent.core.health.settings import malformed
 from agent.settings.fields import Field, Setting, setting
-from agent.settings.hami_keys import NODE_CAPACITY
 from agent.settings.kinds import FALSE, shown
-from agent.settings.sources import Layer
+from agent.settings.sources import NODE_CAPACITY, Faults, Layer
 from agent.settings.table import FIELDS
 
 PREFIX: Final = "HAMI_AGENT_"
-ALIKE: Final = 0.8
-"""The least likeness of a variable in a hint. Less misleads: many variables share a word."""
-OWN_FILE: Final = frozenset({"CONFIG", "CONFIG_FILE", "CONFIG_PATH"})
-"""Variables that people expect to name the settings file. Only the flag --config does."""
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 
@@ -186,26 +180,11 @@ def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES:
             with faults.kept():
-                raise SettingsError(f"env {cap(name)}: unknown setting{_hint(name)}")
-
-
-def _hint(name: str) -> str:
-    """The likely variable: of the flag of this name, or with this end, or one that is similar."""
-    words = name.removeprefix(PREFIX)
-    if words in OWN_FILE:
-        return "; only the flag --config names the settings file"
-    known = [variable.removeprefix(PREFIX) for variable in VARIABLES]
-    import difflib  # noqa: PLC0415 -- only a mistake needs it
-
-    flag = f"--{words.lower().replace('_', '-')}"
-    flags = [one.variables[0].removeprefix(PREFIX) for one in FIELDS if one.flag == flag]
-    ends = [variable for variable in known if words and variable.endswith(f"_{words}")]
-    for meant in flags or ends or difflib.get_close_matches(words, known, n=1, cutoff=ALIKE):
-        return f"; did you mean {PREFIX}{meant}?"
-    return (
-        f"; a variable is {PREFIX} and the words of a key, such as {PREFIX}SHARING_SPLIT_COUNT; "
-        "`hami-agent config show` lists all keys"
-    )
+                raise SettingsError(
+                    f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a "
+                    f"key, such as {PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all "
+                    "keys; the flag --config names the settings file"
+                )
 
 
 def _without_links(environ: Mapping[str, str]) -> Mapping[str, str]:

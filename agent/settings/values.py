@@ -11,18 +11,23 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.faults import Faults
-from agent.codec.known_keys import IgnoredKeys
 from agent.core.errors import SettingsError, cap
 from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Values
-from agent.settings.hami_keys import NODE_CAPACITY, NODE_CONFIG
 from agent.settings.kinds import Value, shown
-from agent.settings.profiles import NodeFacts, SettingsProfile, Tier
 from agent.settings.sections import Settings, build
-from agent.settings.sources import Layer, Sources
+from agent.settings.sources import (
+    NODE_CAPACITY,
+    Faults,
+    Layer,
+    NodeFacts,
+    SettingsProfile,
+    Sources,
+    Tier,
+    first_of,
+)
 from agent.settings.surroundings import read_surroundings
 from agent.settings.table import BY_KEY, FIELDS
 
@@ -163,13 +168,11 @@ def make_plan(sources: Sources) -> NodeValues:
         warnings=tuple(text for text in warnings if text not in again),
         profiles=(*own.profiles, *node_config.profiles),
     )
-    ignored = IgnoredKeys("settings")
     first = sorted(plan.profiles, key=lambda one: plan.name not in one.match.nodes)
     ordered = dataclasses.replace(plan, profiles=tuple(first))
     # The last may be one for each node.
-    for warning in (*_without_effect(ordered), *_overriding_nothing(ordered)):
-        ignored.over(lambda: warning)  # noqa: B023 -- called at once
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *ignored.warnings))
+    more = (*_without_effect(ordered), *_overriding_nothing(ordered))
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *first_of(more, "settings")))
 
 
 def _files(sources: Sources, faults: Faults, outer: Layer) -> tuple[Layer, Layer, Layer]:
@@ -177,7 +180,7 @@ def _files(sources: Sources, faults: Faults, outer: Layer) -> tuple[Layer, Layer
     if sources.device_config is None and sources.own is None and sources.node_config is None:
         return Layer(), Layer(), Layer()
     # Late: the start of a node without files does not load YAML.
-    from agent.settings.hami_files import read_device_layer, read_node_layer  # noqa: PLC0415
+    from agent.settings.hami import read_device_layer, read_node_layer  # noqa: PLC0415
     from agent.settings.own_file import read_own_file  # noqa: PLC0415
 
     device_config = _read(sources.device_config, read_device_layer, faults)
@@ -218,9 +221,14 @@ def _overriding_nothing(plan: NodeValues) -> Iterator[str]:
 
     There is none if a flag or a variable sets the value: config.json cannot override that.
     """
+    empties = [one for profile in plan.profiles for one in profile.empty]
+    if not empties:
+        return
+    from agent.settings.hami import NODE_CONFIG  # noqa: PLC0415 -- loaded: it read config.json
+
     of_all = plan.of_all_nodes()
     decided = {setting.field.key for setting in plan.surroundings.settings}
-    for empty in (one for profile in plan.profiles for one in profile.empty):
+    for empty in empties:
         other = of_all[NODE_CONFIG[empty.key]]
         if other.field.key not in decided and other.value != empty.value:
             yield (

@@ -16,9 +16,8 @@ from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from tests.fakes.disk import MemoryDisk
 

@@ -15,9 +15,8 @@ from agent.core.inventory.gpu import Scan
 from agent.core.state.last_good import LastGood, SourceFile
 from agent.core.state.ledger import Ledger
 from agent.plugin.calls import PREFERENCE_FOLLOWED
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from tests.app.settings_room import SettingsRoom, a_plan, kept_start, start_of
 from tests.builders import a_gpu, a_row

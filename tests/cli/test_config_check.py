@@ -97,7 +97,7 @@ def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch,
         (
             "c.yaml",
             "sharing: {splitCuont: 4}",
-            "1:11: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+            "1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
         ),
         (
             "d.yaml",
@@ -259,9 +259,9 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "d.yaml:2:21: nvidia.deviceSplitCount: a whole number is expected, not `x`",
         "d.yaml:4:21: nvidia.disableCoreLimit: true or false is expected, not `true` (text)",
         "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found -1",
-        "c.yaml:1:11: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+        "c.yaml:1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
-        "c.yaml:2:1: unknown setting shraing; did you mean sharing?",
+        "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
         "c.yaml:4:3: profiles[0]: `match` is needed",
         "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are gpus, labels, nodes",
@@ -289,3 +289,90 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
     assert line.endswith("(and 5 more)")
+
+
+OBJECT = "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
+
+
+@pytest.mark.parametrize("name", ["cm.yaml", "cm.json", "cm"])
+@pytest.mark.parametrize("flag", ["", "--config", "--device-config", "--nodeconfig"])
+def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: str, flag: str):
+    file = tmp_path / name
+    file.write_text('{"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.json": "{}"}}')
+
+    if flag:
+        assert 78 == dispatch(["config", "show", flag, str(file)], {})
+        said = capsys.readouterr().err
+    else:
+        said = checked(capsys, str(file), code=1)[1]
+    assert f"hami-agent: {file}:1:1: {OBJECT}\n" == said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("resourceName: x\ndevicePlugin: {b: 1}\n", "1:1: unknown setting resourceName"),
+        ("version: v1\nsharing: {timeSlicing: {}}\n", "1:1: unknown setting version"),
+        ("cambricon:\n  resourceCountName: x\n", "1:1: unknown setting cambricon"),
+        ("nodeconfig:\n- name: a\n", "1:1: unknown setting nodeconfig"),
+        ("/usr/local/vgpu/libvgpu.so\n", "1:1: keys and values are expected here, not `/usr"),
+        ("- a\n", "1:1: keys and values are expected here, not a list"),
+        ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
+        ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:3: not valid YAML: did not find"),
+    ],
+)
+def test_another_file_is_refused_with_its_place(
+    tmp_path, monkeypatch, capsys, text: str, says: str
+):
+    (file,) = written(tmp_path, monkeypatch, **{"f.yaml": text})
+
+    assert checked(capsys, file, code=1)[1].startswith(f"hami-agent: {file}:{says}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"), [("--config", "nvidia: {}"), ("--config", '{"nodeconfig": []}')]
+)
+def test_a_file_of_hamis_is_not_the_agents_own(tmp_path, capsys, flag: str, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+
+    assert 78 == dispatch(["run", flag, str(file), "--state-dir", str(tmp_path)], {})
+    assert "unknown setting n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["own.json", "own.yaml", "own"])
+def test_the_agents_own_file_may_be_json(tmp_path, monkeypatch, capsys, name: str):
+    (file,) = written(tmp_path, monkeypatch, **{name: '{"sharing": {"splitCount": 4}}'})
+
+    out, err = checked(capsys, file, "--node", "n")
+
+    assert ("", f"  sharing.splitCount  4      {file}:1:28") == (err, out.splitlines()[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("d.yaml", "{nvidia: {deviceSplitCount: 4}}", "1:29"),
+        ("c.yaml", "{sharing: {splitCount: 4}}  # {{ x }}\n", "1:24"),
+    ],
+)
+def test_yaml_in_braces_is_read(tmp_path, monkeypatch, capsys, name: str, text: str, place: str):
+    files = written(tmp_path, monkeypatch, **{name: text})
+
+    lines = checked(capsys, *files)[0].splitlines()
+    assert f"  sharing.splitCount  4      {name}:{place}" in lines
+
+
+def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("nvidia:\n  deviceSplitCount: 4\n")
+    monkeypatch.setattr("agent.cli.config_check.STDIN", Path("in"))
+
+    assert "  sharing.splitCount  4      in:2:21" in checked(capsys, "-")[0].splitlines()
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_a_warning(tmp_path, monkeypatch, capsys, text: str):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
+
+    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == checked(capsys, *files)[1]

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 
 FILES = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from tests.unit.settings.plans import plan_of
 

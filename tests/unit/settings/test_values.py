@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.allocation.requests import RequestRules
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 from tests.unit.settings.plans import plan_of
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
