@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.core.errors import SettingsError, cap
-from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
+from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Values
@@ -29,21 +29,18 @@ from agent.settings.sources import (
     first_of,
 )
 from agent.settings.surroundings import read_surroundings
-from agent.settings.table import BY_KEY, FIELDS
+from agent.settings.table import FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
 """Lists that should name each GPU once."""
 NODE_NAME: Final = "node.name"
-HELD: Final = "the pods that hold slices"
-"""The origin of a value that stays because of the ledger's rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeValues:
     """The merged sources, for any node. `warnings`: what has no effect, with its place.
 
-    `profiles`: those of our own file, then the entries of HAMi's config.json. `held`: values that
-    stay in force, whatever the sources say.
+    `profiles`: those of our own file, then the entries of HAMi's config.json.
     """
 
     sources: Sources
@@ -53,7 +50,6 @@ class NodeValues:
     surroundings: Layer
     warnings: tuple[str, ...]
     profiles: tuple[SettingsProfile, ...] = dataclasses.field(compare=False, repr=False)
-    held: tuple[Setting, ...] = ()
 
     @property
     def labelled(self) -> bool:
@@ -61,7 +57,7 @@ class NodeValues:
 
         No profile and no file of HAMi's sets that.
         """
-        layers = (self.own.settings, self.surroundings.settings, self.held)
+        layers = (self.own.settings, self.surroundings.settings)
         values = {one.field.key: one.value for layer in layers for one in layer}
         return values.get(SCHEDULER) != "none"
 
@@ -103,7 +99,7 @@ class NodeValues:
         applied = self.applied(facts)
         values = self.of_all_nodes()
         profiled = (profile.settings for profile in applied)
-        for settings in (*profiled, self.surroundings.settings, self.held):
+        for settings in (*profiled, self.surroundings.settings):
             values.update({setting.field.key: setting for setting in settings})
         return Values(values, tuple(one.name for one in applied if one.name))
 
@@ -125,11 +121,6 @@ class NodeValues:
         values = {key: one.value for key, one in resolved.items() if not one.field.live}
         return values | {NODE_NAME: self.name}
 
-    @property
-    def wanted(self) -> "NodeValues":
-        """What the sources say, with nothing held."""
-        return dataclasses.replace(self, held=())
-
     def lasting(self) -> tuple[LastingSetting, ...]:
         """The settings that change only while no pod holds slices. No profile sets them."""
         resolved = self.resolve(NodeFacts())
@@ -137,14 +128,8 @@ class NodeValues:
         return tuple(LastingSetting(s.field.key, str(s.value), s.origin) for s in settings)
 
     def undrained(self, ledger: Ledger) -> SettingsError | None:
-        """Why some wanted settings must wait because of the rows of `ledger`; None: none must."""
-        return undrained(self.wanted.lasting(), ledger, self.name)
-
-    def keeping(self, ledger: Ledger) -> "NodeValues":
-        """The wanted settings, but what the rows of `ledger` do not allow yet stays as it is."""
-        values = kept(self.wanted.lasting(), ledger)
-        held = tuple(Setting(BY_KEY[key], value, HELD) for key, value in values.items())
-        return dataclasses.replace(self, held=held)
+        """Why these settings are refused because of the rows of `ledger`; None: they are not."""
+        return undrained(self.lasting(), ledger, self.name)
 
     def names(self) -> tuple[str, ...]:
         """The names of nodes in the files, each once, in the order of the files."""
