@@ -1,6 +1,6 @@
 """Keeps the settings of this node: watches and reads files, publishes settings, saves a copy.
 
-Profiles may select by labels and GPU models, which are unknown at the start. The settings are built
+Profiles may select by labels, which are unknown at the start. The settings are built
 again when these become known or change, and when a file changes. Another scheduler or resource name
 is refused, with all that came with it, while pods hold slices; the last of them has it read again.
 """
@@ -137,13 +137,16 @@ class SettingsService:
                 log.warning("config.labels_unknown", what=_UNLABELLED)
 
     def saw_gpus(self, scan: Scan) -> Scan | None:
-        """Take the GPU models from a scan, and return the part of it that may be listed.
+        """Count the GPUs of a scan, and return the part of it that may be listed.
 
         If the settings do not fit, GPUs that came after the first scan are left out. None: the
         settings do not fit the first scan.
         """
         first = self._facts.gpus is None
-        facts = self._facts.after(scan)
+        known = self._facts.gpus or frozenset()
+        silent = known & {fault.gpu for fault in scan.faults}
+        gpus = silent.union(gpu.uuid for gpu in scan.gpus)
+        facts = msgspec.structs.replace(self._facts, gpus=gpus)
         if self._learn(facts) or (first and self._recover(facts)):
             self._fitted = frozenset(map(GpuUuid, facts.gpus or ()))
             return scan

@@ -33,8 +33,8 @@ def add_parser(subparsers: Subparsers) -> None:
     show = verbs.add_parser(
         "show",
         help="print the effective settings",
-        description="Prints the settings of this node. Profiles that need labels or GPUs are left "
-        "out: `config check` takes both as arguments.",
+        description="Prints the settings of this node. Profiles that need labels are left out: "
+        "`config check` takes labels as arguments.",
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
     show.add_argument("--origin", action="store_true", help="print where each value came from")

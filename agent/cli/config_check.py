@@ -81,7 +81,10 @@ def add_check(verbs: Subparsers) -> None:
         help="a label of the nodes",
     )
     parser.add_argument(
-        "--gpu", action="append", metavar="MODEL", help="a GPU of the nodes; repeat for each GPU"
+        "--gpu",
+        action="append",
+        metavar="MODEL",
+        help="a GPU of the nodes; repeat it: their number limits the slices",
     )
     add_output(parser)
     add_settings(parser, "[FILE ...]")
@@ -145,14 +148,9 @@ def _notes(args: argparse.Namespace, plan: NodeValues) -> Sequence[str]:
     """Name the profiles that are left out because the command line lacks what they need."""
     left_out: list[str] = []
     for profile in plan.profiles:
-        match = profile.match
-        for needed, given, option in (
-            (match.labels is not None and plan.labelled, args.label, "labels: --label KEY=VALUE"),
-            (bool(match.gpus), args.gpu, "GPUs: --gpu MODEL"),
-        ):
-            if needed and not given:
-                name = cap(profile.name, 64) or f"at {profile.where}"
-                left_out.append(f"the profile {name} is left out: it needs {option}")
+        if profile.match.labels is not None and plan.labelled and not args.label:
+            name = cap(profile.name, 64) or f"at {profile.where}"
+            left_out.append(f"the profile {name} is left out: it needs labels: --label KEY=VALUE")
     return first_of(left_out, "profiles")
 
 
@@ -229,11 +227,11 @@ def _kind_by(keys: Collection[str], otherwise: str) -> str:
 def _facts(
     args: argparse.Namespace, plan: NodeValues, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
-    models = None if args.gpu is None else {str(n): model for n, model in enumerate(args.gpu)}
+    gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
     for name in args.node or plan.names():
-        yield name, NodeFacts(name, labels, models)
+        yield name, NodeFacts(name, labels, gpus)
     if not args.node:
-        yield OTHERS, NodeFacts("", labels, models)
+        yield OTHERS, NodeFacts("", labels, gpus)
 
 
 def _node(plan: NodeValues, title: str, facts: NodeFacts, columns: int) -> _NodeSettings:

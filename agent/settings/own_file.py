@@ -11,7 +11,7 @@ from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
 from agent.settings.table import BY_KEY
 
 PROFILES: Final = "profiles"
-MATCH_KEYS: Final = frozenset({"nodes", "labels", "gpus"})
+MATCH_KEYS: Final = frozenset({"nodes", "labels"})
 LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and field.profiled}
 
 
@@ -70,23 +70,19 @@ def _match(place: Place) -> ProfileMatch:
     """Read the condition of a profile. Raises SettingsError with its place."""
     parts = place.mapping(MATCH_KEYS)
     if not parts:
-        raise place.fault("`nodes`, `labels` or `gpus` is needed")
+        raise place.fault("`nodes` or `labels` is needed")
     labels = None
     if "labels" in parts:
         try:
             labels = parse_selector(parts["labels"].text())
         except MalformedText as error:
             raise parts["labels"].fault(str(error)) from error
-    return ProfileMatch(_texts(parts.get("nodes")), labels, _texts(parts.get("gpus")))
-
-
-def _texts(place: Place | None) -> tuple[str, ...]:
-    if place is None:
-        return ()
-    texts = tuple(item.text() for item in place.items())
-    if not texts:
-        raise place.fault("an empty list selects nothing")
-    return texts
+    nodes: tuple[str, ...] = ()
+    if "nodes" in parts:
+        nodes = tuple(item.text() for item in parts["nodes"].items())
+        if not nodes:
+            raise parts["nodes"].fault("an empty list selects nothing")
+    return ProfileMatch(nodes, labels)
 
 
 def _settings(

@@ -88,9 +88,9 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "report.profile",
         "json",
-        choice("json", "colon", "colon-7"),
+        choice("json", "colon"),
         "Form of the register annotation, by the version of HAMi's scheduler. json: 2.8 and "
-        "later. colon: 2.5 up to and including 2.7.1. colon-7: 2.4.",
+        "later. colon: 2.5 up to and including 2.7.1.",
         flag="--report-profile",
         live=True,
         section="report.profile",

@@ -14,9 +14,6 @@ profiles:
   - name: big
     match: {nodes: ["gpu-a*", gpu-z], labels: zone=a}
     sharing: {splitCount: 20}
-  - name: h100
-    match: {gpus: [h100]}
-    library: {corePolicy: force}
 """
 DEVICES = "nvidia:\n  deviceMemoryScaling: 1.5\n  deviceColour: red\n"
 NODES = '{"nodeconfig": [{"name": "gpu-b", "devicesplitcount": 5}]}'
@@ -48,19 +45,17 @@ def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files,
     assert [
         "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
         "hami-agent: note: the profile big is left out: it needs labels: --label KEY=VALUE",
-        "hami-agent: note: the profile h100 is left out: it needs GPUs: --gpu MODEL",
     ] == err.splitlines()
 
 
-def test_labels_and_gpus_of_a_node_decide_its_profiles(files, capsys):
+def test_labels_of_a_node_decide_its_profiles(files, capsys):
     words = ("--node", "gpu-a1", "--label", "zone=a", "--gpu", "NVIDIA H100 80GB HBM3")
     out, _ = checked(capsys, *files, *words)
 
     assert [
-        "gpu-a1, profile big, profile h100",
+        "gpu-a1, profile big",
         "  sharing.splitCount     20     config.yaml:6:27",
         "  sharing.memoryScaling  1.5    device.yaml:2:24",
-        "  library.corePolicy     force  config.yaml:9:27",
         "ok",
     ] == out.splitlines()
 
@@ -264,7 +259,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
         "c.yaml:4:3: profiles[0]: `match` is needed",
-        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are gpus, labels, nodes",
+        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are labels, nodes",
         "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
         "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
         "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",

@@ -18,7 +18,7 @@ CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
 PLACES = ("c.yaml:", "d.yaml:", "n.json:", "env ", "--")
-FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
+FACTS = NodeFacts("a", {"x": "a"}, frozenset({"0"}))
 
 
 def refusal(**sources: object) -> SettingsError:
