@@ -31,7 +31,7 @@ from agent.codec.status_document import StatusDocument, names_of
 from agent.core.errors import AgentError, cap
 from agent.core.inventory.slices import SharingSettings
 from agent.host.clock import SystemClock
-from agent.settings.kinds import seconds_of
+from agent.settings.fields import seconds_of
 
 RESOURCE: Final = SharingSettings().resource
 OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")

@@ -33,8 +33,7 @@ from agent.codec.places import (
 )
 from agent.core.cluster.selector import Requirement, Selector
 from agent.core.errors import MalformedText, SettingsError, cap
-from agent.settings.fields import Setting, setting
-from agent.settings.kinds import shown
+from agent.settings.fields import Setting, setting, shown
 from agent.settings.own_file import refuse_object
 from agent.settings.sources import (
     NODE_CAPACITY,

@@ -15,8 +15,7 @@ from agent.core.errors import SettingsError, cap
 from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
-from agent.settings.fields import DEFAULT, Setting, Values
-from agent.settings.kinds import Value, shown
+from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
 from agent.settings.sections import Settings, build
 from agent.settings.sources import (
     NODE_CAPACITY,
@@ -27,8 +26,8 @@ from agent.settings.sources import (
     Sources,
     Tier,
     first_of,
+    read_surroundings,
 )
-from agent.settings.surroundings import read_surroundings
 from agent.settings.table import FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})

@@ -13,8 +13,7 @@ from agent.core.state.last_good import SourceFile
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import CORES, COUNT, MEMORY, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
-from agent.settings.sources import NodeFacts, Sources
-from agent.settings.surroundings import FOREIGN
+from agent.settings.sources import FOREIGN, NodeFacts, Sources
 from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan
 from tests.shape import tree

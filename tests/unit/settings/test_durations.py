@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent.cli.settings_view import plain, table
 from agent.core.errors import SettingsError
+from agent.settings.fields import WrongValue, duration, seconds_of, written
 from agent.settings.json_schema import json_schema
-from agent.settings.kinds import WrongValue, duration, seconds_of, written
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import BY_KEY
