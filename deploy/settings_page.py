@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.core.node.drained import RESOURCE, SCHEDULER
-from agent.settings import kinds
+from agent.settings import fields as kinds
 from agent.settings.fields import Field
-from agent.settings.hami_files import FILTER, WITHOUT_EFFECT
-from agent.settings.hami_keys import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.health_table import xid_classes
+from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.own_file import LIVE
-from agent.settings.surroundings import FOREIGN
-from agent.settings.table import FIELDS
+from agent.settings.sources import FOREIGN
+from agent.settings.table import FIELDS, xid_classes
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "SETTINGS.md"
 BEGIN: Final = "<!-- make settings -->\n"

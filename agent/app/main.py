@@ -55,10 +55,9 @@ from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
 from agent.kit.thread_name import show_thread_name
 from agent.plugin.sockets import Rival
 from agent.services.state import Recovered, recover
-from agent.settings.profiles import NodeFacts
-from agent.settings.reading import COPY, SourcesRead
+from agent.settings.reading import COPY, SourcesRead, recalled
 from agent.settings.sections import Settings
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 
 log = structlog.get_logger(__name__)
 
@@ -91,14 +90,13 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """The recovered state, and the settings that its rows allow. `waiting`: why some must wait."""
+    """The recovered state, and settings that its rows allow."""
 
     boot_id: str
     recovered: Recovered
     stored: LastGood | None
     start: SourcesRead
     settings: Settings
-    waiting: SettingsError | None
 
 
 class _Signals(msgspec.Struct, frozen=True):
@@ -141,7 +139,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         disk = await stack.enter_async_context(open_disk(settings))
         memory = await _recover(process, disk)
         settings = memory.settings
-        connection = _connection(settings, process, memory.waiting)
+        connection = _connection(settings, process)
         opening = open_adapters(settings, disk, process.environ)
         adapters = await stack.enter_async_context(opening)
         if settings.driver.exit_without:
@@ -175,25 +173,17 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
             raise front.settings.refusal
 
 
-def _connection(
-    settings: Settings, process: Process, waiting: SettingsError | None = None
-) -> Connection:
+def _connection(settings: Settings, process: Process) -> Connection:
     """The connection to the API server, which plain mode does not use.
 
-    Raises SettingsError: it cannot be used. `waiting`: why settings wait, plain mode perhaps.
+    Raises SettingsError: it cannot be used.
     """
     connection = Connection(
         kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
         environment=process.environ,
     )
-    if settings.plain is not None:
-        return connection
-    try:
+    if settings.plain is None:
         check(connection)
-    except SettingsError as error:
-        if waiting is None or process.settings.plain is None:
-            raise
-        raise SettingsError(f"{error}; {waiting}") from error
     return connection
 
 
@@ -263,19 +253,27 @@ async def _post_last(parts: AgentParts) -> None:
 
 
 async def _recover(process: Process, disk: Disk) -> _Memory:
-    """Recover the state, and fit the settings to its rows."""
+    """Recover the state. If its rows refuse the settings, the last good ones take their place.
+
+    Raises SettingsError: the rows refuse the settings, and the last good ones too.
+    """
     boot = boot_id()
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
     recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
     stored = await _read_stored(disk)
     ledger = recovered.state.ledger
-    plan = process.start.taken().keeping(ledger)
-    start = msgspec.structs.replace(process.start, plan=plan)
-    settings = plan.settings(NodeFacts()) if plan.held else process.settings
+    start, settings = process.start, process.settings
+    held = start.taken().undrained(ledger)
+    if held is not None:
+        last = None if stored is None else recalled(stored, start.taken().sources)
+        if last is None or last.undrained(ledger) is not None:
+            raise held
+        start = msgspec.structs.replace(start, plan=last, refusal=held)
+        settings = last.settings(NodeFacts())
     state = msgspec.structs.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
     recovered = msgspec.structs.replace(recovered, state=state)
-    return _Memory(boot, recovered, stored, start, settings, plan.undrained(ledger))
+    return _Memory(boot, recovered, stored, start, settings)
 
 
 async def _join(

@@ -1,8 +1,8 @@
 """Keeps the settings of this node: watches and reads files, publishes settings, saves a copy.
 
-Profiles may select by labels and GPU models, which are unknown at the start. The settings are built
-again when these become known or change, and when a file changes. What may change only on a drained
-node keeps its value until then; everything else is applied.
+Profiles may select by labels, which are unknown at the start. The settings are built
+again when these become known or change, and when a file changes. Another scheduler or resource name
+is refused, with all that came with it, while pods hold slices; the last of them has it read again.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from agent.codec.last_good import encode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
 from agent.core.inventory.gpu import GpuUuid, Scan
-from agent.core.node.drained import SCHEDULER, LastingSetting
+from agent.core.node.drained import SCHEDULER
 from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
@@ -28,10 +28,9 @@ from agent.kit.running_time import Lag
 from agent.kit.ticks import Lull
 from agent.plugin.handlers import PREFERENCE_FOLLOWED
 from agent.settings.fields import Values
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 
 STILL: Final = 0.2
@@ -88,7 +87,7 @@ class SettingsService:
     `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then. `labelled`:
     set when the Node's labels are known and applied to the inventory; the report to the scheduler
     waits for it. `copy`: what to keep on disk, the sources in force once they fit the GPUs.
-    `start`: has the settings that the rows allow (`NodeValues.keeping`).
+    `start`: has settings that the rows allow.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class SettingsService:
         self._stored: LastGood | None = None
         self._reported: deque[str] = deque(maxlen=TOLD)
         self._late: Mapping[str, object] = {}
-        self._held: tuple[LastingSetting, ...] = ()
+        self._undrained: NodeValues | None = None
         self._news = asyncio.Event()
         self._is_asked = False
 
@@ -138,13 +137,16 @@ class SettingsService:
                 log.warning("config.labels_unknown", what=_UNLABELLED)
 
     def saw_gpus(self, scan: Scan) -> Scan | None:
-        """Take the GPU models from a scan, and return the part of it that may be listed.
+        """Count the GPUs of a scan, and return the part of it that may be listed.
 
         If the settings do not fit, GPUs that came after the first scan are left out. None: the
         settings do not fit the first scan.
         """
         first = self._facts.gpus is None
-        facts = self._facts.after(scan)
+        known = self._facts.gpus or frozenset()
+        silent = known & {fault.gpu for fault in scan.faults}
+        gpus = silent.union(gpu.uuid for gpu in scan.gpus)
+        facts = msgspec.structs.replace(self._facts, gpus=gpus)
         if self._learn(facts) or (first and self._recover(facts)):
             self._fitted = frozenset(map(GpuUuid, facts.gpus or ()))
             return scan
@@ -165,8 +167,6 @@ class SettingsService:
                 self.reject(result.refusal, asked=asked)
             elif result.plan is not None:
                 await self._change(result.plan, asked=asked)
-            elif self._plan.held and self._waiting is None:
-                await self._change(self._plan.wanted, asked=asked)
             else:
                 self._keep(asked=asked)
 
@@ -185,22 +185,24 @@ class SettingsService:
         self.take(plan, asked=asked)
 
     def take(self, plan: NodeValues, *, asked: bool = False) -> None:
-        """Apply changed sources. Refused settings change nothing; what must wait, waits.
+        """Apply changed sources. Refused settings change nothing.
 
         The log names the settings that take effect only at the next start. `asked`: see `read`.
         """
-        plan = plan.keeping(self._outside.ledger.value)
+        held = plan.undrained(self._outside.ledger.value)
         try:
+            if held is not None:
+                raise held
             settings = plan.settings(self._facts)
         except SettingsError as error:
             self.reject(error, asked=asked)
+            self._undrained = None if held is None else plan
             return
         self._plan, self._refused, self._unfit, self._unread = plan, None, None, None
         self._reported.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._publish(settings))
-        self._tell_held(asked=asked)
         self._tell_late(plan)
 
     def reject(self, error: SettingsError, *, asked: bool = False) -> None:
@@ -208,7 +210,7 @@ class SettingsService:
 
         `asked`: see `read`. The log then repeats the reason; the Event is not repeated.
         """
-        self._unread = error
+        self._unread, self._undrained = error, None
         self._refuse(error, asked=asked)
 
     def tell_start(self, start: SourcesRead) -> None:
@@ -217,7 +219,6 @@ class SettingsService:
             self.reject(start.refusal)
         if self._plan.labelled and not self._cells.match.value.requests.known:
             log.warning("config.requests_unchecked", what=_UNCHECKED)
-        self._tell_held()
 
     def accepted(self) -> tuple[Values, frozenset[str]]:
         """The values last accepted, and the keys that take effect only at the next start."""
@@ -226,29 +227,13 @@ class SettingsService:
     @property
     def trouble(self) -> str:
         """Why not all of the settings are in force; empty: they are."""
-        found = (self._unread, self._unfit, self._waiting)
+        found = (self._unread, self._unfit)
         return "; ".join(str(error) for error in found if error is not None)
-
-    @property
-    def _waiting(self) -> SettingsError | None:
-        """Why settings wait until the node is drained; None: none wait, or they can change now."""
-        return self._plan.undrained(self._outside.ledger.value) if self._plan.held else None
-
-    def _tell_held(self, *, asked: bool = False) -> None:
-        """Report, once, which settings wait until the node is drained. `asked`: see `read`."""
-        waiting = self._waiting
-        held = self._plan.wanted.lasting() if waiting else ()
-        if waiting is not None:
-            self._report(waiting, is_new=held != self._held, asked=asked)
-        self._held = held
 
     def _refuse(self, error: SettingsError, *, asked: bool = False) -> None:
         is_new = str(error) not in self._reported
         if is_new:
             self._reported.append(str(error))
-        self._report(error, is_new=is_new, asked=asked)
-
-    def _report(self, error: SettingsError, *, is_new: bool, asked: bool) -> None:
         if is_new or asked:
             log.error("config.rejected", err=str(error))
         if is_new:
@@ -259,8 +244,7 @@ class SettingsService:
         if self._reported or asked:
             log.info("config.unchanged")
         self._reported.clear()
-        self._unread = None
-        self._tell_held(asked=asked)
+        self._unread = self._undrained = None
 
     async def _follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
@@ -272,7 +256,7 @@ class SettingsService:
     async def _follow_rows(self) -> None:
         """Read the sources again when no pod holds slices under other settings any more."""
         async for ledger in self._outside.ledger.follow():
-            if self._plan.held and self._plan.undrained(ledger) is None:
+            if self._undrained is not None and self._undrained.undrained(ledger) is None:
                 self._news.set()
 
     async def _follow_files(self) -> NoReturn:
@@ -358,7 +342,6 @@ class SettingsService:
             return False
         if self._go_back(facts):
             self.reject(refusal)
-            self._tell_held()
             return True
         self._outside.say(NodeEvent("ConfigRejected", str(refusal), warning=True))
         self._outside.stop.set()
@@ -370,7 +353,8 @@ class SettingsService:
         last = None if self._stored is None else recalled(self._stored, now)
         if last is None or last.sources == now:
             return False
-        last = last.keeping(self._outside.ledger.value)
+        if last.undrained(self._outside.ledger.value) is not None:
+            return False
         try:
             settings = last.settings(facts)
         except SettingsError:

@@ -1,12 +1,11 @@
 """Parses command lines; a mistake gets one sentence that names the verb."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from typing_extensions import override
 
-from agent.codec.known_keys import nearest
 from agent.core.errors import cap
 
 TABLE: Final = "table"
@@ -18,6 +17,19 @@ _FORM_WORDS: Final = {
     "yaml": "the same as YAML",
     "name": "names alone",
 }
+
+
+LIKENESS: Final = 0.65
+"""The least likeness of a name in a hint (1: equal). Less misleads."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name, in any case; empty if no known one is similar."""
+    import difflib  # noqa: PLC0415 -- only a mistake needs it
+
+    names = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=LIKENESS)
+    return f"; did you mean {names[close[0]]}?" if close else ""
 
 
 class _WholeWords(argparse.HelpFormatter):

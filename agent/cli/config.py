@@ -19,7 +19,7 @@ from agent.core.errors import SettingsError
 from agent.host.clock import SystemClock
 from agent.settings.fields import DEFAULT
 from agent.settings.json_schema import json_schema
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -33,8 +33,8 @@ def add_parser(subparsers: Subparsers) -> None:
     show = verbs.add_parser(
         "show",
         help="print the effective settings",
-        description="Prints the settings of this node. Profiles that need labels or GPUs are left "
-        "out: `config check` takes both as arguments.",
+        description="Prints the settings of this node. Profiles that need labels are left out: "
+        "`config check` takes labels as arguments.",
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
     show.add_argument("--origin", action="store_true", help="print where each value came from")

@@ -17,23 +17,19 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.cli.settings_view import plain, table
 from agent.cli.terminal import UNFOLDED, terminal_width
-from agent.codec.device_config import SECTION
-from agent.codec.faults import Faults
-from agent.codec.json_places import read_json
-from agent.codec.known_keys import IgnoredKeys
-from agent.codec.nodeconfig import WHAT as NODES
-from agent.codec.strangers import refuse_stranger
-from agent.codec.yaml_places import read_yaml
+from agent.codec.gojson import fold
+from agent.codec.places import read_json, read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.core.state.last_good import SourceFile
 from agent.host.clock import SystemClock
 from agent.host.identity import host_name
 from agent.host.worker import Worker
 from agent.settings.fields import DEFAULT
-from agent.settings.profiles import NodeFacts
+from agent.settings.hami import NODES, SECTION
+from agent.settings.own_file import refuse_object
 from agent.settings.reading import is_json, read_text
 from agent.settings.sections import build, check_shares
-from agent.settings.sources import Sources
+from agent.settings.sources import Faults, NodeFacts, Sources, first_of
 from agent.settings.table import SECTIONS
 from agent.settings.values import NodeValues, make_plan
 
@@ -85,7 +81,10 @@ def add_check(verbs: Subparsers) -> None:
         help="a label of the nodes",
     )
     parser.add_argument(
-        "--gpu", action="append", metavar="MODEL", help="a GPU of the nodes; repeat for each GPU"
+        "--gpu",
+        action="append",
+        metavar="MODEL",
+        help="a GPU of the nodes; repeat it: their number limits the slices",
     )
     add_output(parser)
     add_settings(parser, "[FILE ...]")
@@ -145,20 +144,14 @@ def _nodes(args: argparse.Namespace, plan: NodeValues, columns: int) -> Sequence
     return nodes
 
 
-def _notes(args: argparse.Namespace, plan: NodeValues) -> Iterator[str]:
+def _notes(args: argparse.Namespace, plan: NodeValues) -> Sequence[str]:
     """Name the profiles that are left out because the command line lacks what they need."""
-    ignored = IgnoredKeys("profiles")
+    left_out: list[str] = []
     for profile in plan.profiles:
-        match = profile.match
-        for needed, given, option in (
-            (match.labels is not None and plan.labelled, args.label, "labels: --label KEY=VALUE"),
-            (bool(match.gpus), args.gpu, "GPUs: --gpu MODEL"),
-        ):
-            if needed and not given:
-                name = cap(profile.name, 64) or f"at {profile.where}"
-                text = f"the profile {name} is left out: it needs {option}"
-                ignored.over(lambda: text)  # noqa: B023 -- called at once
-    yield from ignored.warnings
+        if profile.match.labels is not None and plan.labelled and not args.label:
+            name = cap(profile.name, 64) or f"at {profile.where}"
+            left_out.append(f"the profile {name} is left out: it needs labels: --label KEY=VALUE")
+    return first_of(left_out, "profiles")
 
 
 def _write(data: dict[str, object], form: str) -> None:
@@ -209,7 +202,7 @@ def _kind(text: SourceFile) -> str:
     """Which of the three files it is."""
     if is_json(text):
         try:
-            keys = [key for key, _, _ in read_json(text.content, text.name).pairs()]
+            keys = [key for key, _, _ in read_json(text.content, text.name).pairs(fold)]
         except SettingsError:  # raised again when the file is read by its kind
             if text.name.endswith(".json") or NODES.encode() in text.content.lower():
                 return NODE_CONFIG
@@ -218,7 +211,7 @@ def _kind(text: SourceFile) -> str:
     document = read_yaml(text.content, text.name)
     if document is None or document.null:
         return OWN
-    refuse_stranger(document)
+    refuse_object(document)
     return _kind_by([key for key, _, _ in document.pairs()], OWN)
 
 
@@ -234,11 +227,11 @@ def _kind_by(keys: Collection[str], otherwise: str) -> str:
 def _facts(
     args: argparse.Namespace, plan: NodeValues, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
-    models = None if args.gpu is None else {str(n): model for n, model in enumerate(args.gpu)}
+    gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
     for name in args.node or plan.names():
-        yield name, NodeFacts(name, labels, models)
+        yield name, NodeFacts(name, labels, gpus)
     if not args.node:
-        yield OTHERS, NodeFacts("", labels, models)
+        yield OTHERS, NodeFacts("", labels, gpus)
 
 
 def _node(plan: NodeValues, title: str, facts: NodeFacts, columns: int) -> _NodeSettings:

@@ -23,8 +23,7 @@ from agent.core.node.cordon import CordonEdit
 from agent.host.clock import SystemClock
 from agent.host.identity import host_name
 from agent.host.kube.connection import Connection, check
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 
 CODES: Final = (
     "Exits 0 also if there is nothing to change, 1 if it was refused or you said no, 2 without a "

@@ -16,13 +16,13 @@ from agent.cli.documents import document
 from agent.cli.main import Subparsers
 from agent.codec.annotation_kinds import MIG_KEY, PHASES, bare, keys_of_first, kind_of
 from agent.codec.handshake import decode_handshake
-from agent.codec.nodeconfig import decode_nodeconfig
 from agent.codec.nodelock import decode_node_lock
 from agent.codec.pod import decode_pod_devices, vendor_words
 from agent.codec.register_colon import decode_either, is_json_form
 from agent.codec.score import decode_scores
 from agent.core.errors import MalformedText, cap
 from agent.host.clock import SystemClock
+from agent.settings.hami import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024
 STDIN: Final = "-"

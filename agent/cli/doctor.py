@@ -11,7 +11,7 @@ from typing import Final
 from agent.app.checkup import CheckupRequest, examine_running
 from agent.app.preflight import examine
 from agent.cli.api_socket import Unreachable, call
-from agent.cli.arguments import TABLE, add_output
+from agent.cli.arguments import TABLE, add_output, nearest
 from agent.cli.codes import INCOMPLETE, OK, PROBLEM, WARNED
 from agent.cli.doctor_view import document_of, write_lines
 from agent.cli.documents import document
@@ -19,7 +19,6 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cli.terminal import UNFOLDED, terminal_width
-from agent.codec.known_keys import nearest
 from agent.core.errors import SettingsError, cap
 from agent.core.node.check_groups import ALL_GROUPS, CheckGroup, in_groups
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
@@ -27,10 +26,9 @@ from agent.core.node.preflight import judge_hami_files
 from agent.core.node.running_agent import AgentAnswer
 from agent.host.clock import SystemClock
 from agent.settings.fields import Values
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, SourcesRead
 from agent.settings.sections import Settings, check_shares
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 
 ANSWER_SECONDS: Final = 5.0

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from agent.cli.arguments import Parser
+from agent.cli.arguments import Parser, nearest
 from agent.cli.codes import INTERRUPTED, OK, UNWRITTEN, USAGE
 from agent.cli.inherited import Unwritten, drop_output
-from agent.codec.known_keys import nearest
 from agent.core.errors import cap
 
 VERBS: Mapping[str, tuple[str, str]] = {

@@ -11,8 +11,8 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources, started
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import look
+from agent.settings.sources import NodeFacts
 
 
 def add_parser(subparsers: Subparsers) -> None:

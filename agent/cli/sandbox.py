@@ -37,7 +37,7 @@ from agent.sandbox.scenario.default import (
 from agent.sandbox.scenario.record import Moment, ScenarioRecord
 from agent.sandbox.scenario.stage import Stage, counted
 from agent.sandbox.scenario.workloads import fitting, plain, slices_of
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 
 TERMINATED: Final = 128 + signal.SIGTERM
 _TICK: Final = 0.25

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from agent.host.identity import host_name
 from agent.host.worker import Worker
-from agent.settings.fields import Field
-from agent.settings.kinds import boolean
+from agent.settings.fields import Field, boolean
 from agent.settings.reading import SourcesRead, begin, look
-from agent.settings.sources import Sources
-from agent.settings.surroundings import FOREIGN
+from agent.settings.sources import FOREIGN, Sources
 from agent.settings.table import FIELDS
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import add_socket
-from agent.cli.arguments import TABLE, add_output
+from agent.cli.arguments import TABLE, add_output, nearest
 from agent.cli.cluster_args import add_cluster
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE, fail
 from agent.cli.documents import document
@@ -27,12 +27,11 @@ from agent.cli.status_view import (
     wrapped,
 )
 from agent.cli.terminal import terminal_width, writes_utf8
-from agent.codec.known_keys import nearest
 from agent.codec.status_document import StatusDocument, names_of
 from agent.core.errors import AgentError, cap
 from agent.core.inventory.slices import SharingSettings
 from agent.host.clock import SystemClock
-from agent.settings.kinds import seconds_of
+from agent.settings.fields import seconds_of
 
 RESOURCE: Final = SharingSettings().resource
 OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")

@@ -24,7 +24,7 @@ from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
 from agent.host.clock import SystemClock
 from agent.host.kube.connection import Connection
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 OF_USE = (

@@ -16,8 +16,6 @@ from agent.codec.register import (
     told,
 )
 from agent.codec.register_colon import (
-    LONG,
-    SHORT,
     decode_either,
     encode_register_colon,
     is_json_form,
@@ -170,9 +168,8 @@ def _difference(uuid: GpuUuid, held: RegisteredGpu | None, wanted: RegisteredGpu
 
 
 def _encode(gpus: tuple[RegisteredGpu, ...], profile: ReportProfile) -> str:
-    if profile is ReportProfile.JSON:
-        return encode_register(gpus)
-    return encode_register_colon(gpus, SHORT if profile is ReportProfile.COLON_7 else LONG)
+    is_json = profile is ReportProfile.JSON
+    return encode_register(gpus) if is_json else encode_register_colon(gpus)
 
 
 def _as_healthy(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:

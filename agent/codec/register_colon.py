@@ -21,8 +21,9 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
 
 WHAT = "register annotation"
-LENGTHS = (7, 9)
-SHORT, LONG = LENGTHS
+SHORT = 7
+LENGTHS = (SHORT, 9)
+"""Fields of a record. Only HAMi v2.4 wrote and read 7."""
 DEFAULT_MODE = "hami-core"
 """The mode of a record with 7 fields."""
 
@@ -55,13 +56,13 @@ def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
     )
 
 
-def encode_register_colon(gpus: Iterable[RegisteredGpu], fields: int = LONG) -> str:
-    """Encode the GPUs in the given order, in records of 9 or 7 fields.
+def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
+    """Encode the GPUs in the given order, in records of 9 fields.
 
     A separator inside a name, which would break the text, becomes a space.
     Source: HAMi v2.10 pkg/device/devices.go, EncodeNodeDevices.
     """
-    return "".join(",".join(_record(gpu)[:fields]) + ":" for gpu in gpus)
+    return "".join(",".join(_record(gpu)) + ":" for gpu in gpus)
 
 
 def _record(gpu: RegisteredGpu) -> tuple[str, ...]:

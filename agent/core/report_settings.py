@@ -12,8 +12,6 @@ class ReportProfile(enum.StrEnum):
     """HAMi 2.8 and later."""
     COLON = "colon"
     """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s."""
-    COLON_7 = "colon-7"
-    """HAMi 2.4, which reads only records of seven fields."""
 
     @property
     def stamps(self) -> bool:

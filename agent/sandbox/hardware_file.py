@@ -23,8 +23,7 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.places import Place
-from agent.codec.yaml_places import read_yaml
+from agent.codec.places import Place, read_yaml
 from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 from agent.host.textfile import read_bounded

@@ -1,13 +1,337 @@
-"""The definition of a setting, and a value of it with its origin."""
+"""The definition of a setting: its type with bounds, its names, and a value with its origin."""
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Final
 
 import msgspec
-from typing_extensions import override
 
-from agent.core.errors import SettingsError
-from agent.settings.kinds import Value, ValueType, WrongValue, shown
+from agent.core.errors import SettingsError, cap
+
+Scalar = str | int | float | bool | None
+Value = Scalar | tuple[str, ...]
+
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+
+_NEVER: Final = re.compile("[\0\ud800-\udfff]")
+"""Characters that no path and no message can hold. A variable that is not UTF-8 has surrogates."""
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_GREATEST: Final = 10**19
+"""Every whole number of a setting is smaller than this."""
+
+
+class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
+    """A value does not fit its setting; str() says what was expected.
+
+    `found`: the wrong part of the value, if that is not the whole value.
+    """
+
+    def __init__(self, expected: str, found: str = "") -> None:
+        super().__init__(expected)
+        self.found = found
+
+
+class ValueType(msgspec.Struct, frozen=True):
+    """A type with bounds. `schema`: the same bounds in JSON Schema, for editors.
+
+    `read` takes a YAML scalar, or the text of a variable or flag. It returns the value or raises
+    WrongValue. `write` formats a value as the files do.
+    """
+
+    read: Callable[[object], Value]
+    schema: Mapping[str, object]
+    write: Callable[[Value], Value] = lambda value: value
+
+    def __call__(self, value: object) -> Value:
+        """Read `value`. Raises WrongValue."""
+        return self.read(value)
+
+
+def shown(value: object) -> str:
+    """A refused value for a message, as the files write it, in at most 40 characters."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    try:
+        return cap(repr(value), 40)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        # YAML reads 94 as a number and `no` as false; quotes make either a string.
+        quoted = " in quotes" if isinstance(value, int | float) else ""
+        raise WrongValue(f"expected text{quoted}")
+    if _NEVER.search(value):
+        raise WrongValue("expected text of UTF-8 characters without NUL")
+    return value
+
+
+def _text_or_whole(value: object) -> str:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_whole and _is_short(value) else _text(value)
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < _GREATEST
+
+
+def _path(value: object) -> str:
+    absolute = _text(value)
+    if not absolute.startswith("/"):
+        raise WrongValue("expected an absolute path")
+    return absolute
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in TRUE | FALSE:
+        return value in TRUE
+    raise WrongValue("expected true or false")
+
+
+text = ValueType(_text, {"type": "string"})
+"""A string."""
+
+text_or_whole = ValueType(_text_or_whole, {"type": ["string", "integer"]})
+"""A string. A whole number becomes the string of its digits."""
+
+optional_text = ValueType(lambda value: _text(value) or None, {"type": "string"})
+"""A string; an empty one counts as not set."""
+
+
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def _node_name(value: object) -> str | None:
+    name = _text(value)
+    if name and (len(name) > 253 or _DOMAIN.fullmatch(name) is None):
+        raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
+    return name or None
+
+
+node_name = ValueType(_node_name, {"type": "string"})
+"""The name of a Node; an empty one counts as not set.
+
+Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
+"""
+
+path = ValueType(_path, {"type": "string", "pattern": "^/"})
+"""An absolute path."""
+
+optional_path = ValueType(
+    lambda value: _path(value) if _text(value) else None,
+    {"type": "string", "pattern": "^(/|$)"},
+)
+"""An absolute path; an empty one counts as not set."""
+
+boolean = ValueType(_boolean, {"type": "boolean"})
+"""True or false; variables and flags may also say 1, 0, t or f."""
+
+
+exactly_true = ValueType(lambda value: value == "true", {"type": "boolean"})
+"""True for `true`, false for every other text: HAMi's plugin reads ENABLE_TOPOLOGY_SCORE so."""
+
+
+def whole(low: int, high: int) -> ValueType:
+    """A whole number from `low` to `high`."""
+
+    def read(value: object) -> int:
+        parsed = value
+        if isinstance(parsed, str):
+            sign = parsed.removeprefix("-")
+            parsed = int(parsed) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
+        if isinstance(parsed, bool) or not isinstance(parsed, int):
+            raise WrongValue("expected a whole number")
+        if not low <= parsed <= high:
+            raise WrongValue(f"expected {low} to {high}")
+        return parsed
+
+    return ValueType(read, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def number(low: float, high: float) -> ValueType:
+    """A finite number from `low` to `high`."""
+
+    def read(value: object) -> float:
+        parsed = decimal(value)
+        if not math.isfinite(parsed):
+            raise WrongValue("expected a number")
+        if not low <= parsed <= high:
+            raise WrongValue(f"expected {low:g} to {high:g}")
+        return parsed
+
+    return ValueType(read, {"type": "number", "minimum": low, "maximum": high})
+
+
+def decimal(value: object) -> float:
+    """Convert to a number; NaN if it is none. float() also takes `1_0` and other scripts."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return math.nan
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
+    """One of `words`. `like`: other spellings, of HAMi and NVIDIA, with the word for each."""
+
+    def read(value: object) -> str:
+        if isinstance(value, str):
+            word = (like or {}).get(value, value)
+            if word in words:
+                return word
+        raise WrongValue(f"expected one of {', '.join(words)}")
+
+    return ValueType(read, {"enum": list(words)})
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in _text(value).split(",") if part.strip())
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(_text(part) for part in value)
+    raise WrongValue("expected a list of texts")
+
+
+texts = ValueType(_texts, {"type": "array", "items": {"type": "string"}})
+"""A list of strings; in variables and flags separated by commas."""
+
+
+def several(*words: str) -> ValueType:
+    """One or more of `words`; in variables and flags separated by commas."""
+
+    def read(value: object) -> tuple[str, ...]:
+        expected = f"expected one or more of {', '.join(words)}"
+        try:
+            chosen = _texts(value)
+        except WrongValue as error:
+            raise WrongValue(expected) from error
+        wrong = [word for word in chosen if word not in words]
+        if wrong or not chosen:
+            raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
+        return chosen
+
+    return ValueType(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
+
+
+def text_like(form: re.Pattern[str], example: str) -> ValueType:
+    """Text of the form `form`. Messages show `example`."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise WrongValue(f"expected text like {example}")
+        return value
+
+    return ValueType(read, {"type": "string", "pattern": f"^{form.pattern}$"})
+
+
+def _indexes(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        raise WrongValue("expected GPU indexes")
+    return tuple(found for part in parts if (found := _index(part)))
+
+
+def _index(part: object) -> str:
+    """One index; empty if there is none."""
+    is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
+    digits = str(part).strip() if is_whole or isinstance(part, str) else "-"
+    if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise WrongValue("expected GPU indexes", shown(part))
+    return digits
+
+
+indexes = ValueType(
+    _indexes,
+    {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
+    },
+)
+"""A list of GPU indexes; in variables and flags separated by commas."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _resource_name(value: object) -> str:
+    full_name = _text(value)
+    domain, slash, name = full_name.partition("/")
+    well_formed = (
+        bool(slash)
+        and len(domain) <= 244
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(name) is not None
+    )
+    if not well_formed or "kubernetes.io/" in full_name or full_name.startswith("requests."):
+        raise WrongValue("expected a name like nvidia.com/gpu")
+    return full_name
+
+
+resource_name = ValueType(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
+"""An extended resource's name, by the kubelet's rule.
+
+Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+"""
+
+
+optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
+"""The name of a resource that pods request and no node has; empty: there is none."""
+
+HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
+"""The last sentence of each duration's help."""
+
+_UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+_FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
+_PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
+
+
+def seconds_of(text: str) -> float | None:
+    """The seconds of a duration with a unit; None if `text` is not one."""
+    match = _FORM.fullmatch(text)
+    return None if match is None else float(Decimal(match[1]) * _UNITS[match[2]])
+
+
+def written(seconds: float) -> str:
+    """Format a duration as the files do, in the largest unit that divides it.
+
+    `seconds` is finite and not negative. seconds_of() gives exactly the same number.
+    """
+    exact = Decimal(repr(float(seconds)))
+    for unit, size in _UNITS.items():
+        if exact >= size and not exact % size:
+            return f"{int(exact / size)}{unit}"
+    return f"{exact:f}s"
+
+
+def duration(low: float, high: float) -> ValueType:
+    """A duration from `low` to `high` seconds; its value is seconds."""
+
+    def read(value: object) -> float:
+        seconds = seconds_of(value) if isinstance(value, str) else None
+        if seconds is None:
+            seconds = decimal(value)
+        if not math.isfinite(seconds):
+            raise WrongValue("expected a duration such as 500ms, 2s, 10m or 1h")
+        if not low <= seconds <= high:
+            raise WrongValue(f"expected {written(low)} to {written(high)}")
+        return seconds
+
+    number = {"type": "number", "minimum": low, "maximum": high}
+    text = {"type": "string", "pattern": _PATTERN}
+    return ValueType(read, {"anyOf": [text, number]}, _written)
+
+
+def _written(value: Value) -> Value:
+    return written(value) if isinstance(value, int | float) else value
 
 
 def as_it_is(value: Value) -> Value:
@@ -66,24 +390,12 @@ DEFAULT: Final = "default"
 """The origin of a value that no source sets."""
 
 
-class Values(Mapping[str, Setting]):
+class Values(dict[str, Setting]):
     """All settings of one node, by key. `profiles`: the names of the profiles that apply."""
 
     def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.profiles = profiles
-
-    @override
-    def __getitem__(self, key: str) -> Setting:
-        return self._settings[key]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._settings)
 
 
 def setting(field: Field, value: object, where: str, written: str = "") -> Setting:

@@ -26,7 +26,6 @@ _MATCH: Final[Mapping[str, object]] = {
             "minLength": 1,
             "description": "A label selector in kubectl's form.",
         },
-        "gpus": {**_TEXTS, "description": "Parts of the name of a GPU's model, in any case."},
     },
 }
 

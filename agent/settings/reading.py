@@ -17,8 +17,7 @@ from agent.core.state.last_good import LastGood, SourceFile
 from agent.host.textfile import TextFiles, check_size
 from agent.kit.offload import Offload
 from agent.settings.fields import DEFAULT, Setting
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 
 DEFAULT_FILE: Final = Path("/etc/hami-agent/config.yaml")

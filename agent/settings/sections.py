@@ -15,7 +15,7 @@ from agent.core.health.settings import HealthSettings
 from agent.core.inventory.slices import MIG_MODE, SharingSettings, check_list_size
 from agent.core.report_settings import ReportSettings
 from agent.settings.fields import DEFAULT, Values
-from agent.settings.health_table import switches_of
+from agent.settings.table import switches_of
 from agent.web.policy import HamiNames, ReaderPolicy
 
 

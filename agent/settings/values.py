@@ -11,34 +11,35 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.faults import Faults
-from agent.codec.known_keys import IgnoredKeys
 from agent.core.errors import SettingsError, cap
-from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, kept, undrained
+from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
 from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
-from agent.settings.fields import DEFAULT, Setting, Values
-from agent.settings.hami_keys import NODE_CAPACITY, NODE_CONFIG
-from agent.settings.kinds import Value, shown
-from agent.settings.profiles import NodeFacts, SettingsProfile, Tier
+from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
 from agent.settings.sections import Settings, build
-from agent.settings.sources import Layer, Sources
-from agent.settings.surroundings import read_surroundings
-from agent.settings.table import BY_KEY, FIELDS
+from agent.settings.sources import (
+    NODE_CAPACITY,
+    Faults,
+    Layer,
+    NodeFacts,
+    SettingsProfile,
+    Sources,
+    Tier,
+    first_of,
+    read_surroundings,
+)
+from agent.settings.table import FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
 """Lists that should name each GPU once."""
 NODE_NAME: Final = "node.name"
-HELD: Final = "the pods that hold slices"
-"""The origin of a value that stays because of the ledger's rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeValues:
     """The merged sources, for any node. `warnings`: what has no effect, with its place.
 
-    `profiles`: those of our own file, then the entries of HAMi's config.json. `held`: values that
-    stay in force, whatever the sources say.
+    `profiles`: those of our own file, then the entries of HAMi's config.json.
     """
 
     sources: Sources
@@ -48,7 +49,6 @@ class NodeValues:
     surroundings: Layer
     warnings: tuple[str, ...]
     profiles: tuple[SettingsProfile, ...] = dataclasses.field(compare=False, repr=False)
-    held: tuple[Setting, ...] = ()
 
     @property
     def labelled(self) -> bool:
@@ -56,7 +56,7 @@ class NodeValues:
 
         No profile and no file of HAMi's sets that.
         """
-        layers = (self.own.settings, self.surroundings.settings, self.held)
+        layers = (self.own.settings, self.surroundings.settings)
         values = {one.field.key: one.value for layer in layers for one in layer}
         return values.get(SCHEDULER) != "none"
 
@@ -98,7 +98,7 @@ class NodeValues:
         applied = self.applied(facts)
         values = self.of_all_nodes()
         profiled = (profile.settings for profile in applied)
-        for settings in (*profiled, self.surroundings.settings, self.held):
+        for settings in (*profiled, self.surroundings.settings):
             values.update({setting.field.key: setting for setting in settings})
         return Values(values, tuple(one.name for one in applied if one.name))
 
@@ -120,11 +120,6 @@ class NodeValues:
         values = {key: one.value for key, one in resolved.items() if not one.field.live}
         return values | {NODE_NAME: self.name}
 
-    @property
-    def wanted(self) -> "NodeValues":
-        """What the sources say, with nothing held."""
-        return dataclasses.replace(self, held=())
-
     def lasting(self) -> tuple[LastingSetting, ...]:
         """The settings that change only while no pod holds slices. No profile sets them."""
         resolved = self.resolve(NodeFacts())
@@ -132,14 +127,8 @@ class NodeValues:
         return tuple(LastingSetting(s.field.key, str(s.value), s.origin) for s in settings)
 
     def undrained(self, ledger: Ledger) -> SettingsError | None:
-        """Why some wanted settings must wait because of the rows of `ledger`; None: none must."""
-        return undrained(self.wanted.lasting(), ledger, self.name)
-
-    def keeping(self, ledger: Ledger) -> "NodeValues":
-        """The wanted settings, but what the rows of `ledger` do not allow yet stays as it is."""
-        values = kept(self.wanted.lasting(), ledger)
-        held = tuple(Setting(BY_KEY[key], value, HELD) for key, value in values.items())
-        return dataclasses.replace(self, held=held)
+        """Why these settings are refused because of the rows of `ledger`; None: they are not."""
+        return undrained(self.lasting(), ledger, self.name)
 
     def names(self) -> tuple[str, ...]:
         """The names of nodes in the files, each once, in the order of the files."""
@@ -163,13 +152,11 @@ def make_plan(sources: Sources) -> NodeValues:
         warnings=tuple(text for text in warnings if text not in again),
         profiles=(*own.profiles, *node_config.profiles),
     )
-    ignored = IgnoredKeys("settings")
     first = sorted(plan.profiles, key=lambda one: plan.name not in one.match.nodes)
     ordered = dataclasses.replace(plan, profiles=tuple(first))
     # The last may be one for each node.
-    for warning in (*_without_effect(ordered), *_overriding_nothing(ordered)):
-        ignored.over(lambda: warning)  # noqa: B023 -- called at once
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *ignored.warnings))
+    more = (*_without_effect(ordered), *_overriding_nothing(ordered))
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *first_of(more, "settings")))
 
 
 def _files(sources: Sources, faults: Faults, outer: Layer) -> tuple[Layer, Layer, Layer]:
@@ -177,7 +164,7 @@ def _files(sources: Sources, faults: Faults, outer: Layer) -> tuple[Layer, Layer
     if sources.device_config is None and sources.own is None and sources.node_config is None:
         return Layer(), Layer(), Layer()
     # Late: the start of a node without files does not load YAML.
-    from agent.settings.hami_files import read_device_layer, read_node_layer  # noqa: PLC0415
+    from agent.settings.hami import read_device_layer, read_node_layer  # noqa: PLC0415
     from agent.settings.own_file import read_own_file  # noqa: PLC0415
 
     device_config = _read(sources.device_config, read_device_layer, faults)
@@ -218,9 +205,14 @@ def _overriding_nothing(plan: NodeValues) -> Iterator[str]:
 
     There is none if a flag or a variable sets the value: config.json cannot override that.
     """
+    empties = [one for profile in plan.profiles for one in profile.empty]
+    if not empties:
+        return
+    from agent.settings.hami import NODE_CONFIG  # noqa: PLC0415 -- loaded: it read config.json
+
     of_all = plan.of_all_nodes()
     decided = {setting.field.key for setting in plan.surroundings.settings}
-    for empty in (one for profile in plan.profiles for one in profile.empty):
+    for empty in empties:
         other = of_all[NODE_CONFIG[empty.key]]
         if other.field.key not in decided and other.value != empty.value:
             yield (

@@ -20,8 +20,7 @@ from agent.core.state.last_good import SourceFile
 from agent.core.state.state import State
 from agent.kit.tasks import Heartbeat
 from agent.services.state import Recovered
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_of
 from tests.fakes.chance import Seeded

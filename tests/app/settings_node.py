@@ -25,9 +25,8 @@ from agent.services.cluster.node import NodeWatch
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper
 from agent.services.report.service import ReportCells, Reporter, ReportState
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import begin, look
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from tests.app.settings_room import FakeWatch, SystemdSide
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi

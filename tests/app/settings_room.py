@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
 from agent.app.facts import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.core.cluster.changes import NodeEvent
@@ -16,9 +14,8 @@ from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.ticks import Lull
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from tests.fakes.disk import MemoryDisk
 
@@ -74,11 +71,6 @@ def a_plan(own: str) -> NodeValues:
 def start_of(plan: NodeValues, *asked: Path) -> SourcesRead:
     """A start with these settings, after these files were looked for."""
     return SourcesRead(frozenset(asked), plan.sources, plan)
-
-
-def kept_start(start: SourcesRead, ledger: Ledger) -> SourcesRead:
-    """The same start on a node with these rows."""
-    return msgspec.structs.replace(start, plan=start.taken().keeping(ledger))
 
 
 def cells_of(start: SourcesRead) -> SharedCells:

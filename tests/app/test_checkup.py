@@ -9,9 +9,8 @@ from agent.core.node.check_groups import ALL_GROUPS, CheckGroup
 from agent.core.node.findings import Finding
 from agent.core.node.running_agent import AgentAnswer
 from agent.host.clock import SystemClock
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import Settings
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]

@@ -20,9 +20,8 @@ from agent.core.state.last_good import SourceFile
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import Settings
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.fakes.http import a_session, stream
 

@@ -1,4 +1,4 @@
-"""The resource's name and the scheduler wait until the node is drained, then come by themselves."""
+"""Another resource name or scheduler is refused until the node is drained, then read again."""
 
 import asyncio
 import contextlib
@@ -9,24 +9,21 @@ import pytest
 import structlog
 
 from agent.app.settings import AGAIN, QUIET
-from agent.core.cluster.pods import NodeView
 from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import Scan
 from agent.core.state.last_good import LastGood, SourceFile
 from agent.core.state.ledger import Ledger
 from agent.plugin.handlers import PREFERENCE_FOLLOWED
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from agent.settings.values import NodeValues, make_plan
-from tests.app.settings_room import SettingsRoom, a_plan, kept_start, start_of
+from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 HELD = Ledger((a_row(),))
 RENAMED = f"sharing: {{resourceName: {NEW}}}"
-BOTH = f"scheduler: none\nsharing: {{resourceName: {NEW}}}"
 SOON = 3.0
 """Seconds in which files are looked at after news, and the kubelet's calls pause."""
 
@@ -62,7 +59,7 @@ async def a_room(
 ) -> AsyncIterator[tuple[SettingsRoom, Written]]:
     """A service that starts with these settings and rows on a node whose GPUs are known."""
     written = Written(own, environ)
-    room = SettingsRoom(kept_start(start_of(written.plan), ledger), look=written.look)
+    room = SettingsRoom(start_of(written.plan), look=written.look)
     room.ledger.set(ledger)
     room.service.tell_start(room.start)
     room.service.saw_gpus(Scan("570", (a_gpu(),)))
@@ -124,12 +121,12 @@ async def test_settings_that_keep_the_name_are_taken_over_while_pods_hold_slices
         assert (4, []) == (room.split_count, room.told)
 
 
-async def test_everything_else_in_a_file_with_another_name_is_taken_over():
+async def test_nothing_of_a_file_with_another_name_is_taken_over():
     async with a_room() as (room, written):
         written.own = f"sharing: {{resourceName: {NEW}, splitCount: 4}}"
         await room.service.read()
 
-        assert (4, OLD) == (room.split_count, name_of(room))
+        assert (10, OLD) == (room.split_count, name_of(room))
 
 
 async def test_a_name_that_is_put_back_does_not_come_with_the_last_row():
@@ -152,7 +149,6 @@ async def test_a_name_that_waits_comes_although_the_file_was_broken_meanwhile():
         written.own = "sharing: 7"
         await room.service.read()
         assert room.service.trouble.startswith("c.yaml:1:10: sharing: ")
-        assert "; c.yaml:1:25: sharing.resourceName cannot change" in room.service.trouble
         room.ledger.set(Ledger())
         await asyncio.sleep(SOON)
         assert (OLD, 2) == (name_of(room), len(room.told))
@@ -172,7 +168,7 @@ async def test_a_file_that_is_touched_while_its_name_waits_says_nothing_and_who_
             assert [] == logs
             await room.service.read(asked=True)
 
-        assert ["config.unchanged", "config.rejected"] == [line["event"] for line in logs]
+        assert ["config.rejected"] == [line["event"] for line in logs]
         assert 1 == len(room.told)
 
 
@@ -249,74 +245,22 @@ async def test_another_scheduler_waits_for_the_drain_and_then_for_the_restart(
         assert (after == "scheduler: none") == ("remove the report" in line["what"])
 
 
-@pytest.mark.parametrize(
-    ("own", "environ"),
-    [
-        (RENAMED, {}),
-        ("", {"HAMI_AGENT_SHARING_RESOURCE_NAME": NEW}),
-        (BOTH, {}),
-        (RENAMED, {"HAMI_AGENT_SCHEDULER": "none"}),
-    ],
-)
-async def test_a_start_keeps_what_the_rows_have_wherever_the_new_values_are_from(
-    own: str, environ: dict[str, str]
-):
-    async with a_room(HELD, own, **environ) as (room, _):
-        assert OLD == name_of(room)
-        assert room.start.taken().settings(NodeFacts()).plain is None
-        (event,) = room.told
-        assert ("ConfigRejected", room.service.trouble) == (event.reason, event.text)
-        assert f"cannot change from {OLD} to {NEW}" in event.text
-
-        room.ledger.set(Ledger())
-        await asyncio.sleep(SOON)
-
-        assert (NEW, "", 1) == (name_of(room), room.service.trouble, len(room.told))
-
-
-async def test_a_start_with_another_scheduler_by_variable_goes_on_with_the_one_of_the_rows():
-    async with a_room(Ledger((a_plain_row(),)), HAMI_AGENT_SCHEDULER="hami") as (room, _):
-        assert room.start.taken().settings(NodeFacts()).plain is not None
-        assert "env HAMI_AGENT_SCHEDULER: scheduler cannot change from none to hami" in (
-            room.service.trouble
-        )
-
-
-async def test_the_labels_of_the_node_count_with_the_scheduler_that_is_kept():
-    own = "scheduler: none\nprofiles: [{name: p, match: {labels: a=b}, sharing: {splitCount: 4}}]"
-    async with a_room(HELD, own) as (room, _):
-        room.cells.node.set(NodeView("node-a", "uid", "1", labels={"a": "b"}))
-        await asyncio.sleep(SOON)
-        assert 4 == room.split_count
-
-
-async def test_refused_files_and_a_name_that_waits_are_both_told_at_a_start():
-    """The copy of the last good settings has the new name, and the rows have the old one."""
-    refused = SettingsError("c.yaml:1:1: no")
-    start = kept_start(msgspec.structs.replace(start_of(a_plan(RENAMED)), refusal=refused), HELD)
-    room = SettingsRoom(start)
-    room.ledger.set(HELD)
-    room.service.tell_start(start)
-
-    assert ["c.yaml:1:1: no", room.told[1].text] == [event.text for event in room.told]
-    assert f"cannot change from {OLD} to {NEW}" in room.told[1].text
-    assert f"c.yaml:1:1: no; {room.told[1].text}" == room.service.trouble
-
-
 def a_copy(own: str) -> LastGood:
     return LastGood("0.1.0", "node-a", own=SourceFile("c.yaml", own.encode()))
 
 
-def test_last_good_settings_stand_in_for_ones_too_large_with_the_name_of_the_rows():
+@pytest.mark.parametrize(("rows", "stands_in"), [(Ledger(), True), (HELD, False)])
+def test_last_good_settings_stand_in_for_ones_too_large_unless_the_rows_refuse_them(
+    rows: Ledger, *, stands_in: bool
+):
     room = SettingsRoom(start_of(a_plan("sharing: {splitCount: 10000}")))
-    room.ledger.set(HELD)
+    room.ledger.set(rows)
     room.service.recall(a_copy(RENAMED))
     many = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
 
-    assert many == room.service.saw_gpus(many)
-    assert (OLD, 10) == (name_of(room), room.split_count)
-    assert f"cannot change from {OLD} to {NEW}" in room.told[1].text
-    assert not room.stop.is_set()
+    assert (many if stands_in else None) == room.service.saw_gpus(many)
+    assert stands_in == (not room.stop.is_set())
+    assert stands_in == (NEW == name_of(room))
 
 
 async def test_settings_that_fit_no_longer_are_a_trouble_until_they_fit():

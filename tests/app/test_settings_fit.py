@@ -1,4 +1,4 @@
-"""The settings fit the node: profiles apply when labels and GPUs are known, and follow them."""
+"""The settings fit the node: profiles apply when labels are known, and follow them."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ import structlog
 
 from agent.core.cluster.pods import NodeView
 from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import GpuFault, Scan
-from agent.core.state.last_good import SourceFile
+from agent.core.inventory.gpu import Scan
+from agent.core.state.last_good import LastGood, SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
@@ -19,8 +19,8 @@ from tests.builders import a_gpu
 OWN = """
 sharing: {splitCount: 10}
 profiles:
-- name: t4
-  match: {gpus: [t4]}
+- name: named
+  match: {nodes: [node-a], labels: pool=t4}
   sharing: {splitCount: 2}
 - name: pool
   match: {labels: pool=big}
@@ -44,47 +44,6 @@ def room_of(text: str = OWN) -> SettingsRoom:
 
 async def settle() -> None:
     await asyncio.sleep(0.01)
-
-
-async def test_a_profile_for_a_model_applies_before_the_gpus_are_listed():
-    room = room_of()
-
-    assert room.service.saw_gpus(a_scan("NVIDIA H100"))
-    assert 10 == room.split_count
-    assert room.service.saw_gpus(a_scan("Tesla T4"))
-    assert 2 == room.split_count
-
-
-async def test_a_gpu_that_cannot_be_described_just_now_is_still_of_its_model():
-    room = room_of()
-    room.service.saw_gpus(a_scan("Tesla T4"))
-    silent = GpuFault(a_scan("Tesla T4").gpus[0].uuid, "does not answer")
-
-    assert room.service.saw_gpus(Scan("570", (), (silent,)))
-    assert 2 == room.split_count
-
-
-async def test_a_profile_for_a_model_holds_while_its_gpus_are_away():
-    room = room_of()
-    card = a_scan("Tesla T4", "NVIDIA H100")
-    room.service.saw_gpus(card)
-    room.refreshed.clear()
-
-    for scan in (Scan("570", card.gpus[1:]), Scan("570", ()), card, Scan("570", ())):
-        assert room.service.saw_gpus(scan)
-        assert 2 == room.split_count
-
-    assert [] == room.refreshed
-
-
-async def test_a_profile_for_a_model_ends_when_other_gpus_came_instead():
-    room = room_of()
-    room.service.saw_gpus(a_scan("Tesla T4"))
-    room.service.saw_gpus(Scan("570", ()))
-
-    room.service.saw_gpus(Scan("570", (a_gpu(index=1, name="NVIDIA H100"),)))
-
-    assert 10 == room.split_count
 
 
 async def test_gpus_that_are_away_take_no_room_in_the_list_and_none_when_they_are_back_too_many():
@@ -128,7 +87,8 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
 
 async def test_a_reload_is_resolved_for_the_facts_that_are_known():
     room = room_of()
-    room.service.saw_gpus(a_scan("Tesla T4"))
+    copy = LastGood("0.1.0", "node-a", labels={"pool": "t4"})
+    room.service.recall(copy)
 
     room.service.take(a_plan(OWN.replace("splitCount: 2}", "splitCount: 3}")))
 

@@ -5,11 +5,9 @@ import json
 import pytest
 import yaml
 
-from agent.codec.faults import Faults
 from agent.core.state.last_good import SourceFile
 from agent.settings.own_file import read_own_file
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.sources import Faults, NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.chart.lab.helm import (
     Helm,

@@ -14,9 +14,6 @@ profiles:
   - name: big
     match: {nodes: ["gpu-a*", gpu-z], labels: zone=a}
     sharing: {splitCount: 20}
-  - name: h100
-    match: {gpus: [h100]}
-    library: {corePolicy: force}
 """
 DEVICES = "nvidia:\n  deviceMemoryScaling: 1.5\n  deviceColour: red\n"
 NODES = '{"nodeconfig": [{"name": "gpu-b", "devicesplitcount": 5}]}'
@@ -48,19 +45,17 @@ def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files,
     assert [
         "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
         "hami-agent: note: the profile big is left out: it needs labels: --label KEY=VALUE",
-        "hami-agent: note: the profile h100 is left out: it needs GPUs: --gpu MODEL",
     ] == err.splitlines()
 
 
-def test_labels_and_gpus_of_a_node_decide_its_profiles(files, capsys):
+def test_labels_of_a_node_decide_its_profiles(files, capsys):
     words = ("--node", "gpu-a1", "--label", "zone=a", "--gpu", "NVIDIA H100 80GB HBM3")
     out, _ = checked(capsys, *files, *words)
 
     assert [
-        "gpu-a1, profile big, profile h100",
+        "gpu-a1, profile big",
         "  sharing.splitCount     20     config.yaml:6:27",
         "  sharing.memoryScaling  1.5    device.yaml:2:24",
-        "  library.corePolicy     force  config.yaml:9:27",
         "ok",
     ] == out.splitlines()
 
@@ -97,7 +92,7 @@ def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch,
         (
             "c.yaml",
             "sharing: {splitCuont: 4}",
-            "1:11: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+            "1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
         ),
         (
             "d.yaml",
@@ -259,12 +254,12 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "d.yaml:2:21: nvidia.deviceSplitCount: a whole number is expected, not `x`",
         "d.yaml:4:21: nvidia.disableCoreLimit: true or false is expected, not `true` (text)",
         "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found -1",
-        "c.yaml:1:11: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+        "c.yaml:1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
-        "c.yaml:2:1: unknown setting shraing; did you mean sharing?",
+        "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
         "c.yaml:4:3: profiles[0]: `match` is needed",
-        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are gpus, labels, nodes",
+        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are labels, nodes",
         "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
         "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
         "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",
@@ -289,3 +284,90 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
     assert line.endswith("(and 5 more)")
+
+
+OBJECT = "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
+
+
+@pytest.mark.parametrize("name", ["cm.yaml", "cm.json", "cm"])
+@pytest.mark.parametrize("flag", ["", "--config", "--device-config", "--nodeconfig"])
+def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: str, flag: str):
+    file = tmp_path / name
+    file.write_text('{"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.json": "{}"}}')
+
+    if flag:
+        assert 78 == dispatch(["config", "show", flag, str(file)], {})
+        said = capsys.readouterr().err
+    else:
+        said = checked(capsys, str(file), code=1)[1]
+    assert f"hami-agent: {file}:1:1: {OBJECT}\n" == said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("resourceName: x\ndevicePlugin: {b: 1}\n", "1:1: unknown setting resourceName"),
+        ("version: v1\nsharing: {timeSlicing: {}}\n", "1:1: unknown setting version"),
+        ("cambricon:\n  resourceCountName: x\n", "1:1: unknown setting cambricon"),
+        ("nodeconfig:\n- name: a\n", "1:1: unknown setting nodeconfig"),
+        ("/usr/local/vgpu/libvgpu.so\n", "1:1: keys and values are expected here, not `/usr"),
+        ("- a\n", "1:1: keys and values are expected here, not a list"),
+        ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
+        ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:3: not valid YAML: did not find"),
+    ],
+)
+def test_another_file_is_refused_with_its_place(
+    tmp_path, monkeypatch, capsys, text: str, says: str
+):
+    (file,) = written(tmp_path, monkeypatch, **{"f.yaml": text})
+
+    assert checked(capsys, file, code=1)[1].startswith(f"hami-agent: {file}:{says}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"), [("--config", "nvidia: {}"), ("--config", '{"nodeconfig": []}')]
+)
+def test_a_file_of_hamis_is_not_the_agents_own(tmp_path, capsys, flag: str, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+
+    assert 78 == dispatch(["run", flag, str(file), "--state-dir", str(tmp_path)], {})
+    assert "unknown setting n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["own.json", "own.yaml", "own"])
+def test_the_agents_own_file_may_be_json(tmp_path, monkeypatch, capsys, name: str):
+    (file,) = written(tmp_path, monkeypatch, **{name: '{"sharing": {"splitCount": 4}}'})
+
+    out, err = checked(capsys, file, "--node", "n")
+
+    assert ("", f"  sharing.splitCount  4      {file}:1:28") == (err, out.splitlines()[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("d.yaml", "{nvidia: {deviceSplitCount: 4}}", "1:29"),
+        ("c.yaml", "{sharing: {splitCount: 4}}  # {{ x }}\n", "1:24"),
+    ],
+)
+def test_yaml_in_braces_is_read(tmp_path, monkeypatch, capsys, name: str, text: str, place: str):
+    files = written(tmp_path, monkeypatch, **{name: text})
+
+    lines = checked(capsys, *files)[0].splitlines()
+    assert f"  sharing.splitCount  4      {name}:{place}" in lines
+
+
+def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("nvidia:\n  deviceSplitCount: 4\n")
+    monkeypatch.setattr("agent.cli.config_check.STDIN", Path("in"))
+
+    assert "  sharing.splitCount  4      in:2:21" in checked(capsys, "-")[0].splitlines()
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_a_warning(tmp_path, monkeypatch, capsys, text: str):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
+
+    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == checked(capsys, *files)[1]

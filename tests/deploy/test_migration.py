@@ -13,9 +13,7 @@ from agent.core.state.last_good import SourceFile
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import CORES, COUNT, MEMORY, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
-from agent.settings.surroundings import FOREIGN
+from agent.settings.sources import FOREIGN, NodeFacts, Sources
 from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan
 from tests.shape import tree
@@ -77,7 +75,7 @@ def test_the_settings_for_time_slicing_are_taken():
 
 
 def test_the_configuration_of_nvidias_plugin_is_refused_with_a_sentence():
-    with pytest.raises(SettingsError, match="a configuration of NVIDIA's device plugin"):
+    with pytest.raises(SettingsError, match=r"^config\.yaml:\d+:1: unknown setting version"):
         make_plan(Sources(own=SourceFile("config.yaml", THEIRS.encode())))
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.settings import kinds
+from agent.settings import fields as kinds
 from agent.settings.fields import Field
-from agent.settings.hami_files import WITHOUT_EFFECT
-from agent.settings.hami_keys import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.sources import Sources
-from agent.settings.surroundings import FOREIGN
+from agent.settings.hami import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.sources import FOREIGN, Sources
 from agent.settings.table import BY_KEY, FIELDS, SECTIONS
 from agent.settings.values import make_plan
 from deploy import render, settings_page

@@ -18,7 +18,7 @@ profiles:
     match: {labels: "pool in (small, tiny)"}
     sharing: {splitCount: 3}
   - name: heavy
-    match: {labels: "pool=tiny,!big", gpus: ["h100"]}
+    match: {labels: "pool=tiny,!big"}
     sharing: {memoryScaling: 2}
 """
 

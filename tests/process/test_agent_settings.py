@@ -21,7 +21,7 @@ NODES = {
 POOL = """
 profiles:
 - name: big
-  match: {labels: pool=big, gpus: [h100]}
+  match: {labels: pool=big}
   sharing: {splitCount: 20}
 """
 

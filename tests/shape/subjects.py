@@ -42,14 +42,7 @@ SUBJECTS = {
     "kubelet": ("plugin/", "services/registration/", "host/kubelet.py"),
     "settings": (
         *("settings/", "app/settings.py", "core/node/drained.py", "host/textfile.py"),
-        *(
-            f"codec/{form}.py"
-            for form in (
-                *("device_config", "faults", "goyaml", "json_places", "key_readers"),
-                *("known_keys", "last_good", "nodeconfig", "places", "plain_words", "strangers"),
-                "yaml_places",
-            )
-        ),
+        *("codec/last_good.py", "codec/places.py"),
     ),
     "web": ("web/", "app/webdoor.py", "app/series.py"),
     "cli": (

@@ -8,8 +8,7 @@ import yaml
 
 from agent import __version__
 from agent.core.state.last_good import SourceFile
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan
 from tests.shape import tree

@@ -33,8 +33,8 @@ from agent.sandbox.lab.cluster import (
 )
 from agent.sandbox.lab.life import free_port
 from agent.sandbox.lab.web import fetch
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import look
+from agent.settings.sources import NodeFacts
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.shape.tree import ROOT

@@ -1,11 +1,11 @@
-"""Keeps the scheduler and the resource name as they are while containers hold slices.
+"""Refuses another scheduler or resource name while containers hold slices.
 
 Otherwise the agent could not tell a container that was answered under the former settings from one
 that asks now.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -43,27 +43,21 @@ class _Hold(msgspec.Struct, frozen=True):
         return {SCHEDULER: self.scheduler, RESOURCE: self.resource}[key]
 
 
-def kept(wanted: Sequence[LastingSetting], ledger: Ledger) -> Mapping[str, str]:
-    """The values, by key, that stay in force instead of those wanted, because of the rows.
+def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
+    """Why `node` cannot have these settings yet; None: the answers of all rows fit them.
 
     An adopted row fits every scheduler. A row without a resource name fits every name. If rows
-    differ, each of their values may stay; the newest stays if another one is wanted.
+    differ, each of their values fits.
     """
     holds = tuple(_holds(ledger))
-    values = {}
+    now: dict[str, str] = {}
     for setting in wanted:
         found = [value for hold in holds if (value := hold.value(setting.key))]
         if found and setting.value not in found:
-            values[setting.key] = found[-1]
-    return values
-
-
-def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
-    """Why settings must wait on `node`; None: the answers of all rows fit them."""
-    now = kept(wanted, ledger)
+            now[setting.key] = found[-1]
     if not now:
         return None
-    holds = [hold for hold in _holds(ledger) if any(map(hold.value, now))]
+    holds = tuple(hold for hold in holds if any(map(hold.value, now)))
     changes = " and ".join(
         f"{one.origin}: {one.key} cannot change from {now[one.key]} to {one.value}"
         for one in wanted
@@ -79,8 +73,7 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
         loose = f"{_count(unnamed, 'slice')} of pods that the kubelet has not named"
         held = f"{held}, and {loose}" if pods else f"{loose} are held"
     return SettingsError(
-        f"{changes} while {held}; running pods go on, and {old} "
-        f"{'stays' if len(now) == 1 else 'stay'} in force; drain the node (kubectl drain {node}) "
+        f"{changes} while {held}; running pods go on; drain the node (kubectl drain {node}) "
         f"or delete what holds them{restart}, or set it back to {old}; slices are held for up to a "
         "minute after their pod has gone"
     )

@@ -22,7 +22,6 @@ LOCK_EXPIRES: Final = 300.0
 _READERS: Final[Mapping[ReportProfile, str]] = {
     ReportProfile.JSON: "2.8 and later",
     ReportProfile.COLON: "2.5 to 2.7.1",
-    ReportProfile.COLON_7: "2.4",
 }
 
 

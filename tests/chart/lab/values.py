@@ -60,7 +60,7 @@ MATRIX: Final[Mapping[str, Values]] = {
     "settings": {
         "config": {
             "sharing": {"splitCount": 3},
-            "profiles": [{"name": "big", "match": {"gpus": ["H100"]}, "report": {}}],
+            "profiles": [{"name": "big", "match": {"nodes": ["gpu-*"]}, "report": {}}],
         },
         "devicePlugin": {"deviceSplitCount": 4, "deviceMemoryScaling": 2},
     },

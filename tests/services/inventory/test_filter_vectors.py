@@ -9,9 +9,8 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.state.last_good import SourceFile
 from agent.kit.cell import Cell
 from agent.services.inventory.service import InventoryKeeper
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.builders import G1, NODE, a_gpu
 from tests.fakes.clock import ManualClock

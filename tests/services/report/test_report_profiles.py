@@ -3,13 +3,11 @@
 import asyncio
 import datetime as dt
 
-import pytest
-
 from agent.codec.handshake import HandshakeWord, decode_handshake
 from agent.codec.register_colon import decode_register_colon
 from agent.core.cluster.annotations import HANDSHAKE, REGISTER
 from agent.core.errors import ApiError, ApiThrottled
-from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.core.report_settings import ReportSettings
 from agent.services.report.service import CONFLICT
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -27,15 +25,12 @@ def stamp(room: Reporting) -> dt.datetime | None:
     return shake.stamp
 
 
-@pytest.mark.parametrize(
-    ("profile", "fields"), [(ReportProfile.COLON, 9), (ReportProfile.COLON_7, 7)]
-)
-async def test_the_text_has_records_and_a_stamp_comes_with_it(profile, fields):
-    async with reported(settings=ReportSettings(profile)) as room:
+async def test_the_text_has_records_and_a_stamp_comes_with_it():
+    async with reported(settings=COLON) as room:
         text = room.says(REGISTER) or ""
 
         assert 2 == len(decode_register_colon(text))
-        assert [fields, fields, 1] == [len(record.split(",")) for record in text.split(":")]
+        assert [9, 9, 1] == [len(record.split(",")) for record in text.split(":")]
         assert START == stamp(room)
         assert 1 == room.api.writes
 

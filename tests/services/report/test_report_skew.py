@@ -30,7 +30,6 @@ KUBELET = 10.0
 """Seconds that a kubelet may take to tell the Node a new count."""
 
 PROFILES = {
-    Version.V2_4: ReportProfile.COLON_7,
     Version.V2_7: ReportProfile.COLON,
     Version.V2_8: ReportProfile.JSON,
     Version.V2_9: ReportProfile.JSON,
@@ -38,7 +37,7 @@ PROFILES = {
 }
 COUNTING = (Version.V2_8,)
 """Versions that look at the count alone."""
-READING = tuple(version for version in Version if version not in COUNTING)
+READING = tuple(version for version in PROFILES if version not in COUNTING)
 OFFSETS = (0.1, 14.9)
 """Seconds from the last look of the scheduler to the change."""
 
@@ -87,18 +86,7 @@ class SkewedScheduler:
         state = self.registry.state(NODE, {})
         report = report_of(inventory, {}, self.room.settings.value)
         assert report is not None
-        facts = self._facts if self.version is not Version.V2_4 else self._few_facts
-        wanted = [facts(gpu) for gpu in report.gpus]
-        return state is not None and wanted == [facts(gpu.capacity) for gpu in state.gpus]
-
-    @staticmethod
-    def _facts(gpu: Any) -> object:
-        return gpu
-
-    @staticmethod
-    def _few_facts(gpu: Any) -> object:
-        """2.4 reads neither index nor mode."""
-        return msgspec.structs.replace(gpu, index=0, mode="")
+        return state is not None and [*report.gpus] == [gpu.capacity for gpu in state.gpus]
 
     async def seconds_until(self, inventory: Inventory, within: float) -> float:
         """Seconds until the cache says so; the deadline fails the test."""
@@ -256,7 +244,7 @@ async def test_an_idle_hour_costs_neither_side_a_write(version: Version, written
         assert scheduler.knows(scheduler.room.inventory.value)
 
 
-@pytest.mark.parametrize("version", [Version.V2_4, Version.V2_7], ids=name_of)
+@pytest.mark.parametrize("version", [Version.V2_7], ids=name_of)
 async def test_old_schedulers_never_drop_a_node_whose_agent_lives(version: Version):
     async with scheduled(version) as scheduler:
         loop = asyncio.get_running_loop()
@@ -266,7 +254,7 @@ async def test_old_schedulers_never_drop_a_node_whose_agent_lives(version: Versi
             await asyncio.sleep(1)
 
 
-@pytest.mark.parametrize("version", [Version.V2_4, Version.V2_7], ids=name_of)
+@pytest.mark.parametrize("version", [Version.V2_7], ids=name_of)
 async def test_old_schedulers_take_a_node_back_within_15_seconds_of_an_outage(version: Version):
     async with scheduled(version) as scheduler:
         room = scheduler.room
@@ -281,11 +269,11 @@ async def test_old_schedulers_take_a_node_back_within_15_seconds_of_an_outage(ve
         await scheduler.seconds_until(room.inventory.value, INTERVAL)
 
 
-@pytest.mark.parametrize("version", Version, ids=name_of)
+@pytest.mark.parametrize("version", PROFILES, ids=name_of)
 async def test_a_scheduler_that_starts_anew_knows_the_node_at_its_first_looks(version: Version):
     async with scheduled(version) as scheduler:
         scheduler.registry = Registry(version)
-        wait = 3 * INTERVAL if version in {Version.V2_4, Version.V2_7} else INTERVAL
+        wait = 3 * INTERVAL if version is Version.V2_7 else INTERVAL
 
         await scheduler.seconds_until(scheduler.room.inventory.value, wait)
 

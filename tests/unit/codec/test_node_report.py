@@ -51,7 +51,6 @@ def the_report(inventory: Inventory, annotations, settings=JSON) -> NodeReport:
     [
         (ReportProfile.JSON, TEXT),
         (ReportProfile.COLON, encode_register_colon(registered_colon(an_inventory()))),
-        (ReportProfile.COLON_7, encode_register_colon(registered_colon(an_inventory()), 7)),
     ],
 )
 def test_every_profile_has_its_text_and_takes_no_other(profile: ReportProfile, text: str):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from agent.codec import gojson
 from agent.codec.register import RegisteredGpu
 from agent.codec.register_colon import (
-    SHORT,
     decode_register_colon,
     encode_register_colon,
     registered_colon,
@@ -102,12 +101,6 @@ def test_so_did_every_version_of_nine_fields(number: str):
     vector = vectors("legacy")[f"legacy-{number}"]
 
     assert vector.expected == encode_register_colon(map(gpu_of, vector.given))
-
-
-def test_version_2_4_wrote_the_first_seven_fields():
-    vector = vectors("legacy")["legacy-235"]
-
-    assert vector.expected == encode_register_colon(map(gpu_of, vector.given), SHORT)
 
 
 @given(st.lists(gpus, min_size=1, max_size=4))

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 
 FILES = {
@@ -27,7 +26,7 @@ FILES = {
   filterIndexes: [0, 3]
 profiles:
   - name: big
-    match: {nodes: ["a*"], labels: "x in (a, b)", gpus: [H100]}
+    match: {nodes: ["a*"], labels: "x in (a, b)"}
     library: {corePolicy: force}
 """,
     "node_config": b"""{"nodeconfig": [{"name": "a", "devicesplitcount": 5,
@@ -39,7 +38,7 @@ VALUES = st.recursive(
     lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=5), one, max_size=3),
     max_leaves=5,
 )
-FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
+FACTS = NodeFacts("a", {"x": "a"}, frozenset({"0"}))
 
 
 def settings_or_sentence(kind: str, content: bytes) -> str:

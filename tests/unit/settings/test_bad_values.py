@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
+from agent.settings.sources import NodeFacts
 from agent.settings.table import FIELDS
 from tests.unit.settings.plans import plan_of
 
@@ -18,7 +18,7 @@ CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
 PLACES = ("c.yaml:", "d.yaml:", "n.json:", "env ", "--")
-FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
+FACTS = NodeFacts("a", {"x": "a"}, frozenset({"0"}))
 
 
 def refusal(**sources: object) -> SettingsError:
@@ -223,3 +223,11 @@ def test_any_text_in_the_environment_and_in_flags_is_taken_or_refused(field, val
 def test_a_name_that_no_node_can_have_is_refused(name: str):
     assert "expected the name of a Node" in str(refusal(own=f"node: {{name: '{name}'}}"))
     assert "expected the name of a Node" in str(refusal(environ={"NODE_NAME": name}))
+
+
+@pytest.mark.parametrize("name", ["SPLIT_COUNT", "CONFIG", "SERVICE", ""])
+def test_a_variable_of_the_agent_that_no_setting_reads_is_refused(name: str):
+    said = str(refusal(environ={f"HAMI_AGENT_{name}": "1", "PATH": "/bin"}))
+
+    assert said.startswith(f"env HAMI_AGENT_{name}: unknown setting; a variable is HAMI_AGENT_ and")
+    assert said.endswith("the flag --config names the settings file")

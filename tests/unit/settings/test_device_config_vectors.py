@@ -8,12 +8,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.codec.device_config import read_device_config
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
-from agent.settings.hami_keys import DEVICE_CONFIG
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.hami import DEVICE_CONFIG, read_device_config
+from agent.settings.sources import Faults, NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from tests.hami_vectors import Vector, cases, vectors
 
@@ -48,7 +46,8 @@ def values(vector: Vector) -> Mapping[str, object]:
 
 @pytest.mark.parametrize("vector", cases("device_config_yaml", without=REFUSED), ids=str)
 def test_the_section_is_read_as_hami_reads_it(vector: Vector):
-    found = {one.key: one.value for one in read_device_config(vector.given.encode(), "d").found}
+    known, _ = read_device_config(vector.given.encode(), "d", Faults())
+    found = {one.key: one.value for one in known}
 
     assert found.keys() <= vector.expected.keys()
     assert vector.expected == {
@@ -78,7 +77,5 @@ def test_a_key_in_another_case_is_passed_over_as_in_hami_but_not_in_silence():
     """HAMi says nothing, and its plugin crashes for want of the count."""
     vector = vectors("device_config_yaml")[OTHER_CASE]
 
-    assert (
-        "d.yaml:2:3: nvidia: unknown key `devicesplitcount`; did you mean deviceSplitCount?",
-    ) == plan(vector).warnings
+    assert ("d.yaml:2:3: nvidia: unknown key `devicesplitcount`",) == plan(vector).warnings
     assert DEFAULTS == values(vector)

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from agent.cli.settings_view import plain, table
 from agent.core.errors import SettingsError
+from agent.settings.fields import WrongValue, duration, seconds_of, written
 from agent.settings.json_schema import json_schema
-from agent.settings.kinds import WrongValue, duration, seconds_of, written
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import BY_KEY
 from tests.fakes.settings_files import load
 

@@ -7,9 +7,8 @@ import pytest
 from agent.core.errors import SettingsError
 from agent.core.health.settings import xid_class
 from agent.core.health.xids import XidClass
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.fakes.settings_files import load
 

@@ -28,7 +28,7 @@ library:
 health: {driverHang: 2s, quietPeriod: 1.5h, probePeriod: 500ms, longestQuietPeriod: 9000}
 profiles:
   - name: big
-    match: {nodes: [a*], labels: x=y, gpus: [H100]}
+    match: {nodes: [a*], labels: x=y}
     sharing: {splitCount: 20}
 """
 BAD = [

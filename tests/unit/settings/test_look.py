@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.settings import reading as door
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from tests.fakes.offload import Hanging
 from tests.fakes.settings_files import look
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from tests.unit.settings.plans import plan_of
 
@@ -209,7 +209,7 @@ def test_before_the_first_scan_an_entry_that_labels_may_replace_is_not_judged():
 
     assert found.settings(NodeFacts("n1"))
     assert found.settings(N1)
-    for sure in (NodeFacts("n1", gpus={}), NodeFacts("n1", {})):
+    for sure in (NodeFacts("n1", gpus=frozenset()), NodeFacts("n1", {})):
         with pytest.raises(SettingsError, match="operatingMode"):
             found.settings(sure)
 

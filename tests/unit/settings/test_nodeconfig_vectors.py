@@ -8,8 +8,7 @@ import pytest
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Values
-from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors

@@ -10,9 +10,8 @@ from agent.core.allocation.requests import RequestRules
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import SettingsError
 from agent.settings.fields import Values
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import FIELDS
 from tests.fakes.settings_files import load
 
@@ -48,10 +47,10 @@ def test_the_agents_own_variable_wins_over_the_one_kept_from_hami() -> None:
     assert loaded(None, environ)["node.name"].value == "own"
 
 
-def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> None:
+def test_an_unknown_key_is_refused_with_its_place(write) -> None:
     path = write("sharing:\n  splitCuont: 4\n")
 
-    refused(path, f"{path}:2:3: ", "sharing.splitCuont", "did you mean sharing.splitCount?")
+    refused(path, f"{path}:2:3: ", "unknown setting sharing.splitCuont; `hami-agent config show`")
 
 
 @pytest.mark.parametrize(

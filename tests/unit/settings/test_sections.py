@@ -10,9 +10,8 @@ import pytest
 from agent.core.health.xids import XidClass
 from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Values
-from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import FIELDS
 from agent.settings.values import make_plan
 

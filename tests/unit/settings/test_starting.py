@@ -9,9 +9,8 @@ from agent.codec.last_good import encode_last_good
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import LastGood, SourceFile
 from agent.settings import reading
-from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
-from agent.settings.sources import Sources
+from agent.settings.sources import NodeFacts, Sources
 from tests.fakes.offload import Hanging, Inline
 from tests.fakes.settings_files import begin
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.allocation.requests import RequestRules
 from agent.core.errors import SettingsError
-from agent.settings.profiles import NodeFacts
+from agent.settings.sources import NodeFacts
 from tests.unit.settings.plans import plan_of
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
@@ -62,11 +62,8 @@ def test_the_same_plan_gives_the_same_settings_for_the_same_facts():
         ("{labels: 'zone=a'}", NodeFacts(labels={}), False),
         ("{labels: 'zone!=a'}", NodeFacts(labels={}), True),
         ("{labels: 'zone!=a'}", NodeFacts(labels=None), False),
-        ("{gpus: [h100, A30]}", NodeFacts(gpus={"0": "NVIDIA H100 PCIe"}), True),
-        ("{gpus: [h100]}", NodeFacts(gpus={"0": "Tesla T4"}), False),
-        ("{gpus: [h100]}", NodeFacts(gpus=None), False),
-        ("{nodes: [a], gpus: [t4]}", NodeFacts("a", gpus={"0": "Tesla T4"}), True),
-        ("{nodes: [a], gpus: [t4]}", NodeFacts("b", gpus={"0": "Tesla T4"}), False),
+        ("{nodes: [a], labels: 'zone=a'}", NodeFacts("a", {"zone": "a"}), True),
+        ("{nodes: [a], labels: 'zone=a'}", NodeFacts("b", {"zone": "a"}), False),
     ],
 )
 def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
@@ -79,10 +76,11 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
     [
         ("{match: {nodes: [a]}}", "1:13: profiles[0]: `name` is needed"),
         ("{name: p}", "profiles[0]: `match` is needed"),
-        ("{name: p, match: {}}", "`nodes`, `labels` or `gpus` is needed"),
-        ("{name: p, match: {node: [a]}}", "unknown key `node`; known keys are gpus, labels, nodes"),
+        ("{name: p, match: {}}", "`nodes` or `labels` is needed"),
+        ("{name: p, match: {node: [a]}}", "unknown key `node`; known keys are labels, nodes"),
         ("{name: p, match: {nodes: a}}", "match.nodes: a list is expected here, not `a`"),
-        ("{name: p, match: {gpus: []}}", "match.gpus: an empty list selects nothing"),
+        ("{name: p, match: {nodes: []}}", "match.nodes: an empty list selects nothing"),
+        ("{name: p, match: {gpus: [a]}}", "unknown key `gpus`; known keys are labels, nodes"),
         ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is not a valid label selector"),
         ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web, which"),
         (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.nodeconfig import decode_nodeconfig
 from agent.core.errors import MalformedText
+from agent.settings.hami import decode_nodeconfig
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors
 

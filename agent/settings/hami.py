@@ -1,0 +1,539 @@
+"""Reads HAMi's two files as settings: `device-config.yaml` for all nodes, `config.json` for some.
+
+Keys, types and precedence are those of HAMi's readers in Go (yaml.v2 and encoding/json): null is
+absent, and one value of the wrong type refuses the file. What these accept and no operator means is
+refused too: a repeated key, an alias, a second document, a fraction in place of a whole number, an
+infinite number. A warning names each unknown key.
+Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device plugin's
+/config/config.json; HAMi #3173 for selectors and tiers.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeGuard
+
+import msgspec
+import yaml
+
+from agent.codec.gojson import INT32, INT64, UINT64, fold
+from agent.codec.places import (
+    BOOL,
+    FLOAT,
+    INT,
+    LOADER,
+    MAP,
+    NULL,
+    SEQ,
+    STR,
+    TAG,
+    Place,
+    read_json,
+    read_yaml,
+)
+from agent.core.cluster.selector import Requirement, Selector
+from agent.core.errors import MalformedText, SettingsError, cap
+from agent.settings.fields import Setting, setting, shown
+from agent.settings.own_file import refuse_object
+from agent.settings.sources import (
+    NODE_CAPACITY,
+    TOLD,
+    Faults,
+    KnownKey,
+    Layer,
+    ProfileMatch,
+    SettingsProfile,
+    Tier,
+    first_of,
+)
+from agent.settings.table import BY_KEY, SECTIONS
+
+Reader = Callable[[Place], object]
+"""Checks one value and returns it. Raises SettingsError with its place."""
+
+DEVICE_CONFIG: Final[Mapping[str, str]] = {
+    "resourceCountName": "sharing.resourceName",
+    "resourceMemoryName": "sharing.memoryResourceName",
+    "resourceMemoryPercentageName": "sharing.memoryPercentResourceName",
+    "resourceCoreName": "sharing.coreResourceName",
+    "memoryFactor": "sharing.memoryFactor",
+    "defaultMemory": "sharing.defaultMemoryMiB",
+    "defaultCores": "sharing.defaultCorePercent",
+    "deviceSplitCount": "sharing.splitCount",
+    "deviceMemoryScaling": "sharing.memoryScaling",
+    "deviceCoreScaling": "sharing.coreScaling",
+    "preConfiguredDeviceMemory": "sharing.preconfiguredMemoryMiB",
+    "enableNumaTopology": "sharing.numaTopology",
+    "libCudaLogLevel": "library.cudaLogLevel",
+    "disableCoreLimit": "library.disableCoreLimit",
+    "gpuCorePolicy": "library.corePolicy",
+}
+"""Key of device-config.yaml → setting. The other keys are for scheduler, webhook or MIG."""
+
+NODE_CONFIG: Final[Mapping[str, str]] = {
+    "operatingmode": "sharing.operatingMode",
+    "devicesplitcount": "sharing.splitCount",
+    "devicememoryscaling": "sharing.memoryScaling",
+    "devicecorescaling": "sharing.coreScaling",
+    "preconfigureddevicememory": "sharing.preconfiguredMemoryMiB",
+    "libcudaloglevel": "library.cudaLogLevel",
+    "enablenumatopology": "sharing.numaTopology",
+}
+"""Key of config.json, in lower case → setting."""
+
+WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "migstrategy": (
+        ("", "none"),
+        "HAMi's plugin does not use it either, and the agent does not share MIG instances yet",
+    ),
+    "enablegetpreferredallocation": (
+        (True,),
+        "the agent always tells the kubelet which slices fit the scheduler's choice",
+    ),
+    "reportnodecapacity": ((False,), NODE_CAPACITY),
+}
+"""Key of config.json → values that need no warning, and why the others have no effect."""
+
+SECTION: Final = "nvidia"
+NODES: Final = "nodeconfig"
+ANY: Final = "*"
+"""The name in the entries of nodes that no other entry selects."""
+SELECTOR: Final = "nodelabelselector"
+FILTER: Final = "filterdevices"
+OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
+REMOTE: Final = ("operatingmode", "remote")
+
+_NAME: Final = re.compile("[a-z0-9.-]+")
+"""The characters of a Node's name."""
+_NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
+_EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
+
+
+class _Keys:
+    """Reads the mappings of one file. `spelling`: how its keys are compared.
+
+    Wrong values go to `faults`, and what is ignored to `warnings`.
+    """
+
+    def __init__(self, faults: Faults, spelling: Callable[[str], str] = str) -> None:
+        self.faults = faults
+        self.warnings: list[str] = []
+        self._spelling = spelling
+
+    def read(self, place: Place, table: Mapping[str, Reader]) -> list[KnownKey]:
+        """The known keys of a mapping in their order; null counts as absent."""
+        found: list[KnownKey] = []
+        with self.faults.kept():
+            for key, here, value in place.pairs(self._spelling):
+                if key not in table:
+                    self.warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`")))
+                elif not value.null:
+                    with self.faults.kept():
+                        found.append(KnownKey(key, table[key](value), value.where))
+        return found
+
+    def nested(self, table: Mapping[str, Reader]) -> Reader:
+        """A reader of mappings with these keys, as a dict; null has none."""
+        return lambda place: (
+            {} if place.null else {known.key: known.value for known in self.read(place, table)}
+        )
+
+    def many(self, read: Reader) -> Reader:
+        """A reader of lists of such values; null is an empty list, as in Go."""
+
+        def read_all(place: Place) -> tuple[object, ...]:
+            values: list[object] = []
+            for item in () if place.null else place.items():
+                with self.faults.kept():
+                    values.append(read(item))
+            return tuple(values)
+
+        return read_all
+
+
+# device-config.yaml
+
+
+def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
+    """Read what device-config.yaml sets for all nodes. Wrong values go to `faults`.
+
+    Raises SettingsError with the place: the file cannot be parsed.
+    """
+    found, warnings = read_device_config(content, name, faults)
+    settings: list[Setting] = []
+    for known in found:
+        if known.key in DEVICE_CONFIG:
+            with faults.kept():
+                settings.append(setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where))
+    return Layer(tuple(settings), warnings=warnings)
+
+
+def read_device_config(
+    content: bytes, name: str, faults: Faults
+) -> tuple[list[KnownKey], tuple[str, ...]]:
+    """The known keys of the section `nvidia` (others are of other vendors), and warnings.
+
+    Raises SettingsError with the place: the file cannot be parsed.
+    """
+    document = read_yaml(content, name, _GoLoader)
+    sections: dict[str, tuple[Place, Place]] = {}
+    if document is not None and not document.null:
+        _name_keys(document.node)
+        refuse_object(document)
+        sections = {key: (here, value) for key, here, value in document.pairs()}
+    keys = _Keys(faults)
+    found: list[KnownKey] = []
+    section = sections.pop(SECTION, None)
+    if section is None or section[1].null:
+        keys.warnings.append(f"{name}: there is no section {SECTION}; nothing is taken")
+    else:
+        found = keys.read(section[1], _device_table(keys))
+    ours = tuple(
+        f"{here.where}: {key} has no effect in HAMi's file; it belongs in the agent's own "
+        "config.yaml"
+        for key, (here, _) in sections.items()
+        if key in SECTIONS
+    )
+    warnings = (*first_of(keys.warnings, name), *_without_effect(found), *ours)
+    return found, warnings
+
+
+def _device_table(keys: _Keys) -> Mapping[str, Reader]:
+    texts = (
+        *("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName"),
+        *("resourceCoreName", "resourcePriorityName", "libCudaLogLevel", "gpuCorePolicy"),
+        "runtimeClassName",
+    )
+    wholes = ("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor")
+    flags = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit", "reportNodeCapacity")
+    models = keys.many(_go_text)
+    template = {"name": _go_text} | dict.fromkeys(("core", "memory", "count"), _go_whole(*INT32))
+    geometries = keys.many(keys.many(keys.nested(template)))
+    return {
+        **dict.fromkeys(texts, _go_text),
+        **dict.fromkeys(wholes, _go_whole(*INT32)),
+        **dict.fromkeys(flags, _go_flag),
+        **dict.fromkeys(("deviceMemoryScaling", "deviceCoreScaling"), _go_number),
+        "deviceSplitCount": _go_whole(*UINT64),
+        "preConfiguredDeviceMemory": _go_whole(*INT64),
+        "migProfileAllowlist": keys.many(keys.nested({"models": models, "profiles": models})),
+        "knownMigGeometries": keys.many(
+            keys.nested({"models": models, "allowedGeometries": geometries})
+        ),
+    }
+
+
+# Scalars by the rules of Go's yaml.v2 v2.4.0 (resolve.go, decode.go). They differ from YAML 1.1 and
+# 1.2: `1e+06` and `08` are numbers, `1:30` is text, `0o17` and `0x1F` are whole numbers, and `y`
+# and `n` are booleans.
+
+_FLOATS: Final = {
+    f"{sign}.{name}": float(f"{sign}{name}")
+    for sign in ("", "+", "-")
+    for name in ("inf", "Inf", "INF")
+} | dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan)
+_WORDS: Final[dict[str, tuple[str, object]]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), (NULL, None)),
+    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), (BOOL, True)),
+    **dict.fromkeys(("n", "N", "no", "No", "NO", "off", "Off", "OFF"), (BOOL, False)),
+    **dict.fromkeys(("true", "True", "TRUE"), (BOOL, True)),
+    **dict.fromkeys(("false", "False", "FALSE"), (BOOL, False)),
+    **{word: (FLOAT, value) for word, value in _FLOATS.items()},
+    "<<": (f"{TAG}merge", "<<"),
+}
+_WHOLE: Final = re.compile("([-+]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|([0-9]+))")
+"""Go's ParseInt of base 0, without underscores; octal digits may follow a bare 0."""
+_DECIMAL: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BETWEEN: Final = re.compile("(?<=[0-9])_(?=[0-9])")
+_BASES: Final = (16, 2, 8, 10)
+
+
+def _resolve(written: str) -> tuple[str, object]:
+    """Tag and value of a scalar without quotes; one that Go reads as no other value is text."""
+    if written in _WORDS:
+        return _WORDS[written]
+    # After a leading dot an underscore must stand between digits.
+    plain = _BETWEEN.sub("", written) if written[:1] == "." else written.replace("_", "")
+    if written[:1] in set("+-0123456789"):
+        match = _WHOLE.fullmatch(plain)
+        # `08` is no octal number: Go reads it as a float.
+        if match and not (match[5] and match[5][0] == "0" and match[5] != "0"):
+            digits, base = next(
+                (d, b) for d, b in zip(match.groups()[1:], _BASES, strict=True) if d
+            )
+            value = int(match[1] + digits, base) if len(digits) <= 64 else UINT64[1] + 1
+            if INT64[0] <= value <= (INT64[1] if match[1] else UINT64[1]):
+                return INT, value
+    if written[:1] in set(".+-0123456789") and _DECIMAL.fullmatch(plain):
+        number = float(plain)
+        if math.isfinite(number):
+            return FLOAT, number
+    return STR, written
+
+
+def _resolve_tag(_: object, kind: type[yaml.Node], value: str | None, implicit: object) -> str:
+    """The tag of a node without one; `implicit[0]` is True for a scalar without quotes."""
+    if kind is yaml.ScalarNode:
+        is_plain = isinstance(implicit, tuple) and implicit[0]
+        return _resolve(value or "")[0] if is_plain else STR
+    return SEQ if kind is yaml.SequenceNode else MAP
+
+
+_GoLoader: Final = type("_GoLoader", (LOADER,), {"resolve": _resolve_tag})
+
+
+def _name_keys(node: yaml.Node) -> None:
+    """Make every key a text, even if it would be another value."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _name_keys(item)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            key.tag = STR if key.tag in {INT, FLOAT, BOOL, NULL} else key.tag
+            _name_keys(value)
+
+
+def _go_text(place: Place) -> str:
+    """Read any scalar as it is written; null is empty."""
+    if not isinstance(place.node, yaml.ScalarNode):
+        raise place.fault(f"text is expected, not {place.shown()}")
+    return "" if _go_value(place) is None else str(place.node.value)
+
+
+def _go_flag(place: Place) -> bool:
+    """Read a boolean, in any of YAML 1.1's words."""
+    value = _go_value(place)
+    if not isinstance(value, bool):
+        raise place.fault(f"true or false is expected, not {place.shown()}")
+    return value
+
+
+def _go_number(place: Place) -> float:
+    """Read a finite number. HAMi also accepts an infinite one, which can scale nothing."""
+    value = _go_value(place)
+    if not _is_finite(value):
+        raise place.fault(f"a number is expected, not {place.shown()}")
+    return value
+
+
+def _go_whole(low: int, high: int) -> Callable[[Place], int]:
+    """A reader of whole numbers; `1e+06` is one. HAMi silently drops a fraction."""
+
+    def read(place: Place) -> int:
+        value = _go_value(place)
+        if not _is_finite(value) or value != int(value):
+            raise place.fault(f"a whole number is expected, not {place.shown()}")
+        if not low <= value <= high:
+            raise place.fault(f"{place.shown()} is not between {low} and {high}")
+        return int(value)
+
+    return read
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _go_value(place: Place) -> object:
+    """The value of a scalar, which an explicit tag must fit; None for null and no scalar."""
+    node = place.node
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    if node.tag == STR:
+        return node.value
+    tag, value = _resolve(node.value)
+    if isinstance(value, int) and node.tag == FLOAT:
+        return float(value)
+    if tag != node.tag:
+        raise place.fault(f"{place.shown()} is not of type {cap(node.tag.rpartition(':')[2], 60)}")
+    return value
+
+
+# config.json
+
+
+class NodeEntry(msgspec.Struct, frozen=True):
+    """The overrides for some nodes; the keys are in lower case. `number`: its place in the list."""
+
+    number: int
+    name: str
+    where: str
+    found: tuple[KnownKey, ...]
+
+
+def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -> Layer:
+    """Read what config.json sets for some nodes: profiles for each entry; a later one wins.
+
+    The warnings about entries of `node` come first.
+
+    Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
+    too. Raises SettingsError with the place: the file cannot be parsed.
+    """
+    keys = _Keys(faults, fold)
+    entries = _read_entries(content, name, keys, node)
+    warnings: list[str] = []
+    numbered = [(entry.number, one) for entry in entries for one in _profiles(entry, warnings)]
+    warnings += _entry_warnings(entries)
+    warnings += dict.fromkeys(text for _, one in numbered for text in one.faults.texts)
+    profiles = tuple(one for _, one in sorted(numbered, key=lambda pair: pair[0]))
+    told = (*first_of(keys.warnings, name), *first_of(warnings, name))
+    return Layer(profiles=profiles, warnings=told)
+
+
+def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
+    """Decode the entries in their order, each with its known keys in lower case.
+
+    Raises:
+        MalformedText: not a JSON object, or a value of another type or range.
+    """
+    try:
+        keys = _Keys(Faults(), fold)
+        entries = _read_entries(text.encode(errors="replace"), NODES, keys)
+        keys.faults.refuse()
+    except SettingsError as error:
+        raise MalformedText(str(error)) from error
+    return tuple(
+        ({"name": entry.name} if entry.name else {}) | {k.key: k.value for k in entry.found}
+        for entry in entries
+    )
+
+
+def _read_entries(content: bytes, name: str, keys: _Keys, node: str = "") -> list[NodeEntry]:
+    """The entries; those that name `node` first. Raises SettingsError: the file is another one."""
+    document = read_json(content, name)
+    refuse_object(document)
+    top = [key for key, _, _ in document.pairs(fold)]
+    if NODES not in top:
+        if len(top) > TOLD:
+            raise document.fault(
+                f"the key `{NODES}` is not there, and {len(top)} others are; is it the right file?"
+            )
+        keys.warnings.append(str(document.fault(f"there is no key `{NODES}`; nothing is taken")))
+    lists: list[Place] = []
+    keys.read(document, {NODES: lists.append})
+    table = _entry_table(keys)
+    entries: list[NodeEntry] = []
+    numbered = list(enumerate(item for place in lists for item in place.items()))
+    # Its warnings are told before many of others.
+    numbered.sort(key=lambda pair: not (node and _names(pair[1], node)))
+    for number, item in numbered:
+        found = [] if item.null else keys.read(item, table)
+        named = next((str(known.value) for known in found if known.key == "name"), "")
+        if not named and all(known.key != SELECTOR for known in found):
+            keys.warnings.append(str(item.fault(_NAMELESS)))
+        elif named not in {"", ANY} and not _NAME.fullmatch(named):
+            keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
+        others = tuple(known for known in found if known.key != "name")
+        entries.append(NodeEntry(number, named, item.where, others))
+    return entries
+
+
+def _names(item: Place, node: str) -> bool:
+    pairs = item.node.value if isinstance(item.node, yaml.MappingNode) else ()
+    return any((fold(key.value), value.value) == ("name", node) for key, value in pairs)
+
+
+def _entry_table(keys: _Keys) -> Mapping[str, Reader]:
+    def whole(low: int, high: int) -> Reader:
+        return lambda place: place.integer(low, high)
+
+    def labels(place: Place) -> Mapping[str, str]:
+        return {key: _json_text(value) for key, _, value in place.pairs()}
+
+    expression = {"key": _json_text, "operator": _json_text, "values": keys.many(_json_text)}
+    return {
+        "name": _json_text,
+        "operatingmode": _json_text,
+        "devicesplitcount": whole(*UINT64),
+        "devicememoryscaling": Place.number,
+        "devicecorescaling": Place.number,
+        "preconfigureddevicememory": whole(*INT64),
+        "libcudaloglevel": _json_text,
+        "enablenumatopology": Place.boolean,
+        FILTER: keys.nested({"uuid": keys.many(_json_text), "index": keys.many(whole(*UINT64))}),
+        "migstrategy": _json_text,
+        "enablegetpreferredallocation": Place.boolean,
+        "reportnodecapacity": Place.boolean,
+        SELECTOR: keys.nested(
+            {"matchlabels": labels, "matchexpressions": keys.many(keys.nested(expression))}
+        ),
+    }
+
+
+def _json_text(place: Place) -> str:
+    """Read a text; null, which is left in lists and labels alone, is an empty one, as in Go."""
+    if place.null:
+        return ""
+    if place.node.tag != STR:
+        raise place.fault(f"text is expected, not {place.shown()}")
+    return str(place.node.value)
+
+
+def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile]:
+    """The entry's profiles, one for each tier that it is in; none if it selects no node."""
+    others = ProfileMatch(tier=Tier.ANY)
+    named = others if entry.name == ANY else ProfileMatch((entry.name,), tier=Tier.NAME)
+    matches = [named] if entry.name else []
+    for known in entry.found:
+        if known.key == SELECTOR and isinstance(known.value, dict):
+            try:
+                matches.append(ProfileMatch(labels=_selector(known.value), tier=Tier.LABELS))
+            except ValueError as error:
+                warnings.append(f"{known.where}: {SELECTOR} selects no node: {error}")
+    faults = Faults()
+    settings = tuple(_overrides(entry.found, faults))
+    empty = tuple(one for one in entry.found if one.key in NODE_CONFIG and one.value in (0, False))
+    for match in matches:
+        yield SettingsProfile("", match, settings, entry.where, empty, faults)
+
+
+def _selector(parts: Mapping[str, Any]) -> Selector | None:
+    """None: every node. Raises ValueError: Kubernetes' LabelSelectorAsSelector refuses it."""
+    found = [Requirement(key, (value,)) for key, value in parts.get("matchlabels", {}).items()]
+    for one in parts.get("matchexpressions", ()):
+        key, operator, values = one.get("key"), one.get("operator"), one.get("values", ())
+        if not key or operator not in OPERATORS or bool(values) is not operator.endswith("In"):
+            raise ValueError(f"{key}, {operator} and {len(values)} values are no requirement")
+        found.append(Requirement(key, values, operator in {"In", "Exists"}))
+    for one in found:
+        if not one.is_valid:
+            raise ValueError(f"{cap(one.key, 64)}: the key or a value is not one of a label")
+    return Selector(tuple(found)) if found else None
+
+
+def _entry_warnings(entries: Iterable[NodeEntry]) -> Iterator[str]:
+    """What is valid and may not be what the operator meant."""
+    first: dict[str, str] = {}
+    for entry in entries:
+        place = first.setdefault(entry.name, entry.where)
+        if entry.name and place != entry.where:
+            yield (
+                f"{entry.where}: the name {cap(entry.name, 64)} is also at {place}; both entries "
+                "apply, and this one wins where they differ, as in HAMi's plugin"
+            )
+        yield from _without_effect(entry.found)
+        for known in entry.found:
+            if (known.key, known.value) == REMOTE:
+                yield f"{known.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
+
+
+def _without_effect(found: Iterable[KnownKey]) -> Iterator[str]:
+    for known in found:
+        silent, reason = WITHOUT_EFFECT.get(known.key.lower(), ((known.value,), ""))
+        if known.value not in silent:
+            yield f"{known.where}: {known.key} {shown(known.value)} has no effect: {reason}"
+
+
+def _overrides(entries: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:
+    """The settings of an entry. An empty value (0, "", false) overrides nothing, as in HAMi."""
+    for known in entries:
+        with faults.kept():
+            if known.key == FILTER and isinstance(known.value, dict):
+                # HAMi takes both lists from the entry unless both are empty.
+                if any(known.value.values()):
+                    for key, name in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
+                        listed = list(known.value.get(key, ()))
+                        yield setting(BY_KEY[f"sharing.{name}"], listed, known.where)
+            elif known.key in NODE_CONFIG and known.value:
+                value = "hami-core" if (known.key, known.value) == REMOTE else known.value
+                yield setting(BY_KEY[NODE_CONFIG[known.key]], value, known.where)
