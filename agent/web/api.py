@@ -1,8 +1,8 @@
-"""What the web port and the unix socket answer, but for the page and the metrics.
+"""The answers of the web port and the unix socket, except the page and the metrics.
 
-The read API `/api/v1` (JSON with an ETag) and who may read it, the probes, `/version`, and on the
-unix socket alone the actions on GPUs. Everything but an action is made of values in memory, without
-waiting.
+They are the read API `/api/v1` (JSON with an ETag) and who may read it, the probes, `/version`, and
+on the unix socket alone the actions on GPUs. Only actions wait; all other answers are made of
+values in memory.
 """
 
 import asyncio
@@ -253,9 +253,8 @@ class Actions:
     """Answers POST for root and the agent's own user; others are refused.
 
     `recheck(name, was_reset=)` probes the GPU of that index or UUID now, `release` releases it, or
-    `all` GPUs; both return None if no GPU has that name. `gpus`: the shared GPUs,
-    each with its label. `left_out`: why the GPU of that name is not shared; empty: it is, or it is
-    unknown.
+    `all` GPUs; both return None if no GPU has that name. `gpus`: the shared GPUs, each with its
+    label. `left_out`: why the GPU of that name is not shared; empty: it is, or it is unknown.
     """
 
     def __init__(
