@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -21,7 +20,7 @@ from agent.core.health.news import holders
 from agent.host.clock import SystemClock
 from agent.settings.fields import Setting
 from agent.settings.sections import Settings
-from agent.web.api import Actions, BuildInfo, Probes, ReadApi, Readers, recheck_act, release_act
+from agent.web.api import Actions, BuildInfo, Probes, ReadApi, Readers
 from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
 from agent.web.page import PageDoor
 from agent.web.policy import HamiNames
@@ -77,7 +76,8 @@ async def open_web(
     else:
         listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
     api = ReadApi(facts, readers)
-    async with WebServer(listeners, pages, _actions(watched), api) as server:
+    actions = _actions(watched)
+    async with WebServer(listeners, pages, actions.answer if actions else None, api) as server:
         yield server
 
 
@@ -99,34 +99,19 @@ def _actions(watched: WebSubjects) -> Actions | None:
     if parts is None:
         return None
     front = parts.front
-    health, ledger = front.knowing.health, front.state.ledger
-    recheck = health.recheck
-
-    def known() -> list[str]:
-        return [label for label, _ in labelled(front.facts.inventory.value)]
-
-    def uuids() -> list[str]:
-        return [gpu.uuid for gpu in front.facts.inventory.value.gpus]
-
-    def left_out(name: str) -> str:
-        for fault in front.knowing.keeper.left_out.value:
-            if name in {fault.gpu, str(fault.index)}:
-                return fault.text
-        return ""
+    health = front.knowing.health
 
     async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
-        pods = front.facts.pods.value
-        held_by = holders(ledger.value, found.gpus, pods) if found else ()
+        ledger, pods = front.state.ledger.value, front.facts.pods.value
+        held_by = holders(ledger, found.gpus, pods) if found else ()
         return found and msgspec.structs.replace(found, held_by=held_by)
 
-    return Actions(
-        {
-            "recheck": recheck_act(recheck, known, uuids, left_out),
-            "release": release_act(release, known, left_out),
-            "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids, left_out),
-        }
-    )
+    def left_out(name: str) -> str:
+        faults = front.knowing.keeper.left_out.value
+        return next((one.text for one in faults if name in {one.gpu, str(one.index)}), "")
+
+    return Actions(health.recheck, release, lambda: labelled(front.facts.inventory.value), left_out)
 
 
 def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None:

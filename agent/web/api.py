@@ -1,8 +1,8 @@
-"""What the web port and the unix socket answer, but for the page and the metrics.
+"""The answers of the web port and the unix socket, except the page and the metrics.
 
-The read API `/api/v1` (JSON with an ETag) and who may read it, the probes, `/version`, and on the
-unix socket alone the actions on GPUs. Everything but an action is made of values in memory, without
-waiting.
+They are the read API `/api/v1` (JSON with an ETag) and who may read it, the probes, `/version`, and
+on the unix socket alone the actions on GPUs. Only actions wait; all other answers are made of
+values in memory.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from agent.codec.status_document import API_VERSION, encode, envelope, names_of
 from agent.core.errors import cap
 from agent.core.health.maintenance import ALL, GpuRelease, Recheck
 from agent.core.inventory.gpu import NO_INDEX
+from agent.core.inventory.inventory import SharedGpu
 from agent.core.node.readiness import STANDBY, Check, degraded, is_ready
 from agent.kit.peer import peer_uid
 from agent.kit.throttle import Throttle
@@ -51,6 +52,7 @@ REASON_LIMIT: Final = 4096
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of refused actions."""
 ACTION: Final = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
+ACTIONS: Final = ("recheck", "release", "was-reset")
 
 _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "status": ("Status", status_of),
@@ -247,26 +249,32 @@ class BuildInfo(msgspec.Struct, frozen=True):
         return web.Response(body=msgspec.json.encode(self), content_type=JSON)
 
 
-Act = Callable[[str], Awaitable[web.Response]]
-"""Does one action with the GPU of that index or UUID."""
-
-LeftOut = Callable[[str], str]
-"""Why the GPU of that index or UUID is not shared; empty: it is shared or unknown."""
-
-
 class Actions:
-    """Answers POST for root and the agent's own user; others are refused."""
+    """Answers POST for root and the agent's own user; others are refused.
 
-    def __init__(self, acts: Mapping[str, Act]) -> None:
-        self._acts = acts
+    `recheck(name, was_reset=)` probes the GPU of that index or UUID now, `release` releases it, or
+    `all` GPUs; both return None if no GPU has that name. `gpus`: the shared GPUs, each with its
+    label. `left_out`: why the GPU of that name is not shared; empty: it is, or it is unknown.
+    """
+
+    def __init__(
+        self,
+        recheck: Callable[..., Coroutine[Any, Any, Recheck | None]],
+        release: Callable[[str], Awaitable[GpuRelease | None]],
+        gpus: Callable[[], Sequence[tuple[str, SharedGpu]]],
+        left_out: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        self._recheck = recheck
+        self._release = release
+        self._gpus = gpus
+        self._left_out = left_out
         self._refused = Throttle(TELL_PERIOD)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""
         match = ACTION.fullmatch(request.path)
-        act = self._acts.get(match[2]) if match else None
-        if match is None or act is None:
-            paths = [f"/api/v1/gpus/GPU:{name}" for name in self._acts]
+        if match is None or match[2] not in ACTIONS:
+            paths = [f"{PREFIX}gpus/GPU:{name}" for name in ACTIONS]
             return _text(404, f"No such action. There is: {' '.join(paths)}")
         uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
@@ -275,56 +283,36 @@ class Actions:
                 log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
             return _text(403, "Only root may do this.")
         log.info("web.action", path=request.path, uid=uid)
-        return await act(match[1])
+        name, action = match.groups()
+        if action == "release":
+            return await self._released(name)
+        return await self._rechecked(name, was_reset=action == "was-reset")
 
-
-def recheck_act(
-    recheck: Callable[[str], Coroutine[Any, Any, Recheck | None]],
-    known: Callable[[], Sequence[str]],
-    uuids: Callable[[], Sequence[str]],
-    left_out: LeftOut = lambda _: "",
-) -> Act:
-    """The action `:recheck`: probe the GPU now, or `all` GPUs at once.
-
-    `known`: the indexes of shared GPUs, for an answer about another one. `uuids`: those of `all`.
-    """
-
-    async def act(name: str) -> web.Response:
-        kind = "Recheck"
-        data: dict[str, object]
+    async def _rechecked(self, name: str, *, was_reset: bool) -> web.Response:
+        """Probe one GPU, or all at once; one that leaves the node meanwhile is left out."""
         if name == ALL:
-            kind, data = "RecheckAll", {"gpus": [_data(result) for result in await every()]}
-        else:
-            result = await recheck(name)
-            if result is None:
-                return _unknown(name, known(), left_out(name))
-            data = _data(result)
-        return _json(kind, data)
+            async with asyncio.TaskGroup() as tasks:
+                probes = [
+                    tasks.create_task(self._recheck(gpu.uuid, was_reset=was_reset))
+                    for _, gpu in self._gpus()
+                ]
+            results = [probe.result() for probe in probes]
+            return _json("RecheckAll", {"gpus": [_data(one) for one in results if one is not None]})
+        result = await self._recheck(name, was_reset=was_reset)
+        if result is None:
+            return self._unknown(name, self._left_out(name))
+        return _json("Recheck", _data(result))
 
-    async def every() -> list[Recheck]:
-        async with asyncio.TaskGroup() as tasks:
-            rechecks = [tasks.create_task(recheck(uuid)) for uuid in uuids()]
-        return [result for task in rechecks if (result := task.result()) is not None]
-
-    return act
-
-
-def release_act(
-    release: Callable[[str], Awaitable[GpuRelease | None]],
-    known: Callable[[], Sequence[str]],
-    left_out: LeftOut = lambda _: "",
-) -> Act:
-    """The action `:release`: release the GPU, or `all`. `known`: as of recheck_act()."""
-
-    async def act(name: str) -> web.Response:
-        result = await release(name)
+    async def _released(self, name: str) -> web.Response:
+        result = await self._release(name)
         if result is None and name == ALL:
             return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
         if result is None:
-            reason = left_out(name)
+            reason = self._left_out(name)
             way = "stop the agent for work on it"
-            way = "`hami-agent release all` releases it too" if known() else way
-            return _unknown(name, known(), f"{reason}; {way}" if reason else "")
+            if self._gpus():
+                way = "`hami-agent release all` releases it too"
+            return self._unknown(name, f"{reason}; {way}" if reason else "")
         data = {
             "gpus": list(result.gpus),
             "heldBy": list(result.held_by),
@@ -333,7 +321,12 @@ def release_act(
         }
         return _json("Release", data)
 
-    return act
+    def _unknown(self, name: str, left_out: str) -> web.Response:
+        if left_out:
+            return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
+        known = [label for label, _ in self._gpus()]
+        shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
+        return _text(404, f"No shared GPU is named {cap(name)}; shared GPUs: {shared}.")
 
 
 def _data(result: Recheck) -> dict[str, object]:
@@ -352,13 +345,6 @@ def _data(result: Recheck) -> dict[str, object]:
         "text": health.text,
         "missing": list(result.missing),
     }
-
-
-def _unknown(name: str, known: Sequence[str], left_out: str) -> web.Response:
-    if left_out:
-        return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
-    shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
-    return _text(404, f"No shared GPU is named {cap(name)}; shared GPUs: {shared}.")
 
 
 def _text(status: int, text: str) -> web.Response:

@@ -1,4 +1,4 @@
-"""Connections of the HTTP server: how many, for how long, and what a bad request is answered."""
+"""Bounds the connections of the HTTP server in number and time, and answers bad requests."""
 
 import asyncio
 import collections

@@ -7,7 +7,6 @@ series (`hami`), and the counts and durations of the services.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
@@ -61,13 +60,11 @@ APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 UNKNOWN: Final = "unknown"
 """The label of a GPU that the driver's event does not name."""
 
-NewestUse = Callable[[ContainerKey], ContainerUse | None]
 Named = Sequence[tuple[str, SharedGpu]]
 """The GPUs, each with its label."""
 Values = Mapping[tuple[str, ...], float]
 """The number of each series, by the values of its labels."""
 T = TypeVar("T", Tally, Durations)
-_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Gauge(msgspec.Struct, frozen=True):
@@ -139,7 +136,7 @@ class AgentCollector(Collector):
         yield from hami_families(self._hami, self._build, facts, used)
         for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
-        yield from counters(series.tallies, dict(labels.items()))
+        yield from counters(series.tallies, {str(uuid): label for uuid, label in labels.items()})
         yield from histograms(series.durations)
 
 
@@ -334,7 +331,9 @@ def newest_rows(rows: Iterable[Row]) -> Mapping[Holder, Row]:
     return dict(sorted(promised_rows(rows), key=lambda one: one[1].answered_at))
 
 
-def used_containers(rows: Iterable[Row], newest: NewestUse) -> Iterator[Used]:
+def used_containers(
+    rows: Iterable[Row], newest: Callable[[ContainerKey], ContainerUse | None]
+) -> Iterator[Used]:
     """What the containers use, as far as that is known."""
     for holder, row in newest_rows(rows).items():
         use = newest(row.key)
@@ -454,7 +453,7 @@ def _gauge(name: str, text: str, labels: Sequence[str], values: Values) -> Metri
     return family
 
 
-def counters(tallies: Iterable[Tally], gpus: Mapping[str, str] = _NOBODY) -> Iterator[Metric]:
+def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:
     """Render one counter per name; tallies of equal name are added up.
 
     Tallies name a GPU by its UUID; `gpus` maps it to the value of the label `gpu`.

@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from agent.core.errors import PermissionFault, host_port
 from agent.kit.throttle import Throttle
-from agent.web.api import PREFIX, Actions, ReadApi
+from agent.web.api import PREFIX, ReadApi
 from agent.web.gate import TELL_PERIOD, ConnectionGate, ours
 
 log = structlog.get_logger(__name__)
@@ -35,6 +35,8 @@ DIRECTORY_MODE: Final = 0o750
 
 Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from values in memory, without waiting."""
+Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
+"""Answers a POST on the unix socket."""
 
 
 class Listeners(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ class WebServer:
         self,
         listeners: Listeners,
         pages: Mapping[str, Page],
-        actions: Actions | None = None,
+        actions: Act | None = None,
         api: ReadApi | None = None,
     ) -> None:
         self._listeners = listeners
@@ -143,10 +145,10 @@ class WebServer:
     async def _answer_local(self, request: web.BaseRequest) -> web.Response:
         return await self._sent(request, self._actions)
 
-    async def _sent(self, request: web.BaseRequest, actions: Actions | None) -> web.Response:
+    async def _sent(self, request: web.BaseRequest, actions: Act | None) -> web.Response:
         try:
             if actions is not None and request.method == "POST":
-                return ours(await actions.answer(request))
+                return ours(await actions(request))
             return ours(self._read(request))
         except Exception:
             left_out = self._failed.admit()

