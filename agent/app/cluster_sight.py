@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from agent.app.preflight import ask_cluster, connection_of, failure_of, open_session
+from agent.app.preflight import agent_connection, ask_cluster, failure_of, open_session
 from agent.core.errors import ApiError, ApiNotFound, SettingsError
 from agent.core.node.api_rights import UNNEEDED, Right
 from agent.core.node.config_entries import ASKED, NamedNode
@@ -37,7 +37,7 @@ async def see_cluster(
     reader: bool,
 ) -> ClusterSight:
     """Ask all questions in one session. `names`: Nodes that the settings name, this one not."""
-    connection, server = connection_of(settings, environ)
+    connection, server = agent_connection(settings, environ)
     unasked = dict.fromkeys(names, NamedNode.UNSEEN)
     try:
         async with open_session(connection) as session:

@@ -60,7 +60,7 @@ async def examine(
     """
     cluster: ClusterAnswer | None = None
     if settings.plain is None:
-        connection, server = connection_of(settings, environ)
+        connection, server = agent_connection(settings, environ)
         try:
             async with open_session(connection) as session:
                 cluster = await ask_cluster(session, settings, server, reader=reader)
@@ -224,7 +224,7 @@ async def witness_finding(settings: Settings, *, serving: bool = False) -> Findi
     return preflight.judge_witness(str(path), held, failure, asks=asks, serving=serving)
 
 
-def connection_of(settings: Settings, environ: Mapping[str, str]) -> tuple[Connection, str]:
+def agent_connection(settings: Settings, environ: Mapping[str, str]) -> tuple[Connection, str]:
     """The connection to the API server, and its name in messages."""
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=environ)
