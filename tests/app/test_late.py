@@ -11,7 +11,7 @@ from agent.core.allocation.steps import DISK_BUDGET
 from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
-from agent.host.systemd import NoSystemd
+from agent.host.systemd import Systemd
 
 IDS = (SliceId("GPU-1-0"),)
 EDITS = ContainerEdits(envs=(("A", "b"),))
@@ -34,12 +34,12 @@ class Answers:
         return available[:size]
 
 
-class Watchdog(NoSystemd):
+class Watchdog(Systemd):
     """Counts signs of life; systemd wants one in 30 s."""
 
     def __init__(self) -> None:
+        super().__init__(watchdog=dt.timedelta(seconds=30))
         self.beats: list[float] = []
-        self.watchdog = dt.timedelta(seconds=30)
 
     def alive(self) -> None:
         self.beats.append(asyncio.get_running_loop().time())
@@ -83,7 +83,7 @@ async def test_the_watchdog_hears_from_whoever_waits() -> None:
 
 
 async def test_without_a_watchdog_nobody_beats() -> None:
-    async with alive(NoSystemd()):
+    async with alive(Systemd()):
         await asyncio.sleep(100)
 
 
