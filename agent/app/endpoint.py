@@ -16,10 +16,9 @@ from agent.core.reconcile.mismatch import check_start
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.tasks import supervise
+from agent.plugin.registration import Registration
+from agent.plugin.rival import Rival, Rivals
 from agent.plugin.server import PluginServer
-from agent.plugin.sockets import Rival
-from agent.services.registration.rival import Rivals
-from agent.services.registration.service import Registration
 from agent.settings.sections import Settings
 
 
@@ -86,5 +85,5 @@ def join_endpoint(
         resource, server, facts.directory, adapters.registrar, server.traffic.streams, chance
     )
     rival = Rival(plugins, resource)
-    rivals = Rivals(resource, rival, registration, facts.say)
+    rivals = Rivals(rival, registration, facts.say)
     return Endpoint(facts.lists, server, registration, rival, rivals, chance)

@@ -23,6 +23,7 @@ from agent.core.ports import ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Row
 from agent.host.watch import DirectoryWatch
+from agent.plugin.registration import KubeletWatch, Registration
 from agent.plugin.server import PluginServer
 from agent.services.cluster.recent import RecentlyRegistered
 from agent.services.health.news import GpuEvents, LeftOut
@@ -34,7 +35,6 @@ from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Withholder
 from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
-from agent.services.registration.service import KubeletWatch, Registration
 from agent.services.report.announce import NodeEventQueue
 from agent.services.report.cordons import CordonEvents
 from agent.services.state import Recovered, StateService

@@ -51,7 +51,7 @@ from agent.kit.cell import Cell
 from agent.kit.offload import Offload
 from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
 from agent.kit.thread_name import show_thread_name
-from agent.plugin.sockets import Rival
+from agent.plugin.rival import Rival
 from agent.services.report.announce import NodeEventQueue
 from agent.services.state import Recovered, recover
 from agent.settings.profiles import NodeFacts

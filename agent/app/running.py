@@ -16,7 +16,7 @@ from agent.core.ports import ServiceNotifier
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.ticks import until_tick
-from agent.services.registration.service import RegistrationState
+from agent.plugin.registration import RegistrationState
 
 if TYPE_CHECKING:
     from agent.app.back import Back

@@ -8,7 +8,7 @@ import pytest
 from agent.app.running import MEETING, lost, met
 from agent.core.errors import DirectoryLost
 from agent.kit.cell import Cell
-from agent.services.registration.service import RegistrationState
+from agent.plugin.registration import RegistrationState
 
 
 async def met_after(state):
