@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from typing_extensions import override
 
-from agent.kit.throttle import Throttle
+from agent.kit.backoff import Throttle
 from agent.web import aiohttp_server as web
 from agent.web.caller import Caller, WebRequest, ours
 

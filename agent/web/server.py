@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from agent.core.errors import PermissionFault, host_port
-from agent.kit.throttle import Throttle
+from agent.kit.backoff import Throttle
 from agent.web import aiohttp_server as web
 from agent.web.actions import Actions
 from agent.web.api import ReadApi
