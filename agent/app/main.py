@@ -48,9 +48,8 @@ from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
 from agent.kit.cell import Cell
-from agent.kit.offload import Offload
+from agent.kit.offload import Offload, show_thread_name
 from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
-from agent.kit.thread_name import show_thread_name
 from agent.plugin.rival import Rival
 from agent.services.report.announce import NodeEventQueue
 from agent.services.state import Recovered, recover

@@ -15,7 +15,7 @@ from typing import Self, TypeVar, TypeVarTuple
 import structlog
 
 from agent.core.errors import StateError
-from agent.kit.thread_name import show_thread_name
+from agent.kit.offload import show_thread_name
 
 log = structlog.get_logger(__name__)
 
