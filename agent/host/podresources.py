@@ -18,9 +18,9 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import ContainerHolding, Holding
-from agent.kit.dial import UnixChannel
 from agent.kit.running_time import Lag
 from agent.kit.tasks import apart
+from agent.kit.unix import UnixChannel
 from agent.wire.v1 import (
     GetPodResourcesRequest,
     PodResources,

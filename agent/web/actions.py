@@ -14,7 +14,7 @@ from agent.core.errors import cap
 from agent.core.health.maintenance import ALL, GpuRelease, Recheck
 from agent.core.inventory.gpu import NO_INDEX
 from agent.kit.backoff import Throttle
-from agent.kit.peer import peer_uid
+from agent.kit.unix import peer_uid
 from agent.web import aiohttp_server as web
 from agent.web.gate import TELL_PERIOD
 
