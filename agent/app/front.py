@@ -28,8 +28,10 @@ from agent.kit.running_time import Lag
 from agent.kit.tasks import supervise
 from agent.kit.ticks import Lull
 from agent.plugin.handlers import SliceAllocator
+from agent.plugin.registration import KubeletWatch, Registration
+from agent.plugin.rival import Rival, Rivals
 from agent.plugin.server import PluginServer
-from agent.plugin.sockets import Rival, check_directory
+from agent.plugin.sockets import check_directory
 from agent.services.cluster.recent import RecentlyRegistered
 from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
@@ -40,8 +42,6 @@ from agent.services.inventory.service import InventoryKeeper
 from agent.services.inventory.withholding import Cue, NodeCheck, Withholder
 from agent.services.journal import NodeJournal
 from agent.services.reconcile.clearing import Clearing
-from agent.services.registration.rival import Rivals
-from agent.services.registration.service import KubeletWatch, Registration
 from agent.services.report.announce import NodeEventQueue
 from agent.services.report.cordons import CordonEvents
 from agent.services.state import Recovered, StateService
@@ -228,7 +228,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         resource, server, directory, adapters.registrar, server.traffic.streams, chance
     )
     rival = Rival(plugins, resource)
-    rivals = Rivals(resource, rival, registration, notices.say)
+    rivals = Rivals(rival, registration, notices.say)
     endpoint = Endpoint(facts.slices, server, registration, rival, rivals, chance)
     return Front(
         facts=facts,

@@ -50,10 +50,9 @@ from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
 from agent.kit.cell import Cell
-from agent.kit.offload import Offload
+from agent.kit.offload import Offload, show_thread_name
 from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
-from agent.kit.thread_name import show_thread_name
-from agent.plugin.sockets import Rival
+from agent.plugin.rival import Rival
 from agent.services.state import Recovered, recover
 from agent.settings.reading import COPY, SourcesRead, recalled
 from agent.settings.sections import Settings

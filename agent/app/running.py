@@ -18,7 +18,7 @@ from agent.core.ports import ServiceNotifier
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.ticks import until_tick
-from agent.services.registration.service import RegistrationState
+from agent.plugin.registration import RegistrationState
 
 OBSERVING = frozenset({"node", "announcer", "usage"})
 """Tasks of the back half with `observe`: none acts on pods, locks, rows or directories."""

@@ -57,15 +57,11 @@ class CgroupContainers:
             if not is_visible:
                 continue
             has_pods = has_pods or any(_POD.search(name) for name in names)
-            found = [_container(name) for name in names]
+            # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
+            parts = [name.removesuffix(".scope").rpartition("-") for name in names]
+            found = [id_ for prefix, _, id_ in parts if not prefix.endswith("conmon")]
             has_ids = has_ids or ("kubepods" in path and any(map(_ID.search, names)))
             running.update(wanted[id_] for id_ in found if id_ in wanted)
             if len(running) == len(wanted):
                 return frozenset(running)
         return frozenset(running) if is_visible and (has_ids or not has_pods) else None
-
-
-def _container(name: str) -> str:
-    """The runtime id in the name of a cgroup; empty for CRI-O's monitor process beside it."""
-    prefix, _, container = name.removesuffix(".scope").rpartition("-")
-    return "" if prefix.endswith("conmon") else container

@@ -1,4 +1,11 @@
-"""The state directory: each file is replaced completely or not at all, also across a crash.
+"""The state directory: a crash at any step of a replace leaves one complete generation of a file.
+
+The order makes it safe: write and sync the new content beside the old, give the old one a second
+name, sync the directory, rename the new one into place, sync the directory again.
+
+If the previous content is kept, three files take turns: the newest, the one before, and a spare
+that is overwritten next. Spaces pad them beyond their content. So the next generations need no
+new block and no inode, and are written even on a full disk.
 
 One replace is one call on the worker thread: a call for each step would cost more than the steps.
 """
@@ -9,12 +16,11 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import structlog
 
 from agent.core.errors import StateError
-from agent.kit.durable import Files, replace, unpadded
 from agent.kit.offload import Offload
 from agent.kit.writable import check_writable
 
@@ -34,68 +40,197 @@ ADVICE = {
 }
 
 
+STEP: Final = 128 * 1024
+"""Bytes: the size of the files that take turns is a multiple of this."""
+
+GROWTH: Final = STEP // 2
+"""Bytes by which the content can grow at least before it needs a new block."""
+
+
 class DirectoryFiles:
-    """The file operations of agent.kit.durable in `directory`, an open descriptor."""
+    """The file operations of a replace in `directory`, an open descriptor. All raise OSError."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
 
     def create(self, name: str) -> int:
-        """See agent.kit.durable.Files; only the owner may read it, and no link is followed."""
+        """Open an empty file that only its owner may read; truncate one of that name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._directory)
 
     def reopen(self, name: str) -> tuple[int, int]:
-        """See agent.kit.durable.Files; what is no regular file counts as absent."""
+        """Open a file to overwrite it from its start; return its handle and size.
+
+        Raises FileNotFoundError: there is no regular file, or it has a second name.
+        """
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         return os.open(name, flags, dir_fd=self._directory), status.st_size
 
-    def cut(self, handle: int, size: int) -> None:
-        """See agent.kit.durable.Files."""
-        os.ftruncate(handle, size)
-
     def write(self, handle: int, data: memoryview) -> int:
-        """See agent.kit.durable.Files."""
+        """Write the start of `data`; return how many bytes were written."""
         return os.write(handle, data)
 
+    def cut(self, handle: int, size: int) -> None:
+        """Truncate the file to `size` bytes."""
+        os.ftruncate(handle, size)
+
     def sync(self, handle: int) -> None:
-        """See agent.kit.durable.Files."""
+        """Return once the file's content is on disk."""
         os.fsync(handle)
 
     def close(self, handle: int) -> None:
-        """See agent.kit.durable.Files."""
+        """Close the handle."""
         os.close(handle)
 
     def link(self, name: str, second: str) -> None:
-        """See agent.kit.durable.Files."""
-        os.link(
-            name,
-            second,
-            src_dir_fd=self._directory,
-            dst_dir_fd=self._directory,
-            follow_symlinks=False,
-        )
+        """Give a file a second name, which no file has."""
+        here = self._directory
+        os.link(name, second, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
 
     def rename(self, name: str, target: str) -> None:
-        """See agent.kit.durable.Files."""
+        """Rename the file `name` to `target`; a file named `target` loses that name."""
         os.rename(name, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
 
     def unlink(self, name: str) -> None:
-        """See agent.kit.durable.Files."""
+        """Remove a name."""
         os.unlink(name, dir_fd=self._directory)
 
     def sync_directory(self) -> None:
-        """See agent.kit.durable.Files."""
+        """Return once the names are on disk."""
         os.fsync(self._directory)
+
+
+def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = None) -> None:
+    """Replace the content of `name`; the old content gets the name `keep`. Raises OSError.
+
+    With `keep`, spaces follow `data`: see unpadded(). After an error `name` has its old content
+    and the unfinished file is removed. The spare stays.
+    """
+    fresh, backup = f".{name}.new", keep or f".{name}.old"
+    spent = f".{name}.spent"
+    if keep:
+        _write_over(files, _spare(files, fresh, spent), fresh, data)
+        # If this fails, the next spare is a new file, or the one that a crash left there.
+        with contextlib.suppress(OSError):
+            files.link(keep, spent)
+    else:
+        _write(files, fresh, data)
+    try:
+        is_kept = _keep(files, name, backup)
+        if is_kept and keep:
+            files.sync_directory()
+        files.rename(fresh, name)
+    except OSError:
+        if not keep:
+            _drop(files, fresh)
+        raise
+    try:
+        files.sync_directory()
+    except OSError:
+        _take_back(files, name, backup if is_kept else None)
+        raise
+    if keep:
+        with contextlib.suppress(OSError):
+            files.rename(spent, fresh)
+    else:
+        _drop(files, backup)
+
+
+def unpadded(content: bytes) -> bytes:
+    """The data given to replace(), from the file's content. Such data never ends in a space."""
+    return content.rstrip(b" ")
+
+
+def _write(files: DirectoryFiles, name: str, data: bytes) -> None:
+    """Write and sync a new file with `data`."""
+    _drop(files, name)  # a new inode: after a failed sync, pages of the old one may be lost
+    handle = files.create(name)
+    try:
+        try:
+            _write_all(files, handle, data)
+            files.sync(handle)
+        finally:
+            files.close(handle)
+    except OSError:
+        _drop(files, name)
+        raise
+
+
+def _spare(files: DirectoryFiles, name: str, spent: str) -> tuple[int, int]:
+    """Open the file to overwrite: the spare, else one left by a crash, else a new one; its size."""
+    for _ in range(2):
+        with contextlib.suppress(FileNotFoundError):
+            return files.reopen(name)
+        with contextlib.suppress(OSError):
+            files.rename(spent, name)
+    _drop(files, name)
+    return files.create(name), 0
+
+
+def _write_over(files: DirectoryFiles, spare: tuple[int, int], name: str, data: bytes) -> None:
+    """Write `data` into the spare with its padding, and sync it."""
+    handle, had = spare
+    wanted = -(-(len(data) + GROWTH) // STEP) * STEP
+    least = max(len(data), min(had, wanted))
+    try:
+        _write_all(files, handle, data.ljust(least))
+        if least < wanted:
+            with contextlib.suppress(OSError):  # padding is needed later, not for this generation
+                _write_all(files, handle, b" " * (wanted - least))
+        if had > wanted:
+            files.cut(handle, wanted)
+        try:
+            files.sync(handle)
+        except OSError:
+            _drop(files, name)  # after a failed sync its pages may be lost
+            raise
+    finally:
+        files.close(handle)
+
+
+def _write_all(files: DirectoryFiles, handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[files.write(handle, rest) :]
+
+
+def _keep(files: DirectoryFiles, name: str, backup: str) -> bool:
+    """Give the present content of `name` the name `backup`; False when there is none."""
+    second = f".{backup.lstrip('.')}.link"
+    _drop(files, second)
+    try:
+        files.link(name, second)
+    except FileNotFoundError:
+        return False
+    files.rename(second, backup)
+    _drop(files, second)  # rename() does nothing when both already name the same file
+    return True
+
+
+def _take_back(files: DirectoryFiles, name: str, backup: str | None) -> None:
+    """Undo the last rename: `name` gets the content of `backup` again, or is removed."""
+    if backup is None:
+        files.unlink(name)
+        return
+    second = f".{name}.back"
+    _drop(files, second)
+    files.link(backup, second)
+    files.rename(second, name)
+
+
+def _drop(files: DirectoryFiles, name: str) -> None:
+    """Remove a name if it exists. If this fails, the next step raises the reason."""
+    with contextlib.suppress(OSError):
+        files.unlink(name)
 
 
 class HostDisk:
     """The Disk port over the directory `path`, which is opened once; `offload` runs all calls."""
 
-    def __init__(self, path: Path, directory: int, files: Files, offload: Offload) -> None:
+    def __init__(self, path: Path, directory: int, files: DirectoryFiles, offload: Offload) -> None:
         self._path = path
         self._directory = directory
         self._files = files
@@ -103,7 +238,7 @@ class HostDisk:
 
     @classmethod
     async def open(
-        cls, path: Path, offload: Offload, files: Callable[[int], Files] = DirectoryFiles
+        cls, path: Path, offload: Offload, files: Callable[[int], DirectoryFiles] = DirectoryFiles
     ) -> Self:
         """Open the directory; make it (0750) if its parent exists. Take write from others.
 

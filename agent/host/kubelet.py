@@ -7,8 +7,8 @@ from grpclib import GRPCError
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.core.errors import KubeletError, RegistrationRefused, cap
-from agent.kit.dial import UnixChannel
 from agent.kit.tasks import apart
+from agent.kit.unix import UnixChannel
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
 API_VERSION = "v1beta1"

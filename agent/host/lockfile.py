@@ -84,32 +84,27 @@ class LockFile:
         handle = os.open(self._path, flags, MODE)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, handle)
-            self._keep_to_ourselves(os.fstat(handle), handle)
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise PermissionFault(
+                    f"{self._path} is not a file of user {os.geteuid()}, as whom the agent runs: "
+                    "remove it."
+                )
+            if stat.S_IMODE(status.st_mode) != MODE:
+                os.fchmod(handle, MODE)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                     return None
                 raise
-            if not self._is_at_path(handle):
+            try:
+                is_at_path = os.path.samestat(os.fstat(handle), self._path.lstat())
+            except FileNotFoundError:
+                is_at_path = False
+            if not is_at_path:
                 return None  # the file was removed or replaced meanwhile
             os.ftruncate(handle, 0)
             os.write(handle, f"pid {os.getpid()}\n".encode())
             undo.pop_all()
         return handle
-
-    def _keep_to_ourselves(self, status: os.stat_result, handle: int) -> None:
-        """Remove the rights of other users. Raises PermissionFault: it is not our user's file."""
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise PermissionFault(
-                f"{self._path} is not a file of user {os.geteuid()}, as whom the agent runs: "
-                "remove it."
-            )
-        if stat.S_IMODE(status.st_mode) != MODE:
-            os.fchmod(handle, MODE)
-
-    def _is_at_path(self, handle: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(handle), self._path.lstat())
-        except FileNotFoundError:
-            return False

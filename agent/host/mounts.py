@@ -1,9 +1,9 @@
 """Tells whether the mounts of this process, which a service has of its own, allow writes."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -26,6 +26,7 @@ class WrittenDirectory:
     def __init__(self, path: Path, read_only: Callable[[Path], bool] = is_read_only) -> None:
         self.path = path
         self._read_only = read_only
+        self._opened = contextlib.ExitStack()
         self._handle: int | None = None
 
     def is_lost(self) -> bool:
@@ -33,7 +34,10 @@ class WrittenDirectory:
         try:
             read_only = self._read_only(self.path)
             if not read_only:
-                self._remember()
+                handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._opened.close()
+                self._opened.callback(os.close, handle)
+                self._handle = handle
         except OSError:
             return False
         return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
@@ -42,20 +46,6 @@ class WrittenDirectory:
         self.is_lost()  # it may be removed before anybody looks again
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._forget()
-
-    def _remember(self) -> None:
-        handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._forget()
-        self._handle = handle
-
-    def _forget(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+        self._handle = None

@@ -5,7 +5,8 @@ caller knows how much time is left.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,11 +18,10 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import ContainerHolding, Holding
-from agent.kit.dial import UnixChannel
 from agent.kit.running_time import Lag
 from agent.kit.tasks import apart
+from agent.kit.unix import UnixChannel
 from agent.wire.v1 import (
-    ContainerDevices,
     GetPodResourcesRequest,
     PodResources,
     PodResourcesListerStub,
@@ -117,13 +117,12 @@ def _translated(method: str, error: GRPCError) -> KubeletError:
 
 
 def _holding(pod: PodResources) -> Holding:
-    containers = tuple(ContainerHolding(c.name, _merged(c.devices)) for c in pod.containers)
-    return Holding(pod.namespace, pod.name, containers)
-
-
-def _merged(entries: Iterable[ContainerDevices]) -> Mapping[str, frozenset[SliceId]]:
-    """Ids by resource. The kubelet sends one entry for each id and NUMA node."""
-    merged: dict[str, set[SliceId]] = {}
-    for entry in entries:
-        merged.setdefault(entry.resource_name, set()).update(map(SliceId, entry.device_ids))
-    return MappingProxyType({resource: frozenset(ids) for resource, ids in merged.items()})
+    containers = []
+    for container in pod.containers:
+        # Ids by resource. The kubelet sends one entry for each id and NUMA node.
+        merged: defaultdict[str, set[SliceId]] = defaultdict(set)
+        for entry in container.devices:
+            merged[entry.resource_name].update(map(SliceId, entry.device_ids))
+        ids = {resource: frozenset(ids) for resource, ids in merged.items()}
+        containers.append(ContainerHolding(container.name, MappingProxyType(ids)))
+    return Holding(pod.namespace, pod.name, tuple(containers))

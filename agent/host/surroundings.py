@@ -1,5 +1,6 @@
 """Inspects paths and sockets of this host; it changes none."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -26,23 +27,16 @@ def look_at(path: Path) -> PathFacts:
         return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
     kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
     mode, ours = stat.S_IMODE(status.st_mode), status.st_uid in {0, os.geteuid()}
-    writable, full = os.access(path, os.W_OK), kind == "directory" and _is_full(path)
+    full = False  # has no room for a new file, by the rule of the running agent
+    with contextlib.ExitStack() as opened:
+        try:
+            directory = os.open(path, os.O_PATH | os.O_DIRECTORY)
+            opened.callback(os.close, directory)
+            check_writable(directory, str(path))
+        except OSError as error:
+            full = error.errno == errno.ENOSPC
+    writable = os.access(path, os.W_OK)
     return PathFacts(str(path), kind, status.st_uid, mode, writable, ours, full)
-
-
-def _is_full(path: Path) -> bool:
-    """Whether the directory has no room for a new file, by the rule of the running agent."""
-    try:
-        directory = os.open(path, os.O_PATH | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        check_writable(directory, str(path))
-    except OSError as error:
-        return error.errno == errno.ENOSPC
-    finally:
-        os.close(directory)
-    return False
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
@@ -51,12 +45,13 @@ def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
         paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
     except OSError:
         return ()
-    sockets = (str(path) for path in paths if look_at(path).kind == "socket")
-    return tuple(PluginSocket(path, alive=_answers(path)) for path in sockets)
-
-
-def _answers(path: str) -> bool:
-    """False when no process listens."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(CONNECT_SECONDS)
-        return probe.connect_ex(path) not in {errno.ECONNREFUSED, errno.ENOENT}
+    sockets = []
+    for path in paths:
+        if look_at(path).kind == "socket":
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(CONNECT_SECONDS)
+                code = probe.connect_ex(str(path))
+            # Those codes: no process listens.
+            alive = code not in {errno.ECONNREFUSED, errno.ENOENT}
+            sockets.append(PluginSocket(str(path), alive=alive))
+    return tuple(sockets)

@@ -7,46 +7,20 @@ from collections.abc import Mapping
 
 import structlog
 
-from agent.core.ports import ServiceNotifier
-
 log = structlog.get_logger(__name__)
-
-
-class NoSystemd:
-    """The ServiceNotifier port without a service manager: every method does nothing."""
-
-    watchdog: dt.timedelta | None = None
-
-    def ready(self) -> None:
-        """Do nothing."""
-
-    def status(self, text: str) -> None:
-        """Do nothing."""
-
-    def stopping(self) -> None:
-        """Do nothing."""
-
-    def reloading(self) -> None:
-        """Do nothing."""
-
-    def alive(self) -> None:
-        """Do nothing."""
 
 
 class Systemd:
     """The ServiceNotifier port over the datagram socket `address` (`@…`: an abstract one).
 
-    A message that cannot be sent is logged and lost. Source: sd_notify(3).
+    Without an address there is no service manager, and nothing is sent. A message that cannot be
+    sent is logged and lost. Source: sd_notify(3).
     """
 
-    def __init__(self, address: str, watchdog: dt.timedelta | None = None) -> None:
+    def __init__(self, address: str = "", watchdog: dt.timedelta | None = None) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._watchdog = watchdog
-
-    @property
-    def watchdog(self) -> dt.timedelta | None:
+        self.watchdog = watchdog
         """The longest time allowed between two calls of alive(), or None."""
-        return self._watchdog
 
     def ready(self) -> None:
         """Report that the service serves, at first or again after a reload."""
@@ -70,6 +44,8 @@ class Systemd:
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:
+        if not self._address:
+            return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
                 channel.setblocking(False)
@@ -79,21 +55,16 @@ class Systemd:
             log.warning("systemd.not_told", message=word, err=error.strerror)
 
 
-def service_notifier(environment: Mapping[str, str], pid: int) -> ServiceNotifier:
-    """The notifier for the service manager that started this process (`pid`), or NoSystemd."""
+def service_notifier(environment: Mapping[str, str], pid: int) -> Systemd:
+    """The notifier for the service manager that started this process (`pid`), if one did."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         if address:
             log.warning("systemd.unknown_address", address=address[:64])
-        return NoSystemd()
-    return Systemd(address, _watchdog(environment, pid))
-
-
-def _watchdog(environment: Mapping[str, str], pid: int) -> dt.timedelta | None:
-    """The watchdog interval, if it applies to this process. Source: sd_watchdog_enabled(3)."""
-    if environment.get("WATCHDOG_PID", str(pid)) != str(pid):
-        return None
+        return Systemd()
+    # Whether the watchdog applies to this process: sd_watchdog_enabled(3).
     text = environment.get("WATCHDOG_USEC", "")
-    if not text.isascii() or not text.isdigit() or not int(text):
-        return None
-    return dt.timedelta(microseconds=int(text))
+    is_ours = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
+    if not is_ours or not text.isascii() or not text.isdigit() or not int(text):
+        return Systemd(address)
+    return Systemd(address, dt.timedelta(microseconds=int(text)))

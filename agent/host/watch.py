@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from pathlib import Path
 from typing import NoReturn, TypeVar, TypeVarTuple
 
-import msgspec
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
@@ -75,7 +74,9 @@ class DirectoryWatch:
         """
         while True:
             async with self._watching() as sight:
-                self._tell_polling(sight.obstacle)
+                if sight.obstacle and sight.obstacle != self._polled:
+                    log.info("watch.polling", directory=str(self._directory), err=sight.obstacle)
+                self._polled = sight.obstacle
                 seen = await self._ask(self._look, tuple(self._names())) or {}
                 yield EVERYTHING
                 while not sight.is_over:
@@ -92,27 +93,29 @@ class DirectoryWatch:
         loop = asyncio.get_running_loop()
         with contextlib.closing(_Opening(self._directory, self._mask)) as opening:
             opened = await self._ask(opening.open)
-            if not isinstance(opened, _Opened):
+            if not isinstance(opened, tuple):
                 opening.close()  # if it opens late, nothing uses it
                 yield _Sight(self._turn, obstacle=opened or "no answer")
                 return
-            sight = _Sight(self._turn, opened.inotify, opened.parent)
-            loop.add_reader(opened.inotify.fd, sight.wake)
+            inotify, parent = opened
+            sight = _Sight(self._turn, inotify, parent)
+            loop.add_reader(inotify.fd, sight.wake)
             try:
                 yield sight
             finally:
-                loop.remove_reader(opened.inotify.fd)
-
-    def _tell_polling(self, obstacle: str) -> None:
-        """Log why the files are only polled, once for each reason."""
-        if obstacle and obstacle != self._polled:
-            log.info("watch.polling", directory=str(self._directory), err=obstacle)
-        self._polled = obstacle
+                loop.remove_reader(inotify.fd)
 
     async def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
         """The names that changed, by the events or else by an inspection; updates `seen`."""
         if not events:
-            return await self._differences(sight, seen)
+            now = await self._ask(self._look, tuple(self._names()))
+            sight.looked()
+            if now is None:
+                return []
+            sight.is_over = sight.is_over or now[EVERYTHING] != seen.get(EVERYTHING)
+            changed = [name for name in sorted(now) if name and now[name] != seen.get(name)]
+            seen.update(now)
+            return changed
         news = []
         named = []
         for event in events:
@@ -120,7 +123,9 @@ class DirectoryWatch:
             if Mask.Q_OVERFLOW in event.mask:
                 log.warning("watch.overflow", directory=str(self._directory))
                 news.append(EVERYTHING)
-            elif event.mask & ENDS or (event.watch is sight.parent and self._is_itself(name)):
+            elif event.mask & ENDS or (
+                event.watch is sight.parent and name == self._directory.name
+            ):
                 sight.is_over = True
             elif (
                 event.watch is not sight.parent
@@ -143,20 +148,6 @@ class DirectoryWatch:
         """Whether such an event changed the file that it names."""
         del name, mask
         return True
-
-    async def _differences(self, sight: "_Sight", seen: Look) -> list[str]:
-        now = await self._ask(self._look, tuple(self._names()))
-        sight.looked()
-        if now is None:
-            return []
-        news = [name for name in sorted(now) if name and now[name] != seen.get(name)]
-        if now[EVERYTHING] != seen.get(EVERYTHING):
-            sight.is_over = True
-        seen.update(now)
-        return news
-
-    def _is_itself(self, name: str) -> bool:
-        return name == self._directory.name
 
     def _look(self, names: Collection[str]) -> Look:
         """The present state of these names, and of the directory under the empty name."""
@@ -233,17 +224,17 @@ class HostFileWatch:
         names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
         for path in paths:
             names[path.absolute().parent].add(path.name)
+
+        async def follow_one(directory: FileDirectory) -> None:
+            async with contextlib.aclosing(directory.changes()) as changes:
+                async for _ in changes:
+                    changed()
+
         async with asyncio.TaskGroup() as group:
             for directory, those in names.items():
-                group.create_task(_follow(FileDirectory(directory, those, self._offload), changed))
+                group.create_task(follow_one(FileDirectory(directory, those, self._offload)))
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
-
-
-async def _follow(directory: FileDirectory, changed: Callable[[], None]) -> None:
-    async with contextlib.aclosing(directory.changes()) as changes:
-        async for _ in changes:
-            changed()
 
 
 class _Sight:
@@ -289,13 +280,6 @@ class _Sight:
         return []
 
 
-class _Opened(msgspec.Struct, frozen=True):
-    """An inotify instance that watches a directory, if it exists, and its parent."""
-
-    inotify: Inotify
-    parent: Watch
-
-
 class _Opening:
     """Opens an inotify instance on another thread, and closes it even if it opens late."""
 
@@ -303,38 +287,29 @@ class _Opening:
         self._directory = directory
         self._mask = mask
         self._lock = threading.Lock()
-        self._opened: _Opened | None = None
+        self._inotify: Inotify | None = None
         self._over = False
 
-    def open(self) -> "_Opened | str":
-        """See _open()."""
-        opened = _open(self._directory, self._mask)
-        if isinstance(opened, _Opened):
+    def open(self) -> tuple[Inotify, Watch] | str:
+        """Begin to watch; return also the watch of the parent, or why watching is impossible."""
+        with contextlib.ExitStack() as stack:
+            try:
+                inotify = stack.enter_context(Inotify(sync_timeout=0))
+                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+            except OSError as error:
+                return error.strerror or str(error)
+            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
+                inotify.add_watch(self._directory, self._mask | ENDS | Mask.ONLYDIR)
             with self._lock:
-                self._opened = opened
-                late = self._over
-            if late:
-                self.close()
-        return opened
+                if not self._over:
+                    self._inotify = inotify
+                    stack.pop_all()
+            return inotify, parent
 
     def close(self) -> None:
         """Close the instance, now or as soon as it is open."""
         with self._lock:
             self._over = True
-            opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.inotify.close()
-
-
-def _open(directory: Path, mask: Mask) -> "_Opened | str":
-    """Begin to watch, or return why that is impossible."""
-    with contextlib.ExitStack() as stack:
-        try:
-            inotify = stack.enter_context(Inotify(sync_timeout=0))
-            parent = inotify.add_watch(directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
-        except OSError as error:
-            return error.strerror or str(error)
-        with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
-            inotify.add_watch(directory, mask | ENDS | Mask.ONLYDIR)
-        stack.pop_all()
-        return _Opened(inotify, parent)
+            inotify, self._inotify = self._inotify, None
+        if inotify is not None:
+            inotify.close()

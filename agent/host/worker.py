@@ -10,14 +10,16 @@ import queue
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, TypeVarTuple
+from typing import Self, TypeVar, TypeVarTuple
 
 import structlog
 
 from agent.core.errors import StateError
-from agent.kit.thread_name import show_thread_name
+from agent.kit.offload import show_thread_name
 
 log = structlog.get_logger(__name__)
+
+Step = Callable[[], Callable[[], None]]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -34,7 +36,7 @@ class Worker:
         self._name = name
         self._patience = patience
         self._slots = asyncio.Semaphore(limit)
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._closed = True
@@ -76,23 +78,35 @@ class Worker:
             self._slots.release()
             raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
         future: asyncio.Future[R] = self._loop.create_future()
-        self._queue.put(_Task(future, lambda: work(*args)))
+
+        def step() -> Callable[[], None]:
+            """Do the work, on the thread; return what tells the caller, on the loop."""
+            if future.cancelled():
+                return lambda: None
+            tell: Callable[[], None]
+            try:
+                if self._abandoned.is_set():
+                    raise StateError("The agent ended before this was begun.")  # noqa: TRY301 -- as the work's
+                result = work(*args)
+            except BaseException as error:  # noqa: BLE001 -- raised in the caller
+                tell = functools.partial(future.set_exception, error)
+            else:
+                tell = functools.partial(future.set_result, result)
+            return lambda: None if future.done() else tell()
+
+        self._queue.put(step)
         return await future
 
     def _work(self) -> None:
         show_thread_name(self._name)
-        while (task := self._queue.get()) is not None:
-            if self._abandoned.is_set():
-                task.drop()
-            else:
-                task.run()
-            self._tell(functools.partial(self._finish, task))
+        while (step := self._queue.get()) is not None:
+            self._tell(functools.partial(self._finish, step()))
         self._tell(self._ended.set)
 
-    def _finish(self, task: "_Work") -> None:
+    def _finish(self, tell: Callable[[], None]) -> None:
         # One call on the loop: each wake-up costs more than a small piece of work.
         self._slots.release()
-        task.tell()
+        tell()
 
     def _tell(self, callback: Callable[[], object]) -> None:
         """Call back on the loop; a closed loop is ignored."""
@@ -100,46 +114,3 @@ class Worker:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             log.debug("worker.loop_gone", worker=self._name)
-
-
-class _Work(Protocol):
-    """A _Task of any result type."""
-
-    def run(self) -> None:
-        """Do the work, on the thread."""
-        ...
-
-    def drop(self) -> None:
-        """Fail without doing the work, on the thread."""
-        ...
-
-    def tell(self) -> None:
-        """Give the caller the result, on the loop."""
-        ...
-
-
-class _Task(Generic[R]):
-    """One piece of work and the future for its result."""
-
-    def __init__(self, future: asyncio.Future[R], work: Callable[[], R]) -> None:
-        self._future = future
-        self._work = work
-        self._answer: Callable[[], None] | None = None
-
-    def run(self) -> None:
-        if self._future.cancelled():
-            return
-        try:
-            result = self._work()
-        except BaseException as error:  # noqa: BLE001 -- raised in the caller
-            self._answer = functools.partial(self._future.set_exception, error)
-        else:
-            self._answer = functools.partial(self._future.set_result, result)
-
-    def drop(self) -> None:
-        error = StateError("The agent ended before this was begun.")
-        self._answer = functools.partial(self._future.set_exception, error)
-
-    def tell(self) -> None:
-        if self._answer is not None and not self._future.done():
-            self._answer()

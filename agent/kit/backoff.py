@@ -50,6 +50,25 @@ class Allowance(msgspec.Struct):
         return max(0.0, self.spent - (now - self.since) / self.refill)
 
 
+class Throttle:
+    """Admits one, then none for `period` seconds, and counts the ones left out: for log lines."""
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self._next = 0.0
+        self._left_out = 0
+
+    def admit(self) -> int | None:
+        """How many were left out since the last admitted one; None: leave this one out."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next:
+            self._left_out += 1
+            return None
+        self._next = now + self._period
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
 class Backoff:
     """Gives the delays one after the other, from the first again after reset().
 

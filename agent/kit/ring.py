@@ -32,8 +32,5 @@ class Ring:
     def rows(self) -> Iterator[tuple[float, ...]]:
         """Yield the rows, the oldest first."""
         for number in range(self._written - len(self), self._written):
-            yield self._row(number)
-
-    def _row(self, number: int) -> tuple[float, ...]:
-        start = number % self._size * self._width
-        return tuple(self._cells[start : start + self._width])
+            start = number % self._size * self._width
+            yield tuple(self._cells[start : start + self._width])

@@ -24,7 +24,7 @@ from agent.core.errors import (
     cap,
 )
 from agent.core.inventory.slices import SliceId, SliceList
-from agent.kit.cell import Cell
+from agent.kit.cell import Cell, News
 from agent.kit.running_time import Lag
 from agent.kit.tally import Durations, Tally
 from agent.plugin.messages import encode_list
@@ -132,12 +132,8 @@ class AdmissionCalls:
                 return
             with contextlib.suppress(TimeoutError):
                 async with self._lag.within(left):
-                    await self._next()
-
-    async def _next(self) -> None:
-        """Return once one more call has begun, even if it has ended."""
-        known = self._begun.value
-        await self._begun.until(lambda count: count != known)
+                    # The next call counts even if it has ended meanwhile.
+                    await News(self._begun).wait()
 
 
 class DevicePlugin:

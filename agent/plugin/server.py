@@ -19,11 +19,10 @@ from typing_extensions import override
 
 from agent.core.errors import KubeletError
 from agent.core.inventory.slices import SliceList
+from agent.kit.backoff import Throttle
 from agent.kit.cell import Cell
-from agent.kit.dial import UnixChannel
-from agent.kit.peer import peer_uid
 from agent.kit.running_time import Lag
-from agent.kit.throttle import Throttle
+from agent.kit.unix import UnixChannel, peer_uid
 from agent.plugin.handlers import DevicePlugin, Fence, SliceAllocator, Traffic
 from agent.plugin.messages import PluginCodec
 from agent.plugin.sockets import BoundSocket, bind, sweep

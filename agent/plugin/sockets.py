@@ -15,14 +15,11 @@ from pathlib import Path
 import msgspec
 
 from agent.core.errors import KubeletError, PermissionFault, SettingsError
-from agent.kit.cell import Cell
 
 PATH_LIMIT = 107
 """Bytes of a unix socket's path, without the closing zero."""
 
 MODE = 0o600
-
-NVIDIA = "nvidia.com"
 
 _TRIES = 5
 
@@ -139,44 +136,13 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
     for name in names:
         ours = re.fullmatch(r"hami-(.+)-[0-9a-f]{8}\.sock", name)
         # The tail of a long resource is cut in the name.
-        if ours and _tail(resource).startswith(ours[1]) and _listens(directory / name) is False:
+        if ours and _tail(resource).startswith(ours[1]) and listens(directory / name) is False:
             (directory / name).unlink(missing_ok=True)
             dead.append(name)
     return tuple(dead)
 
 
-class Rival(msgspec.Struct, frozen=True):
-    """The socket of HAMi's or NVIDIA's plugin for a resource; both give it the same name.
-
-    The name omits the resource's domain. So it counts only for resources in NVIDIA's domain: for
-    others, the socket may as well be the GPU Operator's for nvidia.com.
-    Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
-    """
-
-    directory: Path
-    resource: Cell[str]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The base names to watch; none if the name does not identify the resource."""
-        return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
-
-    @property
-    def name(self) -> str:
-        """The socket's base name."""
-        return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
-
-    @property
-    def path(self) -> str:
-        """The socket's path."""
-        return os.fspath(self.directory / self.name)
-
-    def answers(self) -> bool | None:
-        """Whether a process listens on the socket; None: there is no such socket."""
-        return _listens(self.directory / self.name) if self.names else None
-
-
-def _listens(path: Path) -> bool | None:
+def listens(path: Path) -> bool | None:
     """Whether a socket has a server: one whose server has ended refuses. None: it is no socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):

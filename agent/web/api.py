@@ -25,8 +25,8 @@ from agent.core.health.maintenance import ALL, GpuRelease, Recheck
 from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.inventory import SharedGpu
 from agent.core.node.readiness import STANDBY, Check, degraded, is_ready
-from agent.kit.peer import peer_uid
-from agent.kit.throttle import Throttle
+from agent.kit.backoff import Throttle
+from agent.kit.unix import peer_uid
 from agent.web.policy import ReaderPolicy
 from agent.web.status import (
     StatusFacts,

@@ -9,9 +9,9 @@ import pytest
 from agent.app.front import Allocator
 from agent.app.running import MEETING, alive, lost, met
 from agent.core.errors import DirectoryLost
-from agent.host.systemd import NoSystemd
+from agent.host.systemd import Systemd
 from agent.kit.cell import Cell
-from agent.services.registration.service import RegistrationState
+from agent.plugin.registration import RegistrationState
 
 
 async def met_after(state):
@@ -69,12 +69,12 @@ async def test_a_directory_that_stays_is_no_reason_to_end():
             await lost(Cell(RegistrationState()), Seen(False))
 
 
-class BeatenWatchdog(NoSystemd):
+class BeatenWatchdog(Systemd):
     """Counts signs of life; systemd wants one in 30 s."""
 
     def __init__(self) -> None:
+        super().__init__(watchdog=dt.timedelta(seconds=30))
         self.beats: list[float] = []
-        self.watchdog = dt.timedelta(seconds=30)
 
     def alive(self) -> None:
         self.beats.append(asyncio.get_running_loop().time())
@@ -91,7 +91,7 @@ async def test_the_watchdog_hears_from_whoever_waits() -> None:
 
 
 async def test_without_a_watchdog_nobody_beats() -> None:
-    async with alive(NoSystemd()):
+    async with alive(Systemd()):
         await asyncio.sleep(100)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 from grpclib import GRPCError
 
-from agent.kit.dial import UnixChannel
+from agent.kit.unix import UnixChannel
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import ask
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster

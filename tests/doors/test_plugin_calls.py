@@ -196,3 +196,32 @@ async def test_a_preference_that_hangs_is_answered_all_the_same(tmp_path: Path):
 
         assert ["a"] == await asyncio.to_thread(plugin.prefer, ["b", "a"], [], 1)
         plugin.close()
+
+
+async def test_with_a_fence_the_kubelet_asks_before_each_start_and_only_a_mismatch_is_refused(
+    tmp_path: Path,
+):
+    def fence(ids: tuple[str, ...]) -> None:
+        if ids == ("wrong",):
+            raise Refusal(RefusalReason.OTHER_GPU_BOOKED, "The kubelet booked another GPU.")
+
+    async with a_door(tmp_path, fence=fence) as door:
+        door.allocator.open.clear()
+        plugin = GrpcPlugin(door.path)
+        options = await asyncio.to_thread(plugin.options)
+        assert options.pre_start_required
+        assert options.get_preferred_allocation_available
+
+        async with asyncio.TaskGroup() as group:
+            hanging = group.create_task(asyncio.to_thread(plugin.allocate, ["right"]))
+            for _ in range(2):
+                assert (
+                    "FAILED_PRECONDITION",
+                    "The kubelet booked another GPU. [HA-4006]",
+                ) == await refused(plugin.pre_start, ["wrong"])
+                await asyncio.to_thread(plugin.pre_start, ["right"])
+            assert not hanging.done()
+            door.allocator.open.set()
+
+        assert 2 == counts(door)["prestart", "OK"]
+        plugin.close()

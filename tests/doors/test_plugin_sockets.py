@@ -11,8 +11,9 @@ import pytest
 
 from agent.core.errors import AgentError, KubeletError, PermissionFault
 from agent.kit.cell import Cell
+from agent.plugin.rival import Rival
 from agent.plugin.server import Incarnation, PluginServer
-from agent.plugin.sockets import Rival, bind, socket_name, sweep
+from agent.plugin.sockets import bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list

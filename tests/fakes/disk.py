@@ -4,7 +4,7 @@ import errno
 import random
 
 from agent.core.errors import StateError
-from agent.kit.durable import Files, replace, unpadded
+from agent.host.disk import DirectoryFiles, replace, unpadded
 from tests.fakes.chance import Seeded
 
 
@@ -25,8 +25,8 @@ Change = dict[str, Content | None]
 """Names that came, and names that went (None), all at once."""
 
 
-class MemoryFiles:
-    """The steps of agent.kit.durable.Files. `chunk` bytes at most go into one write.
+class MemoryFiles(DirectoryFiles):
+    """The steps in memory. `chunk` bytes at most go into one write.
 
     While it is `full` no file is made and none grows.
     """
@@ -139,10 +139,10 @@ class MemoryFiles:
                 names[name] = content
 
 
-class DiskFaults:
+class DiskFaults(DirectoryFiles):
     """Passes every step on to `files`, but for the ones that are made to fail or to be the last."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: DirectoryFiles) -> None:
         self.steps = 0
         self._files = files
         self._failures: dict[int, OSError] = {}

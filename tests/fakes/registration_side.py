@@ -9,7 +9,7 @@ from typing import Self
 from agent.core.errors import KubeletError
 from agent.core.state.holdings import KubeletEpoch
 from agent.kit.cell import Cell
-from agent.services.registration.service import Registration
+from agent.plugin.registration import Registration
 from tests.fakes.chance import Seeded
 
 RESOURCE = "nvidia.com/gpu"
@@ -131,7 +131,7 @@ def raising(error: Exception) -> Callable[[], None]:
 @contextlib.asynccontextmanager
 async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
     """A registration that runs, until the block is left."""
-    registration = Registration(side.resource, side, side, side, side.streams, Seeded(3))
+    registration = Registration(side.resource, side, side, side, side.streams, Seeded(3))  # type: ignore[arg-type]
     side.heard = registration.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(registration.run())

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -89,16 +90,16 @@ async def test_a_free_lock_is_taken_at_once(tmp_path):
 
 def test_a_lock_whose_file_was_removed_between_is_not_a_lock(tmp_path, monkeypatch):
     lock = LockFile(tmp_path / "lock")
-    real = LockFile._is_at_path
+    real = fcntl.flock
     for replace in (False, True):
 
-        def removed(self, handle, replace=replace):
-            self._path.unlink()
+        def removed(handle, operation, replace=replace):
+            real(handle, operation)
+            (tmp_path / "lock").unlink()
             if replace:
-                self._path.write_text("")
-            return real(self, handle)
+                (tmp_path / "lock").write_text("")
 
-        monkeypatch.setattr(LockFile, "_is_at_path", removed)
+        monkeypatch.setattr(fcntl, "flock", removed)
         assert not lock.try_take()
     monkeypatch.undo()
 

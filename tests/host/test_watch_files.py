@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
@@ -167,27 +166,6 @@ async def test_a_directory_that_comes_later_is_told_with_what_is_in_it(tmp_path)
         await told.next()
 
 
-async def test_a_directory_that_is_removed_and_made_anew_is_followed(tmp_path):
-    path = tmp_path / "etc" / "config.yaml"
-    path.parent.mkdir()
-    path.write_text("old")
-    async with following(path) as told:
-        shutil.rmtree(path.parent)
-        await told.next()
-        path.parent.mkdir()
-        await told.next()
-        path.write_text("new")
-        await told.next()
-
-
-async def test_other_files_beside_it_are_no_news(tmp_path):
-    async with following(tmp_path / "config.yaml") as told:
-        (tmp_path / "config.yaml.swp").write_text("x")
-        (tmp_path / "other").mkdir()
-
-        assert await told.silent()
-
-
 async def test_files_of_several_directories_are_followed(tmp_path):
     paths = [tmp_path / name / "config.yaml" for name in ("a", "b")]
     for path in paths:
@@ -266,13 +244,6 @@ async def test_a_disk_that_is_silent_from_the_start_is_followed_once_it_answers(
             pass
         path.write_text("new")
         await told.next()
-
-
-async def test_without_events_it_is_told_to_look_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "POLL", 0.02)
-    async with following(tmp_path / "absent" / "etc" / "config.yaml") as told:
-        for _ in range(3):
-            await told.next()
 
 
 async def test_a_name_that_cannot_be_looked_at_counts_as_missing(tmp_path):

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from agent.plugin.rival import SETTLE
 from agent.sandbox.lab.cluster import open_cluster
-from agent.services.registration.rival import SETTLE
 from tests.process.agent_process import PATIENCE, comes, offers, options, started
 
 pytestmark = pytest.mark.looptime(False)

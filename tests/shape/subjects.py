@@ -39,7 +39,7 @@ SUBJECTS = {
         *(f"codec/{form}.py" for form in ("managed", "narrow", "objects", "quantity")),
     ),
     "report": ("core/report_settings.py", "codec/node_report.py", "services/report/"),
-    "kubelet": ("plugin/", "services/registration/", "host/kubelet.py"),
+    "kubelet": ("plugin/", "host/kubelet.py"),
     "settings": (
         *("settings/", "app/settings.py", "core/node/drained.py", "host/textfile.py"),
         *("codec/last_good.py", "codec/places.py"),

@@ -18,7 +18,7 @@ from grpc_tools import protoc
 from hypothesis import strategies as st
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
-ROOMS = ("v1beta1", "v1", "pluginregistration")
+ROOMS = ("v1beta1", "v1")
 Plain = Mapping[int, Any]
 
 

@@ -28,7 +28,7 @@ from agent.host.nvml.library import (
     text_of,
 )
 from agent.host.nvml.registering import EventRegistration, address, free, register
-from agent.kit.thread_name import show_thread_name
+from agent.kit.offload import show_thread_name
 from agent.kit.ticks import until_tick
 
 WAIT_MS: Final = 1000

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from agent.kit.thread_name import show_thread_name
+from agent.kit.offload import show_thread_name
 
 PATIENCE: Final = 0.02
 """Seconds that calls wait behind others on one thread. Then each gets a thread of its own."""

@@ -15,12 +15,11 @@ from agent.core.cluster.changes import PodChange, PodList, version_number
 from agent.core.cluster.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.errors import ApiError, ApiForbidden, ApiGone
 from agent.core.ports import Clock, PodApi
-from agent.kit.backoff import Allowance
+from agent.kit.backoff import Allowance, Throttle
 from agent.kit.cell import Cell
 from agent.kit.reopening import Reopening
 from agent.kit.running_time import Lag
 from agent.kit.tally import Tally
-from agent.kit.throttle import Throttle
 
 log = structlog.get_logger(__name__)
 

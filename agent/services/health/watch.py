@@ -21,9 +21,9 @@ from agent.core.inventory.condition import Cause, Condition, Health
 from agent.core.inventory.gpu import GpuUuid, Scan, Trouble
 from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.ports import Clock, Driver
+from agent.kit.backoff import Throttle
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
-from agent.kit.throttle import Throttle
 from agent.kit.ticks import until_tick
 from agent.services.health.asking import Asking
 from agent.services.health.gathering import Gathering

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.errors import KubeletError
 from agent.core.state.holdings import KubeletEpoch
-from agent.services.registration.service import KubeletWatch
+from agent.plugin.registration import KubeletWatch
 from tests.fakes.registration_side import KubeletSide
 
 

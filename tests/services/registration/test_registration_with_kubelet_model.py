@@ -14,13 +14,12 @@ import pytest
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
 from agent.host.kubelet import KubeletRegistrar
-from agent.host.podresources import PodResourcesWitness
 from agent.host.watch import DirectoryWatch
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
+from agent.plugin.registration import KubeletWatch, Registration
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
-from agent.services.registration.service import KubeletWatch, Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list
@@ -156,16 +155,6 @@ async def test_a_list_that_changed_while_the_kubelet_was_away_is_the_one_it_gets
         await node.kubelet.start()
 
         await node.allocatable(7)
-
-
-async def test_a_kubelet_without_pods_holds_nothing(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-        witness = PodResourcesWitness(node.pod_resources / "kubelet.sock")
-
-        assert () == await witness.list()
-        assert await witness.get("default", "nobody") is None
-        witness.close()
 
 
 async def test_a_container_behind_the_fence_waits_with_our_sentence_and_its_pod_lives(

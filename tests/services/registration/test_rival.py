@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.kit.cell import Cell
-from agent.services.registration.rival import LOOK_AGAIN, SETTLE, Rivals
+from agent.plugin.rival import LOOK_AGAIN, SETTLE, Rivals
 
 SOON = 2 * SETTLE
 LATER = LOOK_AGAIN + SOON
@@ -20,6 +20,7 @@ class Side:
     names = ("nvidia-gpu.sock",)
 
     def __init__(self, *, answers: bool | None = None) -> None:
+        self.resource = Cell("nvidia.com/gpu")
         self.is_answering = answers
         self.registration_id: int | None = 0
         self.renewed = 0
@@ -44,8 +45,7 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
-    name = Cell("nvidia.com/gpu")
-    rivals = Rivals(name, side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
+    rivals = Rivals(side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
     side.heard = rivals.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(rivals.run())

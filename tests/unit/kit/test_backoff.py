@@ -1,9 +1,11 @@
 """Delays follow their row, repeat the last entry, and grow by chance only as far as allowed."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kit.backoff import Backoff
+from agent.kit.backoff import Backoff, Throttle
 from tests.fakes.chance import Seeded
 
 
@@ -36,3 +38,14 @@ def test_the_same_seed_gives_the_same_delays():
 
     assert delays[0] == delays[1]
     assert 1.0 != delays[0]
+
+
+async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
+    throttle = Throttle(1.0)
+    said = [throttle.admit() for _ in range(4)]
+    await asyncio.sleep(1.0)
+
+    assert [0, None, None, None] == said
+    assert [3, None] == [throttle.admit(), throttle.admit()]
+    await asyncio.sleep(5.0)
+    assert 1 == throttle.admit()

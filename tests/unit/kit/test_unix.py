@@ -3,7 +3,7 @@
 import os
 import socket
 
-from agent.kit.peer import peer_uid
+from agent.kit.unix import peer_uid
 
 
 class Transport:

@@ -7,56 +7,70 @@ not end. A kubelet that starts removes all sockets; then the agent registers any
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Collection
-from typing import NoReturn, Protocol
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
+import msgspec
 import structlog
 
 from agent.core.cluster.changes import NodeEvent
-from agent.kit.cell import Cell
+from agent.kit.cell import Cell, News
 from agent.kit.ticks import until_tick
-from agent.services.registration.service import Registration
+from agent.plugin.registration import Registration
+from agent.plugin.sockets import listens
 
 log = structlog.get_logger(__name__)
 
 LOOK_AGAIN = 5.0
 """Seconds between checks. A plugin that is killed leaves its socket file, so no change is seen."""
 
+NVIDIA = "nvidia.com"
+
 SETTLE = 0.5
 """Seconds from a change of its socket file to the check: a plugin binds before it listens, and the
 agent's stream may end with it."""
 
 
-class RivalSocket(Protocol):
-    """The socket on which another plugin of the agent's resource would serve."""
+class Rival(msgspec.Struct, frozen=True):
+    """The socket of HAMi's or NVIDIA's plugin for a resource; both give it the same name.
+
+    The name omits the resource's domain. So it counts only for resources in NVIDIA's domain: for
+    others, the socket may as well be the GPU Operator's for nvidia.com.
+    Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
+    """
+
+    directory: Path
+    resource: Cell[str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The base names to watch; none if the name does not identify the resource."""
+        return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
+
+    @property
+    def name(self) -> str:
+        """The socket's base name."""
+        return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
 
     @property
     def path(self) -> str:
-        """The path of the socket."""
-        ...
-
-    @property
-    def names(self) -> Collection[str]:
-        """The base names of files that a rival creates or removes; may be empty."""
-        ...
+        """The socket's path."""
+        return os.fspath(self.directory / self.name)
 
     def answers(self) -> bool | None:
-        """Whether a process listens on the socket; None: there is no socket."""
-        ...
+        """Whether a process listens on the socket; None: there is no such socket."""
+        return listens(self.directory / self.name) if self.names else None
 
 
 class Rivals:
     """Watches the rival's socket. `say` posts an Event about the Node."""
 
     def __init__(
-        self,
-        resource: Cell[str],
-        socket: RivalSocket,
-        registration: Registration,
-        say: Callable[[NodeEvent], None],
+        self, socket: Rival, registration: Registration, say: Callable[[NodeEvent], None]
     ) -> None:
-        self._resource = resource
+        self._resource = socket.resource
         self._socket = socket
         self._registration = registration
         self._say = say
@@ -66,13 +80,13 @@ class Rivals:
 
     async def run(self) -> NoReturn:
         """Watch the socket for ever."""
-        seen, now = self._news.value, self._socket.answers()
+        changed, now = News(self._news), self._socket.answers()
         registered = self._registration.registration_id
         while True:
-            came = await self._next(seen)
+            came = await changed.wait(until_tick(LOOK_AGAIN))
             if came:
                 await asyncio.sleep(SETTLE)
-            seen, before, now = self._news.value, now, self._socket.answers()
+            changed, before, now = News(self._news), now, self._socket.answers()
             # A rival may come and go between two checks. The removal of a dead file does not count.
             was_here = before or (came and before is None)
             is_same = registered is not None and registered == self._registration.registration_id
@@ -95,11 +109,3 @@ class Rivals:
         """Take note that a file was created or removed in the socket's directory."""
         if name in self._socket.names:
             self._news.set(self._news.value + 1)
-
-    async def _next(self, seen: int) -> bool:
-        """Wait for a change since `seen`. False: there was none until the next look."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(until_tick(LOOK_AGAIN)):
-                await self._news.until(lambda news: news != seen)
-                return True
-        return False

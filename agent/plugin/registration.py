@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -23,6 +22,7 @@ from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.ticks import until_tick
+from agent.plugin.server import PluginServer
 
 log = structlog.get_logger(__name__)
 
@@ -60,19 +60,6 @@ _LOST = {
 }
 _ALREADY = "already connected"
 _FOR_GOOD = ("is not supported by kubelet", "is invalid")
-
-
-class Serving(Protocol):
-    """The plugin server."""
-
-    @property
-    def endpoint(self) -> str:
-        """The base name of the socket that serves now; empty: none serves."""
-        ...
-
-    async def rebind(self) -> None:
-        """Stop serving, then serve on a new socket. Raises AgentError."""
-        ...
 
 
 class RegistrationState(msgspec.Struct, frozen=True):
@@ -115,7 +102,7 @@ class Registration:
     def __init__(
         self,
         resource: Cell[str],
-        serving: Serving,
+        serving: PluginServer,
         watch: SocketWatch,
         registrar: Registrar,
         streams: Cell[int],
