@@ -87,37 +87,6 @@ def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        (
-            "c.yaml",
-            "sharing: {splitCuont: 4}",
-            "1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
-        ),
-        (
-            "d.yaml",
-            "nvidia: {deviceSplitCount: x}",
-            "1:28: nvidia.deviceSplitCount: a whole number is expected, not `x`",
-        ),
-        (
-            "n.json",
-            '{"nodeconfig": [\n{"name": 1}]}',
-            "2:10: nodeconfig[0].name: text is expected, not `1`",
-        ),
-    ],
-)
-def test_an_error_names_file_line_and_column(tmp_path, monkeypatch, capsys, name, text, says):
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(text)
-
-    assert ("", f"hami-agent: {name}:{says}\n") == checked(capsys, name, code=1)
-    out, _ = checked(capsys, name, "--json", code=1)
-    assert (False, f"{name}:{says}") == tuple(
-        json.loads(out)["data"][key] for key in ("ok", "error")
-    )
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
@@ -301,27 +270,6 @@ def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: st
     else:
         said = checked(capsys, str(file), code=1)[1]
     assert f"hami-agent: {file}:1:1: {OBJECT}\n" == said
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("resourceName: x\ndevicePlugin: {b: 1}\n", "1:1: unknown setting resourceName"),
-        ("version: v1\nsharing: {timeSlicing: {}}\n", "1:1: unknown setting version"),
-        ("cambricon:\n  resourceCountName: x\n", "1:1: unknown setting cambricon"),
-        ("nodeconfig:\n- name: a\n", "1:1: unknown setting nodeconfig"),
-        ("/usr/local/vgpu/libvgpu.so\n", "1:1: keys and values are expected here, not `/usr"),
-        ("- a\n", "1:1: keys and values are expected here, not a list"),
-        ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
-        ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:3: not valid YAML: did not find"),
-    ],
-)
-def test_another_file_is_refused_with_its_place(
-    tmp_path, monkeypatch, capsys, text: str, says: str
-):
-    (file,) = written(tmp_path, monkeypatch, **{"f.yaml": text})
-
-    assert checked(capsys, file, code=1)[1].startswith(f"hami-agent: {file}:{says}")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import SettingsError
 from agent.core.health.settings import xid_class
 from agent.core.health.xids import XidClass
 from agent.settings.sections import build
@@ -27,14 +26,6 @@ def test_the_class_of_an_xid_can_be_set_by_file_and_by_variable(tmp_path, writte
 
     assert {94: XidClass.FATAL, 79: XidClass.APPLICATION} == found.xids
     assert XidClass.FATAL is xid_class(94, found)
-
-
-@pytest.mark.parametrize(
-    "bad", ["94", "94=bad", "0=fatal", "65536=fatal", "x=fatal", "4=fatal,4=contained"]
-)
-def test_a_class_that_cannot_be_read_is_refused_with_its_place(tmp_path, bad):
-    with pytest.raises(SettingsError, match=r"HAMI_AGENT_HEALTH_XIDS: health.xids: "):
-        health(tmp_path, {"HAMI_AGENT_HEALTH_XIDS": bad})
 
 
 def test_the_variables_of_the_plugins_are_read(tmp_path):

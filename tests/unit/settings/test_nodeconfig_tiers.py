@@ -133,22 +133,6 @@ def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expressi
     ]
 
 
-@pytest.mark.parametrize(
-    "selector",
-    [
-        {"matchLabels": {"gpu": 1}},
-        {"matchLabels": ["gpu"]},
-        {"matchExpressions": {"key": "gpu"}},
-        {"matchExpressions": [{"key": "gpu", "operator": "In", "values": "a100"}]},
-        "gpu=a100",
-        [],
-    ],
-)
-def test_a_wrong_type_in_a_selector_refuses_the_file(selector):
-    with pytest.raises(SettingsError, match=r"n\.json:1:[0-9]+: nodeconfig\[0\].nodelabelselector"):
-        plan({"nodelabelselector": selector, **FOUR})
-
-
 def test_labels_that_are_not_known_select_nothing_but_what_selects_every_node():
     entries = (a100(**FOUR), named("*", **THREE))
     unseen = NodeFacts("n1")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from agent.core.errors import SettingsError
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from tests.unit.settings.plans import plan_of
@@ -40,11 +39,6 @@ def test_what_is_passed_over_is_told_of_twenty_times_and_then_by_its_number(sour
     assert 21 == len(plan.warnings)
     assert first in plan.warnings[0]
     assert plan.warnings[-1].endswith(last)
-
-
-def test_much_of_something_else_is_no_node_config():
-    with pytest.raises(SettingsError, match=r"^n\.json:1:1: .*`nodeconfig` is not there"):
-        plan_of(nodes=json.dumps(keys(70_000)))
 
 
 def is_in(key: str, *values: object) -> dict[str, object]:
@@ -88,13 +82,6 @@ def test_null_in_a_selector_is_an_empty_text_as_in_go(
 
     assert () == plan.warnings
     assert holds == bool(plan.applied(NodeFacts("a", labels)))
-
-
-@pytest.mark.parametrize("value", [7, True, ["a"], {"a": "b"}])
-def test_another_type_in_a_selector_refuses_the_file_as_in_go(value: object):
-    for selector in ({"matchLabels": {"zone": value}}, is_in("zone", value)):
-        with pytest.raises(SettingsError, match="text is expected"):
-            plan_of(nodes=json.dumps({"nodeconfig": [{"nodelabelselector": selector}]}))
 
 
 @pytest.mark.parametrize(
@@ -146,19 +133,6 @@ def test_a_yaml_file_of_comments_alone_is_empty(text: str):
     assert 10 == value_of(plan_of(devices=text), "sharing.splitCount")
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        "sharing.splitCount: 5",
-        "sharing: {split.Count: 5}",
-        "profiles: [{name: p, match: {nodes: [a]}, sharing.splitCount: 3}]",
-    ],
-)
-def test_a_key_with_a_dot_is_no_second_way_to_set_a_setting(own: str):
-    with pytest.raises(SettingsError, match=r"^c\.yaml:1:[0-9]+: unknown setting sharing\.split"):
-        plan_of(own=own)
-
-
 @pytest.mark.parametrize(("word", "on"), [("true", True), ("TRUE", False), ("1", False)])
 def test_hamis_switch_of_the_score_is_on_for_true_alone(word: str, *, on: bool):
     plan = plan_of(environ={"ENABLE_TOPOLOGY_SCORE": word})
@@ -196,11 +170,6 @@ def test_a_service_of_the_name_of_a_section_sets_nothing():
 
 def test_beside_such_a_service_the_port_can_still_be_set():
     assert 77 == value_of(plan_of(environ={**LINKS, "HAMI_AGENT_WEB_PORT": "77"}), "web.port")
-
-
-def test_without_the_service_such_a_value_is_refused():
-    with pytest.raises(SettingsError, match="env HAMI_AGENT_WEB_PORT"):
-        plan_of(environ={"HAMI_AGENT_WEB_PORT": "tcp://10.0.0.1:9394"})
 
 
 ZERO = '{"nodeconfig": [{"name": "a", "devicesplitcount": 0}]}'

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from agent.core.allocation.requests import RequestRules
-from agent.core.errors import SettingsError
 from agent.settings.sources import NodeFacts
 from tests.unit.settings.plans import plan_of
 
@@ -69,38 +68,6 @@ def test_the_same_plan_gives_the_same_settings_for_the_same_facts():
 def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
     own = f"profiles:\n- {{name: p, match: {match}, sharing: {{splitCount: 4}}}}"
     assert (4 if holds else 10) == count_of("", own, facts=facts)[0]
-
-
-@pytest.mark.parametrize(
-    ("profile", "says"),
-    [
-        ("{match: {nodes: [a]}}", "1:13: profiles[0]: `name` is needed"),
-        ("{name: p}", "profiles[0]: `match` is needed"),
-        ("{name: p, match: {}}", "`nodes` or `labels` is needed"),
-        ("{name: p, match: {node: [a]}}", "unknown key `node`; known keys are labels, nodes"),
-        ("{name: p, match: {nodes: a}}", "match.nodes: a list is expected here, not `a`"),
-        ("{name: p, match: {nodes: []}}", "match.nodes: an empty list selects nothing"),
-        ("{name: p, match: {gpus: [a]}}", "unknown key `gpus`; known keys are labels, nodes"),
-        ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is not a valid label selector"),
-        ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web, which"),
-        (
-            "{name: p, match: {nodes: [a]}, sharing: {resourceName: a.b/c}}",
-            "a profile cannot set sharing.resourceName, which",
-        ),
-        ("{name: p, match: {nodes: [a]}, sharing: {x: 1}}", "unknown setting sharing.x"),
-        (
-            "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",
-            "expected 1 to 10000, found `0`",
-        ),
-        ("{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}", "`p` is defined twice"),
-        ("3", "profiles[0]: keys and values are expected here"),
-    ],
-)
-def test_a_wrong_profile_is_refused_on_every_node(profile: str, says: str):
-    with pytest.raises(SettingsError) as caught:
-        plan_of("", f"profiles: [ {profile} ]")
-    assert str(caught.value).startswith("c.yaml:1:")
-    assert says in str(caught.value)
 
 
 def test_profiles_that_are_commented_out_are_no_mistake():
