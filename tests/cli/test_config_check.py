@@ -141,16 +141,6 @@ def test_hamis_flag_names_its_file(files, capsys, flag: str):
     assert "warning: device.yaml:3:3" in out.err
 
 
-def test_an_entry_without_a_name_is_of_no_node_and_is_told(tmp_path, monkeypatch, capsys):
-    text = '{"nodeconfig": [{"devicesplitcount": 5}, {"name": "a", "devicesplitcount": 6}]}'
-    out, err = checked(capsys, *written(tmp_path, monkeypatch, **{"n.json": text}))
-
-    assert ["a", "  sharing.splitCount  6      n.json:1:76", "other nodes: all defaults", "ok"] == (
-        out.splitlines()
-    )
-    assert "n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector" in err
-
-
 ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
 
 

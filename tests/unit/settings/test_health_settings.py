@@ -8,7 +8,6 @@ from agent.core.health.settings import xid_class
 from agent.core.health.xids import XidClass
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.values import make_plan
 from tests.fakes.settings_files import load
 
 
@@ -39,12 +38,3 @@ def test_the_variables_of_the_plugins_are_read(tmp_path):
 
 def test_health_checks_can_be_switched_off_by_file(tmp_path):
     assert health(tmp_path, text="health: {disabledXids: all}\n").switches.off
-
-
-def test_an_item_that_is_passed_over_is_told():
-    environ = {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}
-    told = make_plan(Sources(environ=environ)).warnings
-
-    assert (
-        "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",
-    ) == told

@@ -204,23 +204,3 @@ ASKED = {
     "environ": {"REPORT_NODE_CAPACITY": "1"},
     "flags": {"--report-node-capacity": "true"},
 }
-
-
-@pytest.mark.parametrize("source", [*ASKED, "all"])
-def test_node_capacity_is_told_once_to_have_no_effect(source: str):
-    found = plan_of(**(ASKED if source == "all" else {source: ASKED[source]}))  # type: ignore[arg-type]
-
-    (warning,) = found.warnings
-    assert "has no effect: the kubelet would then reject pods" in warning
-
-
-def test_node_capacity_that_is_off_is_not_told():
-    off = json.dumps({"nodeconfig": [named("a", reportnodecapacity=one) for one in (False, None)]})
-    found = plan_of(
-        "nvidia: {reportNodeCapacity: false}",
-        nodes=off,
-        environ={"REPORT_NODE_CAPACITY": "false"},
-        flags={"--report-node-capacity": "false"},
-    )
-
-    assert not [text for text in found.warnings if "apacity" in text]

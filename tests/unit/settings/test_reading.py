@@ -41,16 +41,6 @@ def refused(file: Path, *parts: str) -> None:
         assert part in str(caught.value)
 
 
-def test_the_agents_own_variable_wins_over_the_one_kept_from_hami() -> None:
-    environ = {"NODE_NAME": "hami", "HAMI_AGENT_NODE_NAME": "own"}
-
-    assert loaded(None, environ)["node.name"].value == "own"
-
-
-def test_a_section_whose_keys_are_commented_out_is_no_mistake(write) -> None:
-    assert loaded(write("sharing:\n  # splitCount: 4\n"))["sharing.splitCount"].value == 10
-
-
 def test_an_empty_file_changes_nothing(write) -> None:
     assert loaded(write("# nothing\n")) == loaded()
 
@@ -70,10 +60,6 @@ SERVICE = {
     "HAMI_AGENT_PORT": "tcp://10.0.0.7:9394",
     "HAMI_AGENT_PORT_9394_TCP_ADDR": "10.0.0.7",
 }
-
-
-def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting() -> None:
-    assert loaded() == loaded(None, SERVICE)
 
 
 def test_a_service_excuses_no_other_variable() -> None:
