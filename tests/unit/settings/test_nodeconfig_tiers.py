@@ -196,11 +196,3 @@ def test_before_the_first_scan_an_entry_that_labels_may_replace_is_not_judged():
     for sure in (NodeFacts("n1", gpus=frozenset()), NodeFacts("n1", {})):
         with pytest.raises(SettingsError, match="operatingMode"):
             found.settings(sure)
-
-
-ASKED = {
-    "devices": "nvidia: {reportNodeCapacity: true}",
-    "nodes": json.dumps({"nodeconfig": [named(str(n), reportnodecapacity=True) for n in range(3)]}),
-    "environ": {"REPORT_NODE_CAPACITY": "1"},
-    "flags": {"--report-node-capacity": "true"},
-}
