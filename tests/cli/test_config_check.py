@@ -299,7 +299,7 @@ def test_yaml_in_braces_is_read(tmp_path, monkeypatch, capsys, name: str, text: 
 def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("in").write_text("nvidia:\n  deviceSplitCount: 4\n")
-    monkeypatch.setattr("agent.cli.config_check.STDIN", Path("in"))
+    monkeypatch.setattr("agent.cli.config.STDIN", Path("in"))
 
     assert "  sharing.splitCount  4      in:2:21" in checked(capsys, "-")[0].splitlines()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.settings_view import plain, table
+from agent.cli.config import plain, table
 from agent.core.errors import SettingsError
 from agent.settings.fields import WrongValue, duration, seconds_of, written
 from agent.settings.json_schema import json_schema
