@@ -39,7 +39,6 @@ from agent.settings.sources import (
     NODE_CAPACITY,
     TOLD,
     Faults,
-    KnownKey,
     Layer,
     ProfileMatch,
     SettingsProfile,
@@ -107,6 +106,14 @@ _NAME: Final = re.compile("[a-z0-9.-]+")
 """The characters of a Node's name."""
 _NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
 _EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
+
+
+class KnownKey(msgspec.Struct, frozen=True):
+    """A known key in a file of HAMi's, its value and its place (`file:line:column`)."""
+
+    key: str
+    value: object
+    where: str
 
 
 class _Keys:
@@ -482,7 +489,11 @@ def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile
                 warnings.append(f"{known.where}: {SELECTOR} selects no node: {error}")
     faults = Faults()
     settings = tuple(_overrides(entry.found, faults))
-    empty = tuple(one for one in entry.found if one.key in NODE_CONFIG and one.value in (0, False))
+    empty = tuple(
+        (one.key, Setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where))
+        for one in entry.found
+        if one.key in NODE_CONFIG and one.value in (0, False)
+    )
     for match in matches:
         yield SettingsProfile("", match, settings, entry.where, empty, faults)
 
