@@ -171,14 +171,15 @@ def make_plan(sources: Sources) -> NodeValues:
 
 def _own_first(plan: NodeValues) -> list[SettingsProfile]:
     """The profiles; those that name this node first, as warnings about them are."""
-    return sorted(plan.profiles, key=lambda one: plan.name not in one.match.nodes)
+    name = plan.name  # once: it asks all profiles
+    return sorted(plan.profiles, key=lambda one: name not in one.match.nodes)
 
 
 def _without_effect(plan: NodeValues) -> Iterator[str]:
     """Warnings about what is valid and has no effect."""
-    profiles = _own_first(plan)
+    profiles, labelled = _own_first(plan), plan.labelled
     for profile in profiles:
-        if profile.match.labels is not None and not plan.labelled:
+        if profile.match.labels is not None and not labelled:
             what = cap(f"profile {profile.name}", 64) if profile.name else "entry"
             yield (
                 f"{profile.where}: the {what} never applies: it selects by labels, "

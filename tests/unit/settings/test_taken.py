@@ -368,3 +368,12 @@ def test_what_is_wrong_with_the_own_entry_is_not_hidden_behind_others(part, said
     column = int(first.partition("n.json:1:")[2].partition(":")[0].split(")")[0])
     assert abs(column - text.index('"n55"')) < 150
     assert ("n55", [f"n{number}" for number in range(60)]) == (plan.name, list(plan.names()))
+
+
+@pytest.mark.timeout(10)
+def test_as_many_profiles_as_a_file_can_hold_are_merged_in_seconds():
+    """Each asks for the node's name: to find it by all the others took 25 s."""
+    profile = "- {{name: p{}, match: {{nodes: [a]}}, sharing: {{splitCount: 4}}}}\n"
+    own = "profiles:\n" + "".join(profile.format(number) for number in range(4000))
+
+    assert 4 == plan_of(own=own).resolve(HERE)[COUNT].value
