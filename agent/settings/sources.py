@@ -1,4 +1,4 @@
-"""The sources of settings (files, environment, flags), what is read from each, and variables.
+"""The sources of settings (files, environment, flags) and what is read of variables and flags.
 
 Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profiles in their order,
 HAMi's config.json for this node, the environment, flags.

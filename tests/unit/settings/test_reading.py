@@ -7,7 +7,6 @@ import pytest
 
 from agent.core.allocation.plain import PlainSettings
 from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import SettingsError
 from agent.settings.fields import Values
 from agent.settings.sections import build
@@ -41,40 +40,12 @@ def refused(file: Path, *parts: str) -> None:
         assert part in str(caught.value)
 
 
-def test_an_empty_file_changes_nothing(write) -> None:
-    assert loaded(write("# nothing\n")) == loaded()
-
-
 def test_a_file_of_junk_is_refused_by_its_size(write) -> None:
     refused(write("x: " + "y" * 300_000), "larger than 256 KiB")
 
 
 def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.yaml", "cannot be read", "No such file")
-
-
-SERVICE = {
-    "HAMI_AGENT_SERVICE_HOST": "10.0.0.7",
-    "HAMI_AGENT_SERVICE_PORT": "9394",
-    "HAMI_AGENT_SERVICE_PORT_HTTP": "9394",
-    "HAMI_AGENT_PORT": "tcp://10.0.0.7:9394",
-    "HAMI_AGENT_PORT_9394_TCP_ADDR": "10.0.0.7",
-}
-
-
-def test_a_service_excuses_no_other_variable() -> None:
-    with pytest.raises(SettingsError, match="env HAMI_AGENT_SIMULATE: unknown"):
-        loaded(None, {**SERVICE, "HAMI_AGENT_SIMULATE": "h100:8"})
-    with pytest.raises(SettingsError, match="env HAMI_AGENT_PORT: unknown"):
-        loaded(None, {"HAMI_AGENT_PORT": "9394"})
-
-
-def test_lists_in_variables_are_separated_by_commas() -> None:
-    environ = {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}
-
-    settings = build(loaded(None, environ), host_name="n")
-
-    assert settings.sharing.filter_indexes == frozenset({0, 3})
 
 
 def test_the_node_is_named_after_the_host_where_nothing_says_otherwise() -> None:
@@ -97,11 +68,6 @@ def test_no_two_settings_share_a_key_a_flag_or_a_variable() -> None:
         assert len(set(names)) == len(names)
 
 
-def test_without_a_word_the_scheduler_is_hamis() -> None:
-    assert None is build(loaded(), host_name="here").plain
-    assert None is build(loaded(flags={"--scheduler": "hami"}), host_name="here").plain
-
-
 def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
     plain = build(loaded(write("scheduler: none")), host_name="here").plain
     limited = build(
@@ -110,6 +76,7 @@ def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
     ).plain
 
     assert (PlainSettings(), PlainSettings(memory_limits=True)) == (plain, limited)
+    assert None is build(loaded(), host_name="here").plain
 
 
 def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
@@ -122,12 +89,6 @@ def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
     assert ("mps", "mps", "") == (without.sharing.mode, without.edits.mode, without.edits.mps_root)
     assert "/run/nvidia/mps" == with_root.edits.mps_root
     assert with_root.sharing.resource == with_root.edits.resource
-
-
-def test_the_kubelets_word_for_pods_without_a_lock_can_be_chosen() -> None:
-    settings = build(loaded(flags={"--unlocked-pods": "unique"}), host_name="here")
-
-    assert UnlockedPods.UNIQUE is settings.match.unlocked_pods
 
 
 @pytest.fixture

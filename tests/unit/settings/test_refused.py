@@ -217,6 +217,11 @@ OTHERS = [
         "env HAMI_AGENT_CONFIG: unknown setting; a variable",
     ),
     ({"environ": {"HAMI_AGENT_": "1"}}, "env HAMI_AGENT_: unknown setting; a variable"),
+    ({"environ": {"HAMI_AGENT_PORT": "9394"}}, "env HAMI_AGENT_PORT: unknown setting; a variable"),
+    (
+        {"environ": {"HAMI_AGENT_SERVICE_HOST": "10.0.0.7", "HAMI_AGENT_SIMULATE": "h100:8"}},
+        "env HAMI_AGENT_SIMULATE: unknown setting; a variable",
+    ),
     ({"environ": {"NODE_NAME": "a\udcff"}}, "env NODE_NAME: node.name: expected text of UTF-8"),
     (
         {"environ": {"CONFIG_FILE": "/a\0b"}},
