@@ -36,7 +36,6 @@ from agent.core.errors import MalformedText, SettingsError, cap
 from agent.settings.fields import Setting, setting, shown
 from agent.settings.own_file import refuse_object
 from agent.settings.sources import (
-    NODE_CAPACITY,
     TOLD,
     Faults,
     Layer,
@@ -80,18 +79,12 @@ NODE_CONFIG: Final[Mapping[str, str]] = {
 }
 """Key of config.json, in lower case → setting."""
 
-WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
-    "migstrategy": (
-        ("", "none"),
-        "HAMi's plugin does not use it either, and the agent does not share MIG instances yet",
-    ),
-    "enablegetpreferredallocation": (
-        (True,),
-        "the agent always tells the kubelet which slices fit the scheduler's choice",
-    ),
-    "reportnodecapacity": ((False,), NODE_CAPACITY),
+WITHOUT_EFFECT: Final[Mapping[str, tuple[object, ...]]] = {
+    "migstrategy": ("", "none"),
+    "enablegetpreferredallocation": (True,),
+    "reportnodecapacity": (False,),
 }
-"""Key of config.json → values that need no warning, and why the others have no effect."""
+"""Keys, in lower case, that the agent does not follow → values that ask for what it does anyway."""
 
 SECTION: Final = "nvidia"
 NODES: Final = "nodeconfig"
@@ -530,9 +523,8 @@ def _entry_warnings(entries: Iterable[NodeEntry]) -> Iterator[str]:
 
 def _without_effect(found: Iterable[KnownKey]) -> Iterator[str]:
     for known in found:
-        silent, reason = WITHOUT_EFFECT.get(known.key.lower(), ((known.value,), ""))
-        if known.value not in silent:
-            yield f"{known.where}: {known.key} {shown(known.value)} has no effect: {reason}"
+        if known.value not in WITHOUT_EFFECT.get(known.key.lower(), (known.value,)):
+            yield f"{known.where}: {known.key} {shown(known.value)} has no effect here"
 
 
 def _overrides(entries: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:

@@ -25,8 +25,6 @@ WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
 TOLD: Final = 20
 """Warnings of one kind about one file; further ones are only counted."""
-NODE_CAPACITY: Final = "the kubelet would then reject pods that fit, by a sum of its own"
-"""Why `reportNodeCapacity`, in all its spellings, has no effect."""
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -161,19 +159,15 @@ VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
 _ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
-_SINCE: Final = "HAMi's plugin ignores it since 2.4.1, and so does the agent; set"
-_CDI: Final = "the agent writes no CDI specification"
-_IMEX: Final = "the agent serves no IMEX channels"
 
 
 class InheritedSetting(msgspec.Struct, frozen=True):
-    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here, and the reason.
+    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
 
     `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
     refused instead of ignored. `switch`: the flag may stand alone and then means true.
     """
 
-    reason: str
     variable: str = ""
     flags: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
@@ -182,55 +176,24 @@ class InheritedSetting(msgspec.Struct, frozen=True):
 
 
 FOREIGN: Final[tuple[InheritedSetting, ...]] = (
+    InheritedSetting("MIG_STRATEGY", ("--mig-strategy",), frozenset({"none"})),
+    InheritedSetting("DEVICE_SPLIT_COUNT", ("--device-split-count",)),
+    InheritedSetting("DEVICE_MEMORY_SCALING", ("--device-memory-scaling",)),
+    InheritedSetting("DEVICE_CORES_SCALING", ("--device-cores-scaling",)),
+    InheritedSetting("DISABLE_CORE_LIMIT", ("--disable-core-limit",), FALSE, switch=True),
+    InheritedSetting("DEVICE_ID_STRATEGY", ("--device-id-strategy",), frozenset({"uuid"})),
     InheritedSetting(
-        "the agent does not share MIG instances yet; it leaves out GPUs in MIG mode, with an Event",
-        "MIG_STRATEGY",
-        ("--mig-strategy",),
-        frozenset({"none"}),
-    ),
-    InheritedSetting(
-        f"{_SINCE} sharing.splitCount",
-        "DEVICE_SPLIT_COUNT",
-        ("--device-split-count",),
-    ),
-    InheritedSetting(
-        f"{_SINCE} sharing.memoryScaling",
-        "DEVICE_MEMORY_SCALING",
-        ("--device-memory-scaling",),
-    ),
-    InheritedSetting(
-        f"{_SINCE} sharing.coreScaling",
-        "DEVICE_CORES_SCALING",
-        ("--device-cores-scaling",),
-    ),
-    InheritedSetting(
-        f"{_SINCE} library.disableCoreLimit",
-        "DISABLE_CORE_LIMIT",
-        ("--disable-core-limit",),
-        FALSE,
-        switch=True,
-    ),
-    InheritedSetting(
-        "the agent always names GPUs by UUID",
-        "DEVICE_ID_STRATEGY",
-        ("--device-id-strategy",),
-        frozenset({"uuid"}),
-    ),
-    InheritedSetting(
-        "the agent always finds GPUs by NVML",
         "DEVICE_DISCOVERY_STRATEGY",
         ("--device-discovery-strategy",),
         frozenset({"auto", "nvml"}),
         strict=True,
     ),
-    InheritedSetting(
-        NODE_CAPACITY, "REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True
-    ),
-    InheritedSetting(_CDI, "NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
-    InheritedSetting(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
-    InheritedSetting(_IMEX, "IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
-    InheritedSetting(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
-    InheritedSetting("set log.level", flags=("-v", "--v")),
+    InheritedSetting("REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True),
+    InheritedSetting("NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
+    InheritedSetting("NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
+    InheritedSetting("IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
+    InheritedSetting("IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
+    InheritedSetting(flags=("-v", "--v")),
 )
 """What an environment or a command line made for HAMi's plugin may also contain."""
 
@@ -257,10 +220,10 @@ def read_surroundings(
                 continue
             if foreign.strict:  # the operator relies on something that the agent does not do
                 served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
-                text = f"{name}: {foreign.reason}; expected {served}, found {shown(value)}"
+                text = f"{name}: no other value works here: expected {served}, found {shown(value)}"
                 faults.add(SettingsError(text))
             else:
-                warnings.append(f"{name}: has no effect: {foreign.reason}")
+                warnings.append(f"{name}: has no effect here")
     settings: list[Setting] = []
     for field in FIELDS:
         own, *others = field.variables

@@ -17,7 +17,6 @@ from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
 from agent.settings.sections import Settings, build
 from agent.settings.sources import (
-    NODE_CAPACITY,
     Faults,
     Layer,
     NodeFacts,
@@ -161,12 +160,10 @@ def make_plan(sources: Sources) -> NodeValues:
     faults.refuse()
     layers = (device_config, own, node_config, surroundings)
     warnings = [text for layer in layers for text in layer.warnings]
-    again = [text for text in warnings if text.endswith(NODE_CAPACITY)][1:]
-    told = tuple(text for text in warnings if text not in again)
-    plan = NodeValues(sources, *layers, warnings=told)
+    plan = NodeValues(sources, *layers, warnings=tuple(warnings))
     # The last may be one for each node.
     more = (*_without_effect(plan), *_overriding_nothing(plan))
-    return dataclasses.replace(plan, warnings=(*told, *first_of(more, "settings")))
+    return dataclasses.replace(plan, warnings=(*warnings, *first_of(more, "settings")))
 
 
 def _own_first(plan: NodeValues) -> list[SettingsProfile]:

@@ -233,7 +233,7 @@ OTHERS = [
     ),
     (
         {"environ": {"DEVICE_DISCOVERY_STRATEGY": "tegra"}},
-        "env DEVICE_DISCOVERY_STRATEGY: the agent",
+        "env DEVICE_DISCOVERY_STRATEGY: no other value works here: expected auto or nvml, found",
     ),
     ({"environ": {"HAMI_AGENT_HEALTH_XIDS": "94"}}, "env HAMI_AGENT_HEALTH_XIDS: health.xids: exp"),
     (
