@@ -219,6 +219,11 @@ class Place(msgspec.Struct, frozen=True):
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
 
+    def keys(self) -> frozenset[str]:
+        """The text keys of a mapping, unchecked; empty for everything else."""
+        pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
+        return frozenset(key.value for key, _ in pairs if key.tag == STR)
+
     def mapping(self, known: frozenset[str]) -> Mapping[str, "Place"]:
         """Read the values by key; refuses an unknown or repeated key."""
         values: dict[str, Place] = {}
