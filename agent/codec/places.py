@@ -125,9 +125,17 @@ def _too_deep(name: str, mark: TextMark | None) -> SettingsError:
 
 
 def _refuse_harm(content: bytes, name: str) -> None:
-    """Refuse aliases and depth from the parser's events, before the recursive compose."""
-    depth = 0
+    """Refuse aliases and depth from the parser's events, before the recursive compose.
+
+    Templates too: the parser's own word for `{{` says something else of the line after it.
+    """
+    depth, brace = 0, -1
     for event in yaml.parse(content, Loader=LOADER):
+        if isinstance(event, yaml.MappingStartEvent) and event.flow_style and event.start_mark:
+            if event.start_mark.index == brace + 1 and brace >= 0:
+                where = _at(name, event.start_mark)
+                raise SettingsError(f"{where}: this is a template that was not rendered")
+            brace = event.start_mark.index
         if isinstance(event, yaml.AliasEvent):
             where = _at(name, event.start_mark)
             raise SettingsError(f"{where}: aliases are not allowed here; write the value out")

@@ -42,7 +42,9 @@ OWN = [
     ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
     ("node: !!python/object:os.system {}", "1:7: node: the tag tag:yaml.org,2002:python"),
     ("node: {name: !!python/name:os.system x}", "1:14: node.name: not valid YAML"),
-    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
+    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:16: this is a template that was not rendered"),
+    ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:2: this is a template that was not"),
+    ('a:\n  b:\n    {{- include "x" . | nindent 4 }}\n', "3:6: this is a template that was not"),
     ("apiVersion: v1\nkind: ConfigMap\n", "1:1: this is a Kubernetes object, not a settings"),
     ("nodeconfig: []", "1:1: unknown setting nodeconfig; `hami-agent config show` lists all"),
     # keys
