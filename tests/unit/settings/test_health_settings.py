@@ -31,10 +31,7 @@ def test_the_variables_of_the_plugins_are_read(tmp_path):
     found = health(tmp_path, {"DP_DISABLE_HEALTHCHECKS": "63,74,x", "DP_ENABLE_HEALTHCHECKS": "13"})
 
     assert not found.switches.off
+    assert health(tmp_path, text="health: {disabledXids: all}\n").switches.off
     assert [XidClass.APPLICATION, XidClass.APPLICATION, XidClass.FATAL] == [
         xid_class(number, found) for number in (63, 74, 13)
     ]
-
-
-def test_health_checks_can_be_switched_off_by_file(tmp_path):
-    assert health(tmp_path, text="health: {disabledXids: all}\n").switches.off

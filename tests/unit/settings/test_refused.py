@@ -94,6 +94,8 @@ OWN = [
             ("allocation", "deviceListStrategy", "[]", f"one or more of {STRATEGIES}, found none"),
             ("report", "profile", "colon-7", "one of json, colon, found `colon-7`"),
             ("plain", "memoryLimits", "some", "true or false"),
+            ("health", "driverHang", "2 s", "a duration such as 500ms, 2s, 10m or 1h, found `2 s`"),
+            ("health", "driverHang", "2h", "1s to 1h, found `2h`"),
             ("paths", "state", '"/a\\0"', "text of UTF-8 characters without NUL"),
             *(("node", "name", name, "the name of a Node") for name in ("GPU-1", "gpu_1", "a.")),
             ("node", "name", 254 * "a", "the name of a Node"),

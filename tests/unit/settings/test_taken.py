@@ -216,6 +216,20 @@ VALUES = [
         {"health.disabledXids": "63, my-xids"},
         ("env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",),
     ),
+    # durations
+    *(
+        ({"own": f"health: {{driverHang: {written}}}"}, {"health.driverHang": 2.0}, ())
+        for written in ("2s", "2", '"2"', "2000ms", "2.0")
+    ),
+    *(
+        ({"environ": {f"HAMI_AGENT_HEALTH_{name}": "1.5m"}}, {f"health.{key}": 90.0}, ())
+        for name, key in [
+            ("DRIVER_HANG", "driverHang"),
+            ("QUIET_PERIOD", "quietPeriod"),
+            ("LONGEST_QUIET_PERIOD", "longestQuietPeriod"),
+            ("PROBE_PERIOD", "probePeriod"),
+        ]
+    ),
     # lists that name a GPU twice
     (
         {
