@@ -182,7 +182,10 @@ def without_effect() -> Iterator[str]:
     yield from wrapped(
         "Variables, flags and keys of HAMi's and NVIDIA's plugins that the agent accepts, so that "
         "their command lines and files work. Each value other than those of the second column is "
-        "a warning in the log; where the third column says so, it is refused."
+        "a warning in the log; where the third column says so, it is refused. Instead of slices, "
+        "scalings and core limit by variable or flag, which HAMi's plugin ignores since 2.4.1, set "
+        "sharing.splitCount, sharing.memoryScaling, sharing.coreScaling and "
+        "library.disableCoreLimit; instead of -v set log.level."
     )
     yield ""
     rows = [
@@ -190,7 +193,6 @@ def without_effect() -> Iterator[str]:
             ", ".join(quoted([*filter(None, [one.variable]), *one.flags])),
             ", ".join(quoted(["false"] if one.harmless == kinds.FALSE else sorted(one.harmless))),
             "refused" if one.strict else "ignored",
-            one.reason,
         )
         for one in FOREIGN
     ]
@@ -199,11 +201,10 @@ def without_effect() -> Iterator[str]:
             f"`{key}` in config.json",
             ", ".join(quoted(json.dumps(value) for value in silent)),
             "ignored",
-            reason,
         )
-        for key, (silent, reason) in WITHOUT_EFFECT.items()
+        for key, silent in WITHOUT_EFFECT.items()
     ]
-    yield from table(("name", "without a word", "other values", "why"), rows)
+    yield from table(("name", "without a word", "other values"), rows)
 
 
 def anchor(heading: str) -> str:

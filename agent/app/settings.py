@@ -102,7 +102,6 @@ class SettingsService:
         self._cells = cells
         self._outside = outside
         self._facts = NodeFacts(settings.node)
-        self._refused: NodeFacts | None = None
         self._unfit: SettingsError | None = None
         self._unread: SettingsError | None = None
         self._fitted: frozenset[GpuUuid] = frozenset()
@@ -193,16 +192,16 @@ class SettingsService:
         try:
             if held is not None:
                 raise held
-            settings = plan.settings(self._facts)
+            changed = self._apply(plan, self._facts)
         except SettingsError as error:
             self.reject(error, asked=asked)
             self._undrained = None if held is None else plan
             return
-        self._plan, self._refused, self._unfit, self._unread = plan, None, None, None
+        self._unread = None
         self._reported.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
-        log.info("config.applied", changed=self._publish(settings))
+        log.info("config.applied", changed=changed)
         self._tell_late(plan)
 
     def reject(self, error: SettingsError, *, asked: bool = False) -> None:
@@ -314,12 +313,12 @@ class SettingsService:
 
     def _learn(self, facts: NodeFacts) -> bool:
         """Build the settings for these facts. False: they are refused, and nothing changed."""
-        if facts in (self._facts, self._refused):
-            return facts == self._facts
+        if facts == self._facts:
+            return True
+        was_unfit = self._unfit is not None
         try:
-            settings = self._plan.settings(facts)
+            changed = self._apply(self._plan, facts)
         except SettingsError as error:
-            self._refused = facts
             if self._facts.gpus is None and facts.gpus is not None:
                 self.refusal = error
                 return False
@@ -329,7 +328,9 @@ class SettingsService:
                 self._unfit = error
                 self._refuse(error)
             return False
-        self._fit(settings, facts)
+        if was_unfit:
+            self._reported.clear()  # the refusal is over; if it comes again, it is logged again
+        self._tell_fitted(changed=changed)
         return True
 
     def _recover(self, facts: NodeFacts) -> bool:
@@ -340,38 +341,26 @@ class SettingsService:
         refusal = self.refusal
         if refusal is None or self._outside.stop.is_set():
             return False
-        if self._go_back(facts):
-            self.reject(refusal)
-            return True
+        now = self._plan.sources
+        last = None if self._stored is None else recalled(self._stored, now)
+        if last is not None and last.sources != now:
+            with contextlib.suppress(SettingsError):
+                if last.undrained(self._outside.ledger.value) is None:
+                    self._tell_fitted(changed=self._apply(last, facts))
+                    self.refusal = None
+                    self.reject(refusal)
+                    return True
         self._outside.say(NodeEvent("ConfigRejected", str(refusal), warning=True))
         self._outside.stop.set()
         return False
 
-    def _go_back(self, facts: NodeFacts) -> bool:
-        """Use the last good settings, if they fit these GPUs. False: they do not."""
-        now = self._plan.sources
-        last = None if self._stored is None else recalled(self._stored, now)
-        if last is None or last.sources == now:
-            return False
-        if last.undrained(self._outside.ledger.value) is not None:
-            return False
-        try:
-            settings = last.settings(facts)
-        except SettingsError:
-            return False
-        self._plan, self.refusal = last, None
-        self._fit(settings, facts)
-        return True
+    def _apply(self, plan: NodeValues, facts: NodeFacts) -> bool:
+        """Put the settings for these facts into force. True: that changed a cell.
 
-    def _fit(self, settings: Settings, facts: NodeFacts) -> None:
-        if self._refused is not None and self._refused != facts:
-            self._reported.clear()  # the refusal is over; if it comes again, it is logged again
-        self._facts, self._refused, self._unfit = facts, None, None
-        if self._publish(settings):
-            log.info("config.fitted", node=facts.name, gpus=len(facts.gpus or ()))
-
-    def _publish(self, settings: Settings) -> bool:
-        """Set the cells. True: that changed something."""
+        Raises SettingsError: they do not fit, and nothing changed.
+        """
+        settings = plan.settings(facts)
+        self._plan, self._facts, self._unfit = plan, facts, None
         cells = self._cells
         cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)
@@ -380,9 +369,13 @@ class SettingsService:
         changed = cells.match.set(settings.match) or changed
         if changed:
             self._outside.refresh()
-        if self._facts.gpus is not None:
-            self.copy.set(last_good(self._plan.sources, self._facts))
+        if facts.gpus is not None:
+            self.copy.set(last_good(plan.sources, facts))
         return changed
+
+    def _tell_fitted(self, *, changed: bool) -> None:
+        if changed:
+            log.info("config.fitted", node=self._facts.name, gpus=len(self._facts.gpus or ()))
 
     def _tell_late(self, plan: NodeValues) -> None:
         """Log, once, the changed settings that take effect only at the next start."""

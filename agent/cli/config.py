@@ -2,24 +2,48 @@
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from agent.app.codes import BAD_SETTINGS
 from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import OK
-from agent.cli.config_check import add_check, check
+from agent.cli.codes import OK, PROBLEM
 from agent.cli.documents import document
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, looked, sources
-from agent.cli.settings_view import plain, table
+from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.cli.terminal import UNFOLDED, terminal_width
-from agent.core.errors import SettingsError
+from agent.codec.gojson import fold
+from agent.codec.places import read_json, read_yaml
+from agent.core.errors import SettingsError, cap
+from agent.core.state.last_good import SourceFile
 from agent.host.clock import SystemClock
-from agent.settings.fields import DEFAULT
+from agent.host.identity import host_name
+from agent.host.worker import Worker
+from agent.settings.fields import DEFAULT, Setting, Values
+from agent.settings.hami import NODES, SECTION
 from agent.settings.json_schema import json_schema
-from agent.settings.sources import NodeFacts
+from agent.settings.own_file import refuse_object
+from agent.settings.reading import is_json, read_text
+from agent.settings.sections import build, check_shares
+from agent.settings.sources import Faults, NodeFacts, Sources, first_of
+from agent.settings.table import SECTIONS
+from agent.settings.values import NodeValues, make_plan
+
+INDENT: Final = "  "
+OTHERS: Final = "other nodes"
+
+DEVICE_CONFIG: Final = "HAMi's device-config.yaml"
+NODE_CONFIG: Final = "HAMi's config.json"
+STDIN: Final = Path("/dev/stdin")
+OWN: Final = "the agent's own file"
+
+_WIDEST: Final = 48
+"""Columns reserved for a value; a longer one moves the next column."""
+_GAP: Final = "  "
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -41,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
     show.add_argument("--diff", action="store_true", help="print only what was set")
     add_output(show)
     add_settings(show)
-    add_check(verbs)
+    _add_check(verbs)
     verbs.add_parser(
         "schema",
         help="print the JSON schema of the settings file, for editors",
@@ -50,14 +74,57 @@ def add_parser(subparsers: Subparsers) -> None:
     )
 
 
+def _add_check(verbs: Subparsers) -> None:
+    parser = verbs.add_parser(
+        "check",
+        help="check settings files and print what each node would get",
+        description="Checks files without starting anything: the agent's own config.yaml and "
+        "HAMi's device-config.yaml and config.json, recognised by their content. Without FILE: "
+        "the files and variables that `run` would use here.",
+        epilog="example: hami-agent config check config.yaml device-config.yaml config.json "
+        "--node gpu-1 --label zone=a --gpu 'NVIDIA H100 80GB HBM3'",
+    )
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
+    )
+    parser.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a node to print, may be repeated; without it: all nodes that the files name",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        type=_label,
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label of the nodes",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="MODEL",
+        help="a GPU of the nodes; repeat it: their number limits the slices",
+    )
+    add_output(parser)
+    add_settings(parser, "[FILE ...]")
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise argparse.ArgumentTypeError(f"{text}: expected KEY=VALUE")
+    return key, value
+
+
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb; return the exit code."""
     if args.action == "schema":
         sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
         return OK
-    if args.action == "check":
-        return check(args, environ)
-    return _show(args, environ)
+    return _check(args, environ) if args.action == "check" else _show(args, environ)
 
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -67,18 +134,193 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
-    for warning in plan.warnings:
-        sys.stderr.write(f"hami-agent: warning: {warning}\n")
-    if plan.need_labels(NodeFacts(name)):
-        sys.stderr.write("hami-agent: note: what selects by labels is left out\n")
+    notes = ["what selects by labels is left out"] * plan.need_labels(NodeFacts(name))
+    _tell(plan, notes)
     values = plan.resolve(NodeFacts(name))
-    settings = [
-        setting for setting in values.values() if not args.diff or setting.origin != DEFAULT
-    ]
+    settings = _changed(values) if args.diff else list(values.values())
     if args.output == TABLE:
         columns = terminal_width(environ, UNFOLDED)
         sys.stdout.writelines(table(settings, origin=args.origin, columns=columns))
     else:
-        data = [plain(setting) for setting in settings]
+        data = list(map(plain, settings))
         sys.stdout.write(document("Config", data, args.output, SystemClock().now()))
     return OK
+
+
+def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print what each node gets, or every fault in one sentence; return the exit code."""
+    try:
+        plan = _plan(args, environ)
+        nodes = _nodes(args, plan)
+    except SettingsError as error:
+        sys.stderr.writelines(f"hami-agent: {text}\n" for text in error.every)
+        if args.output != TABLE:
+            _write({"ok": False, "error": str(error), "errors": list(error.every)}, args.output)
+        return PROBLEM
+    # What the command line would have to name for these profiles to apply.
+    needing = [
+        f"the profile {cap(one.name, 64) or f'at {one.where}'} is left out: it needs labels: "
+        "--label KEY=VALUE"
+        for one in plan.profiles
+        if one.match.labels is not None and plan.labelled and not args.label
+    ]
+    notes = first_of(needing, "profiles")
+    if args.output != TABLE:
+        each = [
+            {
+                "name": title,
+                "profiles": list(values.profiles),
+                "settings": list(map(plain, _changed(values))),
+            }
+            for title, values in nodes
+        ]
+        said = {"ok": True, "warnings": list(plan.warnings), "notes": list(notes), "nodes": each}
+        _write(said, args.output)
+        return OK
+    _tell(plan, notes)
+    columns = terminal_width(environ, UNFOLDED) - len(INDENT)
+    for title, values in nodes:
+        changed = _changed(values)
+        heads = (title, *(f"profile {name}" for name in values.profiles))
+        sys.stdout.write(", ".join(heads) + ("\n" if changed else ": all defaults\n"))
+        rows = list(table(changed, origin=True, columns=columns))[1:]
+        sys.stdout.writelines(f"{INDENT}{row}" for row in rows)
+    sys.stdout.write("ok\n")
+    return OK
+
+
+def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
+    sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
+    sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
+
+
+def _write(data: dict[str, object], form: str) -> None:
+    sys.stdout.write(document("ConfigCheck", data, form, SystemClock().now()))
+
+
+def _changed(values: Values) -> list[Setting]:
+    """What a source sets."""
+    return [setting for setting in values.values() if setting.origin != DEFAULT]
+
+
+def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
+    """Read the sources. Raises one SettingsError with the faults of all of them."""
+    if not args.files:
+        return asyncio.run(looked(sources(args, environ))).taken()
+    faults = Faults()
+    given = asyncio.run(_given(args, faults))
+    with faults.kept():
+        plan = make_plan(given)
+    faults.refuse()
+    texts = (given.device_config, given.own, given.node_config)
+    empty = [text.name for text in texts if text is not None and not text.content.strip()]
+    warnings = [f"{name}: is empty; nothing is taken" for name in empty]
+    return dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
+
+
+def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Values]]:
+    """The values of each node by its title. Raises one SettingsError with the faults of all."""
+    faults = Faults()
+    labels = dict(args.label) if args.label else None
+    gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
+    asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
+    if not args.node:
+        asked.append((OTHERS, NodeFacts("", labels, gpus)))
+    applied = (one for _, facts in asked for one in plan.applied(facts))
+    for profile in applied if args.node else plan.profiles:
+        with faults.kept():
+            profile.faults.refuse()
+    nodes = [(title, plan.resolve(facts)) for title, facts in asked]
+    for (_, facts), (_, values) in zip(asked, nodes, strict=True):
+        with faults.kept():
+            build(values, host_name=facts.name or host_name(), gpus=max(1, len(gpus or ())))
+            check_shares(values)
+    faults.refuse()
+    return nodes
+
+
+async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
+    """Read the named files by their kind, without the variables of this environment."""
+    files: dict[str, SourceFile] = {}
+    async with Worker("settings", 1) as worker:
+        for path in (*args.files, *([args.config] if args.config else [])):
+            with faults.kept():
+                text = await read_text(STDIN if path == Path("-") else path, worker)
+                kind = _kind(text)
+                if kind in files:
+                    fault = f"is {kind}, and so is {files[kind].name}; name only one"
+                    raise SettingsError(f"{path}: {fault}")
+                files[kind] = text
+    return Sources(
+        flags=flags(args),
+        device_config=files.get(DEVICE_CONFIG),
+        own=files.get(OWN),
+        node_config=files.get(NODE_CONFIG),
+    )
+
+
+def _kind(text: SourceFile) -> str:
+    """Which of the three files it is."""
+    if is_json(text):
+        try:
+            keys = [key for key, _, _ in read_json(text.content, text.name).pairs(fold)]
+        except SettingsError:  # raised again when the file is read by its kind
+            if text.name.endswith(".json") or NODES.encode() in text.content.lower():
+                return NODE_CONFIG
+        else:
+            return _kind_by(keys, NODE_CONFIG)
+    found = read_yaml(text.content, text.name)
+    if found is None or found.null:
+        return OWN
+    refuse_object(found)
+    return _kind_by([key for key, _, _ in found.pairs()], OWN)
+
+
+def _kind_by(keys: Collection[str], otherwise: str) -> str:
+    """By the keys at the top; those of JSON are in lower case."""
+    if NODES in keys:
+        return NODE_CONFIG if otherwise == NODE_CONFIG else OWN
+    if SECTION in keys:
+        return DEVICE_CONFIG
+    return OWN if SECTIONS & set(keys) else otherwise
+
+
+def plain(setting: Setting) -> dict[str, object]:
+    """A setting for JSON; a duration is a number of seconds."""
+    return {
+        "key": setting.field.key,
+        "value": _listed(setting.value),
+        "origin": setting.origin,
+    }
+
+
+def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterator[str]:
+    """Yield a line of headings and a line for each setting. Nothing is cut.
+
+    A cell that would go beyond `columns` begins a new line.
+    """
+    rows = [("KEY", "VALUE", "FROM")]
+    rows += [(setting.field.key, _text(setting), setting.origin) for setting in settings]
+    keys = max(len(row[0]) for row in rows)
+    values = min(max(len(row[1]) for row in rows), _WIDEST)
+    for key, value, place in rows:
+        line = f"{key:<{keys}}"
+        for cell in (f"{value:<{values}}", *([place] if origin else ())):
+            longer = f"{line}{_GAP}{cell}"
+            if len(longer.rstrip()) > columns:
+                yield f"{line.rstrip()}\n"
+                longer = f"{_GAP}{_GAP}{cell}"
+            line = longer
+        yield f"{line.rstrip()}\n"
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(setting: Setting) -> str:
+    value = setting.field.read.write(setting.value)
+    if value is None:
+        return "-"
+    is_shown = isinstance(value, str) and value.isprintable() and value
+    return str(value) if is_shown else json.dumps(_listed(value))

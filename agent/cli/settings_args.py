@@ -51,7 +51,7 @@ def add_settings(
                 const="true" if foreign.switch else None,
                 metavar="VALUE",
                 dest=foreign.flags[0],
-                help=foreign.reason if only is None else argparse.SUPPRESS,
+                help=None if only is None else argparse.SUPPRESS,
             )
 
 

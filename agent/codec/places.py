@@ -125,9 +125,17 @@ def _too_deep(name: str, mark: TextMark | None) -> SettingsError:
 
 
 def _refuse_harm(content: bytes, name: str) -> None:
-    """Refuse aliases and depth from the parser's events, before the recursive compose."""
-    depth = 0
+    """Refuse aliases and depth from the parser's events, before the recursive compose.
+
+    Templates too: the parser's own word for `{{` says something else of the line after it.
+    """
+    depth, brace = 0, -1
     for event in yaml.parse(content, Loader=LOADER):
+        if isinstance(event, yaml.MappingStartEvent) and event.flow_style and event.start_mark:
+            if event.start_mark.index == brace + 1 and brace >= 0:
+                where = _at(name, event.start_mark)
+                raise SettingsError(f"{where}: this is a template that was not rendered")
+            brace = event.start_mark.index
         if isinstance(event, yaml.AliasEvent):
             where = _at(name, event.start_mark)
             raise SettingsError(f"{where}: aliases are not allowed here; write the value out")
@@ -218,6 +226,11 @@ class Place(msgspec.Struct, frozen=True):
                 raise here.fault(f"the key `{cap(name, 64)}` stands here twice; remove one")
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
+
+    def keys(self) -> frozenset[str]:
+        """The text keys of a mapping, unchecked; empty for everything else."""
+        pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
+        return frozenset(key.value for key, _ in pairs if key.tag == STR)
 
     def mapping(self, known: frozenset[str]) -> Mapping[str, "Place"]:
         """Read the values by key; refuses an unknown or repeated key."""

@@ -134,10 +134,6 @@ boolean = ValueType(_boolean, {"type": "boolean"})
 """True or false; variables and flags may also say 1, 0, t or f."""
 
 
-exactly_true = ValueType(lambda value: value == "true", {"type": "boolean"})
-"""True for `true`, false for every other text: HAMi's plugin reads ENABLE_TOPOLOGY_SCORE so."""
-
-
 def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
 
@@ -345,8 +341,7 @@ class Field(msgspec.Struct, frozen=True):
     `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
     one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
     spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
-    set a live setting, unless `profiled` is False. `kept_read` reads the variables of `env` if
-    HAMi reads them by another rule.
+    set a live setting, unless `profiled` is False.
 
     `section`: where the agent finds the value: a section's attribute (`web.port`), an attribute of
     Settings itself (`observe`), or several. `part` converts the value for that place. A setting
@@ -362,7 +357,6 @@ class Field(msgspec.Struct, frozen=True):
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True
-    kept_read: ValueType | None = None
     section: str | tuple[str, ...] = ()
     part: Callable[..., object] = as_it_is
 

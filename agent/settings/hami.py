@@ -36,10 +36,8 @@ from agent.core.errors import MalformedText, SettingsError, cap
 from agent.settings.fields import Setting, setting, shown
 from agent.settings.own_file import refuse_object
 from agent.settings.sources import (
-    NODE_CAPACITY,
     TOLD,
     Faults,
-    KnownKey,
     Layer,
     ProfileMatch,
     SettingsProfile,
@@ -81,18 +79,12 @@ NODE_CONFIG: Final[Mapping[str, str]] = {
 }
 """Key of config.json, in lower case → setting."""
 
-WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
-    "migstrategy": (
-        ("", "none"),
-        "HAMi's plugin does not use it either, and the agent does not share MIG instances yet",
-    ),
-    "enablegetpreferredallocation": (
-        (True,),
-        "the agent always tells the kubelet which slices fit the scheduler's choice",
-    ),
-    "reportnodecapacity": ((False,), NODE_CAPACITY),
+WITHOUT_EFFECT: Final[Mapping[str, tuple[object, ...]]] = {
+    "migstrategy": ("", "none"),
+    "enablegetpreferredallocation": (True,),
+    "reportnodecapacity": (False,),
 }
-"""Key of config.json → values that need no warning, and why the others have no effect."""
+"""Keys, in lower case, that the agent does not follow → values that ask for what it does anyway."""
 
 SECTION: Final = "nvidia"
 NODES: Final = "nodeconfig"
@@ -107,6 +99,14 @@ _NAME: Final = re.compile("[a-z0-9.-]+")
 """The characters of a Node's name."""
 _NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
 _EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
+
+
+class KnownKey(msgspec.Struct, frozen=True):
+    """A known key in a file of HAMi's, its value and its place (`file:line:column`)."""
+
+    key: str
+    value: object
+    where: str
 
 
 class _Keys:
@@ -482,7 +482,11 @@ def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile
                 warnings.append(f"{known.where}: {SELECTOR} selects no node: {error}")
     faults = Faults()
     settings = tuple(_overrides(entry.found, faults))
-    empty = tuple(one for one in entry.found if one.key in NODE_CONFIG and one.value in (0, False))
+    empty = tuple(
+        (one.key, Setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where))
+        for one in entry.found
+        if one.key in NODE_CONFIG and one.value in (0, False)
+    )
     for match in matches:
         yield SettingsProfile("", match, settings, entry.where, empty, faults)
 
@@ -519,9 +523,8 @@ def _entry_warnings(entries: Iterable[NodeEntry]) -> Iterator[str]:
 
 def _without_effect(found: Iterable[KnownKey]) -> Iterator[str]:
     for known in found:
-        silent, reason = WITHOUT_EFFECT.get(known.key.lower(), ((known.value,), ""))
-        if known.value not in silent:
-            yield f"{known.where}: {known.key} {shown(known.value)} has no effect: {reason}"
+        if known.value not in WITHOUT_EFFECT.get(known.key.lower(), (known.value,)):
+            yield f"{known.where}: {known.key} {shown(known.value)} has no effect here"
 
 
 def _overrides(entries: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:

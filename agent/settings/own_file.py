@@ -41,8 +41,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
 
 def refuse_object(document: Place) -> None:
     """Raise SettingsError for a Kubernetes object: people give the ConfigMap around the file."""
-    keys = {key for key, _, _ in document.pairs()}
-    if keys >= {"apiVersion", "kind"}:
+    if document.keys() >= {"apiVersion", "kind"}:
         raise document.fault(
             "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
         )

@@ -93,13 +93,20 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     else:
         return start
     file = _copy_file(start.sources)
-    copy = None if file is None else await _copy(file, refusal, TextFiles(state))
-    if file is None or copy is None:
+    if file is None:
         raise refusal
+    files, last = TextFiles(state), None
     try:
-        last = _recalled(copy, start.sources)
-    except SettingsError as error:
+        async with asyncio.timeout(DEADLINE):
+            if await files.is_there(file):
+                copy = decode_last_good(await files.read(file, MAX_COPY))
+                last = _recalled(copy, start.sources)
+    except TimeoutError as error:
+        raise _both(refusal, file, _unanswered(file)) from error
+    except (SettingsError, StateCorrupt) as error:
         raise _both(refusal, file, error) from error
+    if last is None:
+        raise refusal
     return msgspec.structs.replace(start, plan=last, refusal=refusal)
 
 
@@ -207,19 +214,6 @@ def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
     plan = make_plan(then)
     plan.settings(NodeFacts())
     return plan
-
-
-async def _copy(file: Path, refusal: SettingsError, files: TextFiles) -> LastGood | None:
-    """Read the last good copy; None if there is none. Raises SettingsError: it is not usable."""
-    try:
-        async with asyncio.timeout(DEADLINE):
-            if not await files.is_there(file):
-                return None
-            return decode_last_good(await files.read(file, MAX_COPY))
-    except (SettingsError, StateCorrupt) as error:
-        raise _both(refusal, file, error) from error
-    except TimeoutError as error:
-        raise _both(refusal, file, _unanswered(file)) from error
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

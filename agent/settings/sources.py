@@ -1,4 +1,4 @@
-"""The sources of settings (files, environment, flags), what is read from each, and variables.
+"""The sources of settings (files, environment, flags) and what is read of variables and flags.
 
 Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profiles in their order,
 HAMi's config.json for this node, the environment, flags.
@@ -18,15 +18,13 @@ from agent.core.cluster.selector import Selector
 from agent.core.errors import SettingsError, cap
 from agent.core.health.settings import malformed
 from agent.core.state.last_good import SourceFile
-from agent.settings.fields import FALSE, Field, Setting, setting, shown
+from agent.settings.fields import FALSE, Setting, setting, shown
 from agent.settings.table import FIELDS
 
 WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
 TOLD: Final = 20
 """Warnings of one kind about one file; further ones are only counted."""
-NODE_CAPACITY: Final = "the kubelet would then reject pods that fit, by a sum of its own"
-"""Why `reportNodeCapacity`, in all its spellings, has no effect."""
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -57,8 +55,12 @@ class Faults:
         try:
             yield
         except SettingsError as error:
-            for text in error.every:
-                self._errors.setdefault(text, error)
+            self.add(error)
+
+    def add(self, error: SettingsError) -> None:
+        """Keep this error too."""
+        for text in error.every:
+            self._errors.setdefault(text, error)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -80,14 +82,6 @@ def first_of(warnings: Sequence[str], name: str) -> tuple[str, ...]:
     more = len(warnings) - TOLD
     count = (f"{name}: and {more} more are passed over",) if more > 0 else ()
     return (*warnings[:TOLD], *count)
-
-
-class KnownKey(msgspec.Struct, frozen=True):
-    """A known key in a file of HAMi's, its value and its place (`file:line:column`)."""
-
-    key: str
-    value: object
-    where: str
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -138,15 +132,15 @@ class SettingsProfile(msgspec.Struct, frozen=True):
     """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
 
     An entry of HAMi's config.json becomes a profile without a name for each tier that it is in.
-    `empty`: its zeros and falses, which override nothing. `faults`: its values that do not fit;
-    they refuse the settings of the nodes to which it applies.
+    `empty`: its zeros and falses by HAMi's keys, which override nothing. `faults`: its values that
+    do not fit; they refuse the settings of the nodes to which it applies.
     """
 
     name: str
     match: ProfileMatch
     settings: tuple[Setting, ...]
     where: str
-    empty: tuple[KnownKey, ...] = ()
+    empty: tuple[tuple[str, Setting], ...] = ()
     faults: Faults = msgspec.field(default_factory=Faults)
 
 
@@ -165,19 +159,15 @@ VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
 _ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
-_SINCE: Final = "HAMi's plugin ignores it since 2.4.1, and so does the agent; set"
-_CDI: Final = "the agent writes no CDI specification"
-_IMEX: Final = "the agent serves no IMEX channels"
 
 
 class InheritedSetting(msgspec.Struct, frozen=True):
-    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here, and the reason.
+    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
 
     `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
     refused instead of ignored. `switch`: the flag may stand alone and then means true.
     """
 
-    reason: str
     variable: str = ""
     flags: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
@@ -186,55 +176,24 @@ class InheritedSetting(msgspec.Struct, frozen=True):
 
 
 FOREIGN: Final[tuple[InheritedSetting, ...]] = (
+    InheritedSetting("MIG_STRATEGY", ("--mig-strategy",), frozenset({"none"})),
+    InheritedSetting("DEVICE_SPLIT_COUNT", ("--device-split-count",)),
+    InheritedSetting("DEVICE_MEMORY_SCALING", ("--device-memory-scaling",)),
+    InheritedSetting("DEVICE_CORES_SCALING", ("--device-cores-scaling",)),
+    InheritedSetting("DISABLE_CORE_LIMIT", ("--disable-core-limit",), FALSE, switch=True),
+    InheritedSetting("DEVICE_ID_STRATEGY", ("--device-id-strategy",), frozenset({"uuid"})),
     InheritedSetting(
-        "the agent does not share MIG instances yet; it leaves out GPUs in MIG mode, with an Event",
-        "MIG_STRATEGY",
-        ("--mig-strategy",),
-        frozenset({"none"}),
-    ),
-    InheritedSetting(
-        f"{_SINCE} sharing.splitCount",
-        "DEVICE_SPLIT_COUNT",
-        ("--device-split-count",),
-    ),
-    InheritedSetting(
-        f"{_SINCE} sharing.memoryScaling",
-        "DEVICE_MEMORY_SCALING",
-        ("--device-memory-scaling",),
-    ),
-    InheritedSetting(
-        f"{_SINCE} sharing.coreScaling",
-        "DEVICE_CORES_SCALING",
-        ("--device-cores-scaling",),
-    ),
-    InheritedSetting(
-        f"{_SINCE} library.disableCoreLimit",
-        "DISABLE_CORE_LIMIT",
-        ("--disable-core-limit",),
-        FALSE,
-        switch=True,
-    ),
-    InheritedSetting(
-        "the agent always names GPUs by UUID",
-        "DEVICE_ID_STRATEGY",
-        ("--device-id-strategy",),
-        frozenset({"uuid"}),
-    ),
-    InheritedSetting(
-        "the agent always finds GPUs by NVML",
         "DEVICE_DISCOVERY_STRATEGY",
         ("--device-discovery-strategy",),
         frozenset({"auto", "nvml"}),
         strict=True,
     ),
-    InheritedSetting(
-        NODE_CAPACITY, "REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True
-    ),
-    InheritedSetting(_CDI, "NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
-    InheritedSetting(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
-    InheritedSetting(_IMEX, "IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
-    InheritedSetting(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
-    InheritedSetting("set log.level", flags=("-v", "--v")),
+    InheritedSetting("REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True),
+    InheritedSetting("NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
+    InheritedSetting("NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
+    InheritedSetting("IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
+    InheritedSetting("IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
+    InheritedSetting(flags=("-v", "--v")),
 )
 """What an environment or a command line made for HAMi's plugin may also contain."""
 
@@ -242,94 +201,55 @@ FOREIGN: Final[tuple[InheritedSetting, ...]] = (
 def read_surroundings(
     environ: Mapping[str, str], flags: Mapping[str, str], faults: Faults
 ) -> Layer:
-    """Read what variables and flags set; flags win. Errors go to `faults`."""
-    settings = (*_read_environment(environ, faults), *_read_flags(flags, faults))
-    return Layer(settings, warnings=_ignored(environ, flags))
-
-
-def _read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
-    """What variables set. Errors go to `faults`, with the variable's name."""
+    """Read what variables and flags set; flags win. Errors go to `faults`, with the name."""
     environ = _without_links(environ)
-    _refuse_unknown(environ, faults)
-    for foreign, name, value in _foreign(environ, {}):
-        _refuse(foreign, name, value, faults)
-    return tuple(one for field in FIELDS for one in _variable(field, environ, faults))
-
-
-def _read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
-    """What flags set. Errors go to `faults`, with the flag."""
-    for foreign, name, value in _foreign({}, flags):
-        _refuse(foreign, name, value, faults)
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in VARIABLES:  # most likely misspelled
+            text = (
+                f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, "
+                f"such as {PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys; "
+                "the flag --config names the settings file"
+            )
+            faults.add(SettingsError(text))
+    warnings = list(_unread(environ))
+    for foreign in FOREIGN:
+        named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
+        named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
+        for name, value in named:
+            if not value or value in foreign.harmless:
+                continue
+            if foreign.strict:  # the operator relies on something that the agent does not do
+                served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
+                text = f"{name}: no other value works here: expected {served}, found {shown(value)}"
+                faults.add(SettingsError(text))
+            else:
+                warnings.append(f"{name}: has no effect here")
     settings: list[Setting] = []
+    for field in FIELDS:
+        own, *others = field.variables
+        # Another plugin's empty variable counts as not set.
+        names = [own] if own in environ else [name for name in others if environ.get(name)]
+        for name in names[:1]:
+            # HAMi's plugin takes every text but `true` for false here.
+            value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
+            with faults.kept():
+                settings.append(setting(field, value, f"env {name}"))
     for field in FIELDS:
         if field.flag and field.flag in flags:
             with faults.kept():
                 settings.append(setting(field, flags[field.flag], field.flag))
-    return tuple(settings)
+    return Layer(tuple(settings), warnings=tuple(warnings))
 
 
-def _ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, ...]:
-    """A warning for each variable and flag that is set and has no effect.
-
-    Also for each item of the lists of XIDs that is neither an XID nor `all`.
-    """
-    unread = tuple(
-        f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
-        for name in XID_LISTS
-        for item in malformed(environ.get(name, ""))
-    )
+def _unread(environ: Mapping[str, str]) -> Iterator[str]:
+    """Warnings about items of XID lists that are neither, and a score switch that is not true."""
+    for name in XID_LISTS:
+        for item in malformed(environ.get(name, "")):
+            yield f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
     score = environ.get(SCORE_SWITCH, "")
     if score and score != "true" and score not in FALSE:
         text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-        unread += (f"{text}, so the scores are off, as in HAMi's plugin",)
-    return unread + tuple(
-        f"{name}: has no effect: {foreign.reason}"
-        for foreign, name, value in _foreign(environ, flags)
-        if value not in foreign.harmless and not foreign.strict
-    )
-
-
-def _foreign(
-    environ: Mapping[str, str], flags: Mapping[str, str]
-) -> Iterator[tuple[InheritedSetting, str, str]]:
-    """Those of FOREIGN that are set and not empty, with their name in messages and their value."""
-    for foreign in FOREIGN:
-        named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
-        named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
-        yield from ((foreign, name, value) for name, value in named if value)
-
-
-def _refuse(foreign: InheritedSetting, name: str, value: str, faults: Faults) -> None:
-    """Refuse a strict setting: the operator relies on something that the agent does not do."""
-    if foreign.strict and value not in foreign.harmless:
-        served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
-        with faults.kept():
-            raise SettingsError(
-                f"{name}: {foreign.reason}; expected {served}, found {shown(value)}"
-            )
-
-
-def _variable(field: Field, environ: Mapping[str, str], faults: Faults) -> Iterator[Setting]:
-    """The first variable that is set. Another plugin's empty variable counts as not set."""
-    own, *others = field.variables
-    names = [own] if own in environ else [name for name in others if environ.get(name)]
-    for name in names[:1]:
-        with faults.kept():
-            kept = field.kept_read if name != own else None
-            read = field if kept is None else msgspec.structs.replace(field, read=kept)
-            yield msgspec.structs.replace(setting(read, environ[name], f"env {name}"), field=field)
-
-
-def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
-    """Refuse a variable with our prefix that no setting reads: it is most likely misspelled."""
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in VARIABLES:
-            with faults.kept():
-                raise SettingsError(
-                    f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a "
-                    f"key, such as {PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all "
-                    "keys; the flag --config names the settings file"
-                )
+        yield f"{text}, so the scores are off, as in HAMi's plugin"
 
 
 def _without_links(environ: Mapping[str, str]) -> Mapping[str, str]:

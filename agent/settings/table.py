@@ -23,7 +23,6 @@ from agent.settings.fields import (
     boolean,
     choice,
     duration,
-    exactly_true,
     indexes,
     node_name,
     number,
@@ -525,7 +524,6 @@ FIELDS: tuple[Field, ...] = (
         text="Also write the annotation with the links between the GPUs.",
         env=("ENABLE_TOPOLOGY_SCORE",),
         live=True,
-        kept_read=exactly_true,
         section="report.topology_score",
     ),
     Field(

@@ -5,20 +5,18 @@ One error in a source refuses the whole source. The message has the place and th
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 import msgspec
 
 from agent.core.errors import SettingsError, cap
 from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.core.state.last_good import SourceFile
 from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
 from agent.settings.sections import Settings, build
 from agent.settings.sources import (
-    NODE_CAPACITY,
     Faults,
     Layer,
     NodeFacts,
@@ -37,10 +35,7 @@ NODE_NAME: Final = "node.name"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeValues:
-    """The merged sources, for any node. `warnings`: what has no effect, with its place.
-
-    `profiles`: those of our own file, then the entries of HAMi's config.json.
-    """
+    """The merged sources, for any node. `warnings`: what has no effect, with its place."""
 
     sources: Sources
     device_config: Layer
@@ -48,7 +43,11 @@ class NodeValues:
     node_config: Layer
     surroundings: Layer
     warnings: tuple[str, ...]
-    profiles: tuple[SettingsProfile, ...] = dataclasses.field(compare=False, repr=False)
+
+    @property
+    def profiles(self) -> tuple[SettingsProfile, ...]:
+        """Those of our own file, then the entries of HAMi's config.json."""
+        return (*self.own.profiles, *self.node_config.profiles)
 
     @property
     def labelled(self) -> bool:
@@ -139,63 +138,54 @@ def make_plan(sources: Sources) -> NodeValues:
     """Merge all sources. Raises SettingsError with every error that they contain."""
     faults, later = Faults(), Faults()
     surroundings = read_surroundings(sources.environ, sources.flags, later)
-    device_config, own, node_config = _files(sources, faults, surroundings)
+    device_config = own = node_config = Layer()
+    if sources.device_config or sources.own or sources.node_config:
+        # Late: the start of a node without files does not load YAML.
+        from agent.settings.hami import read_device_layer, read_node_layer  # noqa: PLC0415
+        from agent.settings.own_file import read_own_file  # noqa: PLC0415
+
+        if (file := sources.device_config) is not None:
+            with faults.kept():
+                device_config = read_device_layer(file.content, file.name, faults)
+        if (file := sources.own) is not None:
+            with faults.kept():
+                own = read_own_file(file.content, file.name, faults)
+        if (file := sources.node_config) is not None:
+            named = {one.field.key: one.value for one in (*own.settings, *surroundings.settings)}
+            node = str(named.get(NODE_NAME) or sources.host)
+            with faults.kept():
+                node_config = read_node_layer(file.content, file.name, faults, node)
     with faults.kept():
         later.refuse()
     faults.refuse()
     layers = (device_config, own, node_config, surroundings)
     warnings = [text for layer in layers for text in layer.warnings]
-    again = [text for text in warnings if text.endswith(NODE_CAPACITY)][1:]
-    plan = NodeValues(
-        sources,
-        *layers,
-        warnings=tuple(text for text in warnings if text not in again),
-        profiles=(*own.profiles, *node_config.profiles),
-    )
-    first = sorted(plan.profiles, key=lambda one: plan.name not in one.match.nodes)
-    ordered = dataclasses.replace(plan, profiles=tuple(first))
+    plan = NodeValues(sources, *layers, warnings=tuple(warnings))
     # The last may be one for each node.
-    more = (*_without_effect(ordered), *_overriding_nothing(ordered))
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *first_of(more, "settings")))
+    more = (*_without_effect(plan), *_overriding_nothing(plan))
+    return dataclasses.replace(plan, warnings=(*warnings, *first_of(more, "settings")))
 
 
-def _files(sources: Sources, faults: Faults, outer: Layer) -> tuple[Layer, Layer, Layer]:
-    """Read HAMi's device-config.yaml, our own file and HAMi's config.json."""
-    if sources.device_config is None and sources.own is None and sources.node_config is None:
-        return Layer(), Layer(), Layer()
-    # Late: the start of a node without files does not load YAML.
-    from agent.settings.hami import read_device_layer, read_node_layer  # noqa: PLC0415
-    from agent.settings.own_file import read_own_file  # noqa: PLC0415
-
-    device_config = _read(sources.device_config, read_device_layer, faults)
-    own = _read(sources.own, read_own_file, faults)
-    named = {one.field.key: one.value for one in (*own.settings, *outer.settings)}
-    read_nodes = partial(read_node_layer, node=str(named.get(NODE_NAME) or sources.host))
-    return device_config, own, _read(sources.node_config, read_nodes, faults)
-
-
-def _read(
-    source: SourceFile | None, read: Callable[[bytes, str, Faults], Layer], faults: Faults
-) -> Layer:
-    if source is not None:
-        with faults.kept():
-            return read(source.content, source.name, faults)
-    return Layer()
+def _own_first(plan: NodeValues) -> list[SettingsProfile]:
+    """The profiles; those that name this node first, as warnings about them are."""
+    name = plan.name  # once: it asks all profiles
+    return sorted(plan.profiles, key=lambda one: name not in one.match.nodes)
 
 
 def _without_effect(plan: NodeValues) -> Iterator[str]:
     """Warnings about what is valid and has no effect."""
-    for profile in plan.profiles:
-        if profile.match.labels is not None and not plan.labelled:
+    profiles, labelled = _own_first(plan), plan.labelled
+    for profile in profiles:
+        if profile.match.labels is not None and not labelled:
             what = cap(f"profile {profile.name}", 64) if profile.name else "entry"
             yield (
                 f"{profile.where}: the {what} never applies: it selects by labels, "
                 "which the agent does not read with scheduler: none"
             )
-    for setting in _all(plan):
+    profiled = chain.from_iterable(profile.settings for profile in profiles)
+    for setting in (*plan.own.settings, *profiled, *plan.surroundings.settings):
         if setting.field.key in FILTERS and isinstance(setting.value, tuple):
-            counts = Counter(setting.value)
-            twice = [word for word, times in counts.items() if times > 1]
+            twice = [word for word, times in Counter(setting.value).items() if times > 1]
             if twice:
                 yield f"{setting.origin}: {setting.field.key}: named twice: {cap(', '.join(twice))}"
 
@@ -205,25 +195,14 @@ def _overriding_nothing(plan: NodeValues) -> Iterator[str]:
 
     There is none if a flag or a variable sets the value: config.json cannot override that.
     """
-    empties = [one for profile in plan.profiles for one in profile.empty]
-    if not empties:
-        return
-    from agent.settings.hami import NODE_CONFIG  # noqa: PLC0415 -- loaded: it read config.json
-
     of_all = plan.of_all_nodes()
     decided = {setting.field.key for setting in plan.surroundings.settings}
-    for empty in empties:
-        other = of_all[NODE_CONFIG[empty.key]]
-        if other.field.key not in decided and other.value != empty.value:
-            yield (
-                f"{empty.where}: {empty.key} {shown(empty.value)} overrides nothing, as in HAMi's "
-                f"plugin: {other.field.key} of all nodes is {shown(other.value)} ({other.origin})"
-            )
-
-
-def _all(plan: NodeValues) -> Iterator[Setting]:
-    """Every setting of our own file, the profiles, the environment and the flags."""
-    yield from plan.own.settings
-    for profile in plan.profiles:
-        yield from profile.settings
-    yield from plan.surroundings.settings
+    for profile in _own_first(plan):
+        for key, empty in profile.empty:
+            other = of_all[empty.field.key]
+            if other.field.key not in decided and other.value != empty.value:
+                yield (
+                    f"{empty.origin}: {key} {shown(empty.value)} overrides nothing, as in HAMi's "
+                    f"plugin: {other.field.key} of all nodes is {shown(other.value)} "
+                    f"({other.origin})"
+                )

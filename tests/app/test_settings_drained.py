@@ -93,7 +93,7 @@ async def test_while_a_pod_holds_slices_another_name_is_told_once_and_the_old_on
         assert ("ConfigRejected", True) == (event.reason, event.warning)
         assert event.text.startswith(
             f"c.yaml:1:25: sharing.resourceName cannot change from {OLD} to {NEW} while slices are "
-            "held by 1 pod (team-a/train-0);"
+            "held by team-a/train-0;"
         )
         assert event.text == room.service.trouble
 

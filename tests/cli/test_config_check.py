@@ -87,37 +87,6 @@ def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        (
-            "c.yaml",
-            "sharing: {splitCuont: 4}",
-            "1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
-        ),
-        (
-            "d.yaml",
-            "nvidia: {deviceSplitCount: x}",
-            "1:28: nvidia.deviceSplitCount: a whole number is expected, not `x`",
-        ),
-        (
-            "n.json",
-            '{"nodeconfig": [\n{"name": 1}]}',
-            "2:10: nodeconfig[0].name: text is expected, not `1`",
-        ),
-    ],
-)
-def test_an_error_names_file_line_and_column(tmp_path, monkeypatch, capsys, name, text, says):
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(text)
-
-    assert ("", f"hami-agent: {name}:{says}\n") == checked(capsys, name, code=1)
-    out, _ = checked(capsys, name, "--json", code=1)
-    assert (False, f"{name}:{says}") == tuple(
-        json.loads(out)["data"][key] for key in ("ok", "error")
-    )
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
@@ -170,16 +139,6 @@ def test_hamis_flag_names_its_file(files, capsys, flag: str):
     out = capsys.readouterr()
     assert "device.yaml:2:24" in out.out
     assert "warning: device.yaml:3:3" in out.err
-
-
-def test_an_entry_without_a_name_is_of_no_node_and_is_told(tmp_path, monkeypatch, capsys):
-    text = '{"nodeconfig": [{"devicesplitcount": 5}, {"name": "a", "devicesplitcount": 6}]}'
-    out, err = checked(capsys, *written(tmp_path, monkeypatch, **{"n.json": text}))
-
-    assert ["a", "  sharing.splitCount  6      n.json:1:76", "other nodes: all defaults", "ok"] == (
-        out.splitlines()
-    )
-    assert "n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector" in err
 
 
 ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
@@ -304,27 +263,6 @@ def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: st
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("resourceName: x\ndevicePlugin: {b: 1}\n", "1:1: unknown setting resourceName"),
-        ("version: v1\nsharing: {timeSlicing: {}}\n", "1:1: unknown setting version"),
-        ("cambricon:\n  resourceCountName: x\n", "1:1: unknown setting cambricon"),
-        ("nodeconfig:\n- name: a\n", "1:1: unknown setting nodeconfig"),
-        ("/usr/local/vgpu/libvgpu.so\n", "1:1: keys and values are expected here, not `/usr"),
-        ("- a\n", "1:1: keys and values are expected here, not a list"),
-        ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
-        ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:3: not valid YAML: did not find"),
-    ],
-)
-def test_another_file_is_refused_with_its_place(
-    tmp_path, monkeypatch, capsys, text: str, says: str
-):
-    (file,) = written(tmp_path, monkeypatch, **{"f.yaml": text})
-
-    assert checked(capsys, file, code=1)[1].startswith(f"hami-agent: {file}:{says}")
-
-
-@pytest.mark.parametrize(
     ("flag", "text"), [("--config", "nvidia: {}"), ("--config", '{"nodeconfig": []}')]
 )
 def test_a_file_of_hamis_is_not_the_agents_own(tmp_path, capsys, flag: str, text: str):
@@ -361,7 +299,7 @@ def test_yaml_in_braces_is_read(tmp_path, monkeypatch, capsys, name: str, text: 
 def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("in").write_text("nvidia:\n  deviceSplitCount: 4\n")
-    monkeypatch.setattr("agent.cli.config_check.STDIN", Path("in"))
+    monkeypatch.setattr("agent.cli.config.STDIN", Path("in"))
 
     assert "  sharing.splitCount  4      in:2:21" in checked(capsys, "-")[0].splitlines()
 
@@ -371,3 +309,50 @@ def test_an_empty_file_is_a_warning(tmp_path, monkeypatch, capsys, text: str):
     files = written(tmp_path, monkeypatch, **{"c.yaml": text})
 
     assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == checked(capsys, *files)[1]
+
+
+MIG = '{"nodeconfig": [\n{"name": "a", "operatingmode": "mig"}, {"name": "b"}]}'
+
+
+def test_a_node_that_would_have_no_slices_is_no_good_one(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"n.json": MIG})
+
+    out, err = checked(capsys, *files, code=1)
+
+    assert "" == out
+    assert (
+        "hami-agent: n.json:2:32: sharing.operatingMode: the agent does not share GPUs in mode mig "
+        "yet: the node has no slices; set hami-core or mps, or run HAMi's plugin there\n"
+    ) == err
+    assert "b: all defaults" in checked(capsys, *files, "--node", "b")[0]
+
+
+SELECTED = {
+    "nodeconfig": [
+        {"nodelabelselector": {"matchLabels": {"Pool": "x"}}, "devicesplitcount": 4},
+        {"name": "*", "devicesplitcount": 3},
+        {"name": "b", "operatingmode": "unknown"},
+    ]
+}
+
+
+def test_what_selects_by_labels_needs_labels_and_that_is_told(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"n.json": json.dumps(SELECTED)})
+    row = "  sharing.splitCount  {}"
+
+    out, err = checked(capsys, *files, "--node", "a")
+    assert any(line.startswith(row.format(3)) for line in out.splitlines())
+    assert "note: the profile at n.json:1:17 is left out: it needs labels" in err
+    out, err = checked(capsys, *files, "--node", "a", "--label", "Pool=x")
+    assert any(line.startswith(row.format(4)) for line in out.splitlines())
+    assert "note" not in err
+    assert "warning: n.json:1:164: sharing.operatingMode: expected one of" in err
+
+    for asked in ((), ("--node", "b")):
+        assert "n.json:1:164: sharing.operatingMode" in checked(capsys, *files, *asked, code=1)[1]
+
+    flags = ("--nodeconfig", *files, "--device-config", "", "--node-name", "a")
+    assert 0 == dispatch(["config", "show", "--diff", *flags], {})
+    shown = capsys.readouterr()
+    assert "note: what selects by labels is left out" in shown.err
+    assert "sharing.splitCount" in shown.out

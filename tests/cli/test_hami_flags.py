@@ -32,7 +32,7 @@ def test_a_command_line_of_hamis_chart_is_taken(capsys):
         "sharing.memoryScaling",
         "allocation.passDeviceSpecs",
     ] == [line.split()[0] for line in out.out.splitlines()[1:]]
-    assert ["hami-agent: warning: -v: has no effect: set log.level"] == out.err.splitlines()
+    assert ["hami-agent: warning: -v: has no effect here"] == out.err.splitlines()
 
 
 def test_a_flag_that_changes_nothing_is_told_as_its_variable_is(capsys):

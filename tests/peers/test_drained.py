@@ -54,8 +54,8 @@ async def test_another_name_waits_for_the_last_pod_and_then_comes_by_itself(clus
     )
     (refused,) = agent.events("config.rejected")
     assert f"cannot change from {FORMER} to {PRESENT} while" in refused["err"]
-    assert "held by 1 pod (" in refused["err"]
-    assert "/resident)" in refused["err"]
+    assert "slices are held by " in refused["err"]
+    assert "/resident;" in refused["err"]
     await runs(cluster, a_telling_pod(cluster, "late"), 1)
     assert 80 == len(await cluster.kubelet.allocatable(FORMER))
     assert not await cluster.kubelet.allocatable(PRESENT)

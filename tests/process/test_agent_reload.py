@@ -130,51 +130,6 @@ async def test_every_kind_of_change_is_one_list_and_one_write(tmp_path):
         assert [] == node.events()
 
 
-async def test_a_file_that_is_touched_but_the_same_brings_nothing_about(tmp_path):
-    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
-        await started(node.cluster, 16)
-        await node.offers(16, all_gpus(4))
-        await node.until(lambda: node.said("report.written") == 1)
-        # The last lines of a start come in any order.
-        await node.until(lambda: node.said("web.listening") == 2 and node.said("pods.listed") == 1)
-        lines = node.cluster.log.last(5000)
-
-        node.mounted.write(config="sharing: {splitCount: 4}")
-        node.nodeconfig.write_text('{"nodeconfig": []}')
-        await asyncio.sleep(SPREAD)
-
-        assert (1, 1) == node.counts()
-        assert lines == node.cluster.log.last(5000)
-
-
-async def test_bad_files_leave_the_last_good_settings_until_they_are_good(tmp_path):
-    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
-        await started(node.cluster, 16)
-        await node.offers(16, all_gpus(4))
-        bad: Sequence[str | None] = ("sharing: {splitCount: many}", "sharing: [", None)
-        for turn, text in enumerate(bad, start=1):
-            node.mounted.write(**({} if text is None else {"config": text}))
-            await node.rejects(turn)
-        node.nodeconfig.write_bytes(b"\x00" * (1024 * 1024))
-        node.cluster.reload_agent()
-        await node.until(lambda: node.said("config.rejected") == 4)
-        await asyncio.sleep(SPREAD)
-
-        assert (1, 1) == node.counts()
-        assert 3 == len(set(node.events()))
-        assert 4 == node.said("config.rejected")  # who asks is answered
-        first = node.cluster.log.of("config.rejected")[0]
-        assert f"{node.mounted.root}/config.yaml:1:" in str(first.fields["err"])
-        assert (16, None) == (node.cluster.allocatable(), node.cluster.agent.code)
-        assert b"sharing: {splitCount: 4}" == node.copied()
-
-        node.mounted.write(config="sharing: {splitCount: 3}")
-        await node.until(lambda: any("config.json" in text for text in node.events()))
-        node.nodeconfig.write_text('{"nodeconfig": []}')
-        await node.offers(12, all_gpus(3))
-        await node.until(lambda: node.copied() == b"sharing: {splitCount: 3}")
-
-
 async def test_a_hangup_reads_what_no_event_told_of(tmp_path):
     target = tmp_path / "elsewhere.yaml"
     target.write_text("sharing: {splitCount: 4}")
@@ -190,14 +145,6 @@ async def test_a_hangup_reads_what_no_event_told_of(tmp_path):
         assert await cluster.until(lambda: cluster.allocatable() == 5, PATIENCE)
         assert cluster.agent.code is None
         assert 1 == len(cluster.kubelet.history.of("registered"))
-
-
-async def test_flags_stay_on_top_of_a_changed_file(tmp_path):
-    async with following(tmp_path, "sharing: {splitCount: 4}", "--split-count", "7") as node:
-        await started(node.cluster, 28)
-
-        node.mounted.write(config="sharing: {splitCount: 5, coreScaling: 3}")
-        await node.offers(28, all_gpus(7, 300))
 
 
 async def test_a_refused_start_goes_on_with_the_last_good_settings_and_follows_the_files(tmp_path):
@@ -239,29 +186,3 @@ async def test_a_first_start_with_a_list_too_large_is_78_with_one_error_and_one_
         assert [errors[0].fields["err"]] == node.events()
         assert "8 GPUs x 10000 slices x 66 bytes are a list of 5.0 MiB" in node.events()[0]
         assert 0 == node.cluster.allocatable()
-
-
-POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 20}}]"
-
-
-async def test_the_labels_of_the_last_run_hold_in_the_first_list(tmp_path):
-    async with following(tmp_path, POOL) as node:
-
-        def label(fresh):
-            fresh["metadata"]["labels"]["pool"] = "big"
-            return fresh
-
-        node.cluster.store.update("nodes", "", NODE, label)
-        await started(node.cluster, 80)
-
-        def is_copied():
-            copy = copied_settings(node.cluster)
-            return copy is not None and (copy.labels or {}).get("pool") == "big"
-
-        await node.until(is_copied)
-        await node.cluster.stop_agent()
-        lists = node.counts()[0]
-
-        await node.cluster.api.begin_outage()
-        await started(node.cluster, 80)
-        assert lists + 1 == node.counts()[0]

@@ -7,7 +7,7 @@ import pytest
 from agent.codec.register import decode_register
 from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.cluster import NODE, open_cluster
-from tests.process.agent_process import PATIENCE, offers, options, run, started
+from tests.process.agent_process import PATIENCE, offers, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -18,12 +18,6 @@ NODES = {
         {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}},
     ]
 }
-POOL = """
-profiles:
-- name: big
-  match: {labels: pool=big}
-  sharing: {splitCount: 20}
-"""
 
 
 async def test_hamis_files_make_the_list_and_the_annotation(tmp_path):
@@ -38,22 +32,6 @@ async def test_hamis_files_make_the_list_and_the_annotation(tmp_path):
         assert [(1, 5, 122338), (2, 5, 122338)] == [
             (gpu.index, gpu.split_count, gpu.registered_mib) for gpu in told
         ]
-
-
-async def test_a_profile_follows_the_labels_of_the_node():
-    async with open_cluster(options(gpus=2)) as opened:
-        opened.places.config.write_text(POOL)
-        cluster = await started(opened, slices=20)
-
-        def label(fresh):
-            fresh["metadata"]["labels"]["pool"] = "big"
-            return fresh
-
-        cluster.store.update("nodes", "", NODE, label)
-
-        assert await offers(cluster, 40), cluster.log.last(20)
-        assert cluster.agent.code is None
-        assert 1 == len(cluster.kubelet.history.of("registered"))
 
 
 BY_POOL = [
@@ -85,13 +63,3 @@ async def test_the_first_start_waits_for_labels_and_no_longer_than_for_two_secon
         assert 40 == cluster.allocatable(), cluster.log.last(20)
         assert (not reachable) == bool(cluster.log.of("config.labels_unknown"))
         assert (1 if reachable else 2) == len(cluster.kubelet.history.of("listed"))
-
-
-def test_a_mebibyte_of_junk_is_78_with_its_file(tmp_path):
-    junk = tmp_path / "config.json"
-    junk.write_bytes(b"\x00junk" * 300_000)
-
-    ended = run("run", "--nodeconfig", str(junk), "--simulate", "h100:1")
-
-    assert 78 == ended.returncode
-    assert f"hami-agent: {junk}: is larger than 1024 KiB" in ended.stderr

@@ -5,20 +5,16 @@ that asks now.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from agent.core.errors import SettingsError
-from agent.core.state.ledger import Decider, Ledger
+from agent.core.state.ledger import Decider, Ledger, Row
 
 SCHEDULER: Final = "scheduler"
 RESOURCE: Final = "sharing.resourceName"
 
-_SCHEDULERS: Final = {Decider.SCHEDULER: "hami", Decider.KUBELET: "none"}
-
-MOST_NAMED = 3
+MOST_NAMED: Final = 3
 """Pods that a refusal names. It counts the others."""
 
 
@@ -31,60 +27,45 @@ class LastingSetting:
     origin: str = dataclasses.field(compare=False)
 
 
-class _Hold(msgspec.Struct, frozen=True):
-    """A pod that holds slices, and the settings of its answer; empty: fits all settings."""
-
-    pod: str
-    slices: int
-    scheduler: str
-    resource: str
-
-    def value(self, key: str) -> str:
-        return {SCHEDULER: self.scheduler, RESOURCE: self.resource}[key]
-
-
 def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
     """Why `node` cannot have these settings yet; None: the answers of all rows fit them.
 
-    An adopted row fits every scheduler. A row without a resource name fits every name. If rows
-    differ, each of their values fits.
+    If rows differ, each of their values fits.
     """
-    holds = tuple(_holds(ledger))
-    now: dict[str, str] = {}
+    changes: list[str] = []
+    restart = ""
     for setting in wanted:
-        found = [value for hold in holds if (value := hold.value(setting.key))]
-        if found and setting.value not in found:
-            now[setting.key] = found[-1]
-    if not now:
+        rows = [row for row in ledger.rows if _value(row, setting.key)]
+        values = [_value(row, setting.key) for row in rows]
+        if not values or setting.value in values:
+            continue
+        pods = sorted({f"{row.namespace}/{row.pod}" for row in rows if row.holder})
+        names = pods[:MOST_NAMED]
+        if len(pods) > MOST_NAMED:
+            names.append(f"{len(pods) - MOST_NAMED} more")
+        if not all(row.holder for row in rows):
+            names.append("pods that the kubelet has not named")
+        changes.append(
+            f"{setting.origin}: {setting.key} cannot change from {values[-1]} to {setting.value} "
+            f"while slices are held by {', '.join(names)}"
+        )
+        restart = restart or (", then restart the agent" if setting.key == SCHEDULER else "")
+    if not changes:
         return None
-    holds = tuple(hold for hold in holds if any(map(hold.value, now)))
-    changes = " and ".join(
-        f"{one.origin}: {one.key} cannot change from {now[one.key]} to {one.value}"
-        for one in wanted
-        if one.key in now
-    )
-    old = " and ".join(now.values())
-    restart = ", then restart the agent" if SCHEDULER in now else ""
-    pods = sorted({hold.pod for hold in holds} - {""})
-    unnamed = sum(hold.slices for hold in holds if not hold.pod)
-    more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
-    held = f"slices are held by {_count(len(pods), 'pod')} ({', '.join(pods[:MOST_NAMED])}{more})"
-    if unnamed:
-        loose = f"{_count(unnamed, 'slice')} of pods that the kubelet has not named"
-        held = f"{held}, and {loose}" if pods else f"{loose} are held"
     return SettingsError(
-        f"{changes} while {held}; running pods go on; drain the node (kubectl drain {node}) "
-        f"or delete what holds them{restart}, or set it back to {old}; slices are held for up to a "
-        "minute after their pod has gone"
+        f"{' and '.join(changes)}; running pods go on; drain the node (kubectl drain {node}) or "
+        f"delete what holds them{restart}, or set it back; slices are held for up to a minute "
+        "after their pod has gone"
     )
 
 
-def _holds(ledger: Ledger) -> Iterator[_Hold]:
-    for row in ledger.rows:
-        pod = f"{row.namespace}/{row.pod}" if row.holder else ""
-        scheduler = "" if row.adopted else _SCHEDULERS[row.decided_by]
-        yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
+def _value(row: Row, key: str) -> str:
+    """The value that a row was answered under; empty: it fits every one.
 
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    An adopted row fits every scheduler. A row of an earlier agent has no resource name.
+    """
+    if key == RESOURCE:
+        return row.resource
+    if row.adopted:
+        return ""
+    return "none" if row.decided_by is Decider.KUBELET else "hami"

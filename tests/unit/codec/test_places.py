@@ -151,12 +151,6 @@ def test_a_mapping_that_is_none_is_refused(text: str, says: str):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "yes", "'1'", "[1]"])
-def test_a_number_is_finite_and_nothing_else(text: str):
-    with pytest.raises(SettingsError, match="a number is expected"):
-        from_yaml(text).number()
-
-
 @settings(deadline=None)
 @given(st.binary(max_size=80) | st.text(alphabet="{}[]\":,-&*!?|>\n a1.~'#", max_size=60))
 def test_any_bytes_are_read_or_refused_and_nothing_else(content):

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.settings_view import plain, table
-from agent.core.errors import SettingsError
+from agent.cli.config import plain, table
 from agent.settings.fields import WrongValue, duration, seconds_of, written
 from agent.settings.json_schema import json_schema
-from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import BY_KEY
 from tests.fakes.settings_files import load
@@ -103,30 +101,6 @@ def test_what_is_no_duration_is_refused(value):
 def test_what_is_out_of_bounds_is_refused_with_the_bounds(value):
     with pytest.raises(WrongValue, match="expected 1s to 1h"):
         duration(1, 3600)(value)
-
-
-@pytest.mark.parametrize("written_as", ["2s", "2", '"2"', "2000ms", "2.0"])
-def test_a_duration_of_the_file_is_taken_with_and_without_a_unit(tmp_path, written_as):
-    settings = loaded(tmp_path, f"health: {{driverHang: {written_as}}}\n")
-
-    assert 2.0 == build(settings, host_name="n").health.driver_hang
-    assert f"{tmp_path}/config.yaml:1:22" == settings["health.driverHang"].origin
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_each_duration_is_taken_with_a_unit_from_a_variable(tmp_path, key):
-    name = BY_KEY[key].variables[0]
-
-    assert 90.0 == loaded(tmp_path, environ={name: "1.5m"})[key].value
-    assert f"env {name}" == loaded(tmp_path, environ={name: "90"})[key].origin
-
-
-def test_a_refused_duration_is_told_with_its_place_and_what_is_expected(tmp_path):
-    with pytest.raises(SettingsError) as caught:
-        loaded(tmp_path, "health:\n  driverHang: 2 s\n")
-
-    place = f"{tmp_path}/config.yaml:2:15"
-    assert f"{place}: health.driverHang: {FORM}, found `2 s`" == str(caught.value)
 
 
 def test_all_settings_that_are_durations_say_their_unit_and_are_shown_with_it(tmp_path):

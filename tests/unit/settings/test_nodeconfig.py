@@ -56,31 +56,6 @@ def test_keys_in_another_case_are_read_and_unknown_ones_are_not():
     assert ({"name": "node-a", "devicesplitcount": 4},) == decode_nodeconfig(text)
 
 
-@pytest.mark.parametrize(
-    ("entry", "says"),
-    [
-        ('{"name":1}', r"nodeconfig:1:24: nodeconfig\[0\]\.name: text is expected, not `1`"),
-        ('{"devicememoryscaling":"2"}', "devicememoryscaling: a number is expected, not `2`"),
-        ('{"devicecorescaling":true}', "devicecorescaling: a number is expected, not `true`"),
-        ('{"devicecorescaling":1e999}', "devicecorescaling: a number is expected, not `1e999`"),
-        ('{"enablenumatopology":"true"}', "enablenumatopology: true or false is expected"),
-        ('{"filterdevices":{"index":[-1]}}', r"filterdevices\.index\[0\]: `-1` is not between"),
-        ('{"filterdevices":[]}', "filterdevices: keys and values are expected here, not a list"),
-        ('{"name":"a","Name":"b"}', "the key `name` stands here twice"),
-        ("3", r"nodeconfig\[0\]: keys and values are expected here, not `3`"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_told_with_its_place(entry: str, says: str):
-    with pytest.raises(MalformedText, match=says):
-        decode_nodeconfig(f'{{"nodeconfig":[{entry}]}}')
-
-
-@pytest.mark.parametrize("text", ["[]", "null", '{"nodeconfig":{}}'])
-def test_what_holds_no_entries_is_refused(text: str):
-    with pytest.raises(MalformedText):
-        decode_nodeconfig(text)
-
-
 @given(st.text() | st.text(alphabet='{}[]":,nodecfigam01', max_size=60))
 def test_any_text_is_read_or_refused_and_nothing_else(text: str):
     try:

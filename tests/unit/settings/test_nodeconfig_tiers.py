@@ -133,22 +133,6 @@ def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expressi
     ]
 
 
-@pytest.mark.parametrize(
-    "selector",
-    [
-        {"matchLabels": {"gpu": 1}},
-        {"matchLabels": ["gpu"]},
-        {"matchExpressions": {"key": "gpu"}},
-        {"matchExpressions": [{"key": "gpu", "operator": "In", "values": "a100"}]},
-        "gpu=a100",
-        [],
-    ],
-)
-def test_a_wrong_type_in_a_selector_refuses_the_file(selector):
-    with pytest.raises(SettingsError, match=r"n\.json:1:[0-9]+: nodeconfig\[0\].nodelabelselector"):
-        plan({"nodelabelselector": selector, **FOUR})
-
-
 def test_labels_that_are_not_known_select_nothing_but_what_selects_every_node():
     entries = (a100(**FOUR), named("*", **THREE))
     unseen = NodeFacts("n1")
@@ -212,31 +196,3 @@ def test_before_the_first_scan_an_entry_that_labels_may_replace_is_not_judged():
     for sure in (NodeFacts("n1", gpus=frozenset()), NodeFacts("n1", {})):
         with pytest.raises(SettingsError, match="operatingMode"):
             found.settings(sure)
-
-
-ASKED = {
-    "devices": "nvidia: {reportNodeCapacity: true}",
-    "nodes": json.dumps({"nodeconfig": [named(str(n), reportnodecapacity=True) for n in range(3)]}),
-    "environ": {"REPORT_NODE_CAPACITY": "1"},
-    "flags": {"--report-node-capacity": "true"},
-}
-
-
-@pytest.mark.parametrize("source", [*ASKED, "all"])
-def test_node_capacity_is_told_once_to_have_no_effect(source: str):
-    found = plan_of(**(ASKED if source == "all" else {source: ASKED[source]}))  # type: ignore[arg-type]
-
-    (warning,) = found.warnings
-    assert "has no effect: the kubelet would then reject pods" in warning
-
-
-def test_node_capacity_that_is_off_is_not_told():
-    off = json.dumps({"nodeconfig": [named("a", reportnodecapacity=one) for one in (False, None)]})
-    found = plan_of(
-        "nvidia: {reportNodeCapacity: false}",
-        nodes=off,
-        environ={"REPORT_NODE_CAPACITY": "false"},
-        flags={"--report-node-capacity": "false"},
-    )
-
-    assert not [text for text in found.warnings if "apacity" in text]

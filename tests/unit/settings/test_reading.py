@@ -7,7 +7,6 @@ import pytest
 
 from agent.core.allocation.plain import PlainSettings
 from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import SettingsError
 from agent.settings.fields import Values
 from agent.settings.sections import build
@@ -41,129 +40,12 @@ def refused(file: Path, *parts: str) -> None:
         assert part in str(caught.value)
 
 
-def test_the_agents_own_variable_wins_over_the_one_kept_from_hami() -> None:
-    environ = {"NODE_NAME": "hami", "HAMI_AGENT_NODE_NAME": "own"}
-
-    assert loaded(None, environ)["node.name"].value == "own"
-
-
-def test_an_unknown_key_is_refused_with_its_place(write) -> None:
-    path = write("sharing:\n  splitCuont: 4\n")
-
-    refused(path, f"{path}:2:3: ", "unknown setting sharing.splitCuont; `hami-agent config show`")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("sharing: {splitCount: many}", "a whole number"),
-        ("sharing: {splitCount: 0}", "1 to 10000"),
-        ("sharing: {splitCount: 10000000000}", "1 to 10000"),
-        ("sharing: {splitCount: true}", "a whole number"),
-        ("sharing: {splitCount: null}", "a whole number"),
-        ("sharing: {memoryScaling: .nan}", "a number"),
-        ("sharing: {memoryScaling: .inf}", "a number"),
-        ("sharing: {memoryScaling: -1}", "0.01 to 10"),
-        ("sharing: {memoryScaling: lots}", "a number"),
-        ("library: {disableCoreLimit: maybe}", "true or false"),
-        ("library: {hookPath: here}", "an absolute path"),
-        ("library: {hookPath: 3}", "text"),
-        ("library: {cudaLogLevel: true}", "text in quotes, found `true`"),
-        ("library: {cudaLogLevel: 1.5}", "text in quotes, found `1.5`"),
-        ("allocation: {unlockedPods: always}", "one of strict, scheduled, unique"),
-        ("allocation: {unlockedPods: legacy}", "one of strict, scheduled, unique"),
-        ("allocation: {fence: always}", "one of none, prestart"),
-        ("allocation: {mpsRoot: here}", "an absolute path"),
-        ("sharing: {operatingMode: mi}", "one of hami-core, mps, mig"),
-        ("scheduler: volcano", "one of hami, none"),
-        ("scheduler:", "one of hami, none"),
-        ("plain: {memoryLimits: some}", "true or false"),
-        ("sharing: {filterUUIDs: 4}", "a list of texts"),
-        ("sharing: {filterIndexes: 4}", "GPU indexes"),
-        ("sharing: {filterIndexes: [-1]}", "GPU indexes"),
-        ("sharing: {filterIndexes: [[1]]}", "GPU indexes"),
-        ("sharing: {resourceName: gpu}", "a name like nvidia.com/gpu"),
-        ("sharing: {resourceName: x.kubernetes.io/gpu}", "a name like nvidia.com/gpu"),
-        ("sharing: {resourceName: A/b/c}", "a name like nvidia.com/gpu"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_what_was_expected(write, text: str, says: str) -> None:
-    path = write(text)
-
-    refused(path, f"{path}:1:", f"expected {says}")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("sharing: [", "not valid YAML"),
-        ("- a\n- b\n", "keys and values are expected here"),
-        ("sharing: &a {splitCount: 1}\nother: *a\n", "aliases are not allowed"),
-        ("node: {name: a, name: b}", "node: the key `name` stands here twice"),
-        ("1: 2", "a text key is expected, not `1`"),
-        ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "deeper than 20"),
-        ("--- 1\n--- 2\n", "not valid YAML"),
-        ("node: !!python/object:os.system {}", "is unknown"),
-        ("node: {name: !!python/name:os.system x}", "not valid YAML"),
-    ],
-)
-def test_a_file_that_is_no_settings_file_is_refused_whole(write, text: str, says: str) -> None:
-    refused(write(text), says)
-
-
-def test_a_section_whose_keys_are_commented_out_is_no_mistake(write) -> None:
-    assert loaded(write("sharing:\n  # splitCount: 4\n"))["sharing.splitCount"].value == 10
-
-
-def test_an_empty_file_changes_nothing(write) -> None:
-    assert loaded(write("# nothing\n")) == loaded()
-
-
 def test_a_file_of_junk_is_refused_by_its_size(write) -> None:
     refused(write("x: " + "y" * 300_000), "larger than 256 KiB")
 
 
 def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.yaml", "cannot be read", "No such file")
-
-
-def test_a_wrong_variable_is_refused_by_its_name() -> None:
-    with pytest.raises(SettingsError, match=r"env HAMI_AGENT_WEB_PORT: web\.port"):
-        loaded(None, {"HAMI_AGENT_WEB_PORT": "http"})
-
-
-SERVICE = {
-    "HAMI_AGENT_SERVICE_HOST": "10.0.0.7",
-    "HAMI_AGENT_SERVICE_PORT": "9394",
-    "HAMI_AGENT_SERVICE_PORT_HTTP": "9394",
-    "HAMI_AGENT_PORT": "tcp://10.0.0.7:9394",
-    "HAMI_AGENT_PORT_9394_TCP_ADDR": "10.0.0.7",
-}
-
-
-def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting() -> None:
-    assert loaded() == loaded(None, SERVICE)
-
-
-def test_a_service_excuses_no_other_variable() -> None:
-    with pytest.raises(SettingsError, match="env HAMI_AGENT_SIMULATE: unknown"):
-        loaded(None, {**SERVICE, "HAMI_AGENT_SIMULATE": "h100:8"})
-    with pytest.raises(SettingsError, match="env HAMI_AGENT_PORT: unknown"):
-        loaded(None, {"HAMI_AGENT_PORT": "9394"})
-
-
-def test_lists_in_variables_are_separated_by_commas() -> None:
-    environ = {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}
-
-    settings = build(loaded(None, environ), host_name="n")
-
-    assert settings.sharing.filter_indexes == frozenset({0, 3})
-
-
-def test_a_filter_index_that_is_no_number_is_refused_with_its_origin(write) -> None:
-    path = write('sharing: {filterIndexes: ["x"]}')
-
-    refused(path, f"{path}:1:26: sharing.filterIndexes: expected GPU indexes")
 
 
 def test_the_node_is_named_after_the_host_where_nothing_says_otherwise() -> None:
@@ -186,11 +68,6 @@ def test_no_two_settings_share_a_key_a_flag_or_a_variable() -> None:
         assert len(set(names)) == len(names)
 
 
-def test_without_a_word_the_scheduler_is_hamis() -> None:
-    assert None is build(loaded(), host_name="here").plain
-    assert None is build(loaded(flags={"--scheduler": "hami"}), host_name="here").plain
-
-
 def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
     plain = build(loaded(write("scheduler: none")), host_name="here").plain
     limited = build(
@@ -199,6 +76,7 @@ def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
     ).plain
 
     assert (PlainSettings(), PlainSettings(memory_limits=True)) == (plain, limited)
+    assert None is build(loaded(), host_name="here").plain
 
 
 def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
@@ -211,12 +89,6 @@ def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
     assert ("mps", "mps", "") == (without.sharing.mode, without.edits.mode, without.edits.mps_root)
     assert "/run/nvidia/mps" == with_root.edits.mps_root
     assert with_root.sharing.resource == with_root.edits.resource
-
-
-def test_the_kubelets_word_for_pods_without_a_lock_can_be_chosen() -> None:
-    settings = build(loaded(flags={"--unlocked-pods": "unique"}), host_name="here")
-
-    assert UnlockedPods.UNIQUE is settings.match.unlocked_pods
 
 
 @pytest.fixture

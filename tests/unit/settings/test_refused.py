@@ -1,0 +1,422 @@
+"""What is wrong in a source is one sentence with its place, whatever the source holds.
+
+c.yaml is the agent's own file, d.yaml HAMi's device-config.yaml, n.json HAMi's config.json.
+"""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.core.errors import SettingsError
+from agent.core.state.last_good import SourceFile
+from agent.settings.sections import build
+from agent.settings.sources import NodeFacts, Sources
+from agent.settings.table import FIELDS
+from agent.settings.values import make_plan
+from tests.unit.settings.plans import plan_of
+
+GREAT = "1" + 309 * "0"
+HUGE = "0x" + 5000 * "f"
+CLOCK = ":".join(200 * ["1"]) + ".5"
+"""YAML 1.1's sixties: a whole number that no float holds, and a half."""
+STRATEGIES = "envvar, volume-mounts, cdi-annotations, cdi-cri"
+FACTS = NodeFacts("a", {"x": "a"}, frozenset({"0"}))
+
+
+def refusal(**sources: object) -> SettingsError:
+    with pytest.raises(SettingsError) as caught:
+        plan_of(**sources)  # type: ignore[arg-type]
+    return caught.value
+
+
+OWN = [
+    # no settings file
+    ("sharing: [", "2:1: not valid YAML"),
+    ("- a\n- b\n", "1:1: keys and values are expected here, not a list"),
+    ("1: 2", "1:1: a text key is expected, not `1`"),
+    ("--- 1\n--- 2\n", "2:1: not valid YAML: but found another document"),
+    ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: aliases are not allowed"),
+    ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "21:41: nested deeper than 20"),
+    ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
+    ("node: !!python/object:os.system {}", "1:7: node: the tag tag:yaml.org,2002:python"),
+    ("node: {name: !!python/name:os.system x}", "1:14: node.name: not valid YAML"),
+    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:16: this is a template that was not rendered"),
+    ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:2: this is a template that was not"),
+    ('a:\n  b:\n    {{- include "x" . | nindent 4 }}\n', "3:6: this is a template that was not"),
+    ("apiVersion: v1\nkind: ConfigMap\n", "1:1: this is a Kubernetes object, not a settings"),
+    ("nodeconfig: []", "1:1: unknown setting nodeconfig; `hami-agent config show` lists all"),
+    # keys
+    ("sharing:\n  splitCuont: 4\n", "2:3: unknown setting sharing.splitCuont; `hami-agent"),
+    ("sharing.splitCount: 5", "1:1: unknown setting sharing.splitCount"),
+    ("sharing: {split.Count: 5}", "1:11: unknown setting sharing.split.Count"),
+    ("sharing: 7", "1:10: sharing: keys and values are expected here, not `7`"),
+    # values
+    *(
+        (
+            f"{section}: {{{name}: {value}}}",
+            f"1:{len(section) + len(name) + 6}: {section}.{name}: expected {says}",
+        )
+        for section, name, value, says in [
+            ("sharing", "splitCount", "many", "a whole number, found `many`"),
+            ("sharing", "splitCount", "0", "1 to 10000, found `0`"),
+            ("sharing", "splitCount", "10000000000", "1 to 10000"),
+            ("sharing", "splitCount", "true", "a whole number"),
+            ("sharing", "splitCount", "null", "a whole number, found `null`"),
+            ("sharing", "splitCount", "[true]", "a whole number, found a list"),
+            ("sharing", "splitCount", "{}", "a whole number, found a mapping"),
+            ("sharing", "memoryScaling", ".nan", "a number"),
+            ("sharing", "memoryScaling", ".inf", "a number"),
+            ("sharing", "memoryScaling", "-1", "0.01 to 10"),
+            ("sharing", "memoryScaling", "lots", "a number"),
+            ("sharing", "filterUUIDs", "4", "a list of texts"),
+            ("sharing", "filterIndexes", "4", "GPU indexes"),
+            ("sharing", "filterIndexes", "[-1]", "GPU indexes, found -1"),
+            ("sharing", "filterIndexes", "[0, true]", "GPU indexes, found true"),
+            ("sharing", "filterIndexes", '["x"]', "GPU indexes, found 'x'"),
+            ("sharing", "operatingMode", "mi", "one of hami-core, mps, mig"),
+            ("sharing", "resourceName", "gpu", "a name like nvidia.com/gpu"),
+            ("sharing", "resourceName", "x.kubernetes.io/gpu", "a name like nvidia.com/gpu"),
+            ("sharing", "resourceName", "A/b/c", "a name like nvidia.com/gpu"),
+            ("library", "disableCoreLimit", "maybe", "true or false"),
+            ("library", "hookPath", "here", "an absolute path"),
+            ("library", "hookPath", "3", "text"),
+            ("library", "cudaLogLevel", "true", "text in quotes, found `true`"),
+            ("library", "cudaLogLevel", "1.5", "text in quotes, found `1.5`"),
+            ("library", "cudaLogLevel", HUGE, "text in quotes, found `0xffff"),
+            ("allocation", "unlockedPods", "legacy", "one of strict, scheduled, unique"),
+            ("allocation", "fence", "always", "one of none, prestart"),
+            ("allocation", "mpsRoot", "here", "an absolute path"),
+            ("allocation", "cdiKind", "a b", "text like nvidia.com/gpu"),
+            ("allocation", "cdiAnnotationPrefix", "a b", "text like cdi"),
+            ("allocation", "deviceListStrategy", "[x]", f"one or more of {STRATEGIES}, found 'x'"),
+            ("allocation", "deviceListStrategy", "[]", f"one or more of {STRATEGIES}, found none"),
+            ("report", "profile", "colon-7", "one of json, colon, found `colon-7`"),
+            ("plain", "memoryLimits", "some", "true or false"),
+            ("health", "driverHang", "2 s", "a duration such as 500ms, 2s, 10m or 1h, found `2 s`"),
+            ("health", "driverHang", "2h", "1s to 1h, found `2h`"),
+            ("paths", "state", '"/a\\0"', "text of UTF-8 characters without NUL"),
+            *(("node", "name", name, "the name of a Node") for name in ("GPU-1", "gpu_1", "a.")),
+            ("node", "name", 254 * "a", "the name of a Node"),
+        ]
+    ),
+    ("scheduler: volcano", "1:12: scheduler: expected one of hami, none"),
+    ("scheduler:", "1:11: scheduler: expected one of hami, none, found nothing"),
+    # profiles
+    *(
+        (f"profiles: [ {profile} ]", f"1:{column}: {says}")
+        for profile, column, says in [
+            ("{match: {nodes: [a]}}", 13, "profiles[0]: `name` is needed"),
+            ("{name: p}", 13, "profiles[0]: `match` is needed"),
+            ("{name: p, match: {}}", 30, "profiles[0].match: `nodes` or `labels` is needed"),
+            ("{name: p, match: {node: [a]}}", 31, "profiles[0].match: unknown key `node`; known"),
+            ("{name: p, match: {gpus: [a]}}", 31, "profiles[0].match: unknown key `gpus`; known"),
+            ("{name: p, match: {nodes: a}}", 38, "profiles[0].match.nodes: a list is expected"),
+            ("{name: p, match: {nodes: []}}", 38, "profiles[0].match.nodes: an empty list"),
+            ("{name: p, match: {labels: 'a b'}}", 39, "profiles[0].match.labels: 'a b' is not a"),
+            (
+                "{name: p, match: {nodes: [a]}, web: {port: 1}}",
+                44,
+                "a profile cannot set web, which",
+            ),
+            (
+                "{name: p, match: {nodes: [a]}, sharing: {resourceName: a.b/c}}",
+                54,
+                "a profile cannot set sharing.resourceName, which",
+            ),
+            ("{name: p, match: {nodes: [a]}, sharing: {x: 1}}", 54, "unknown setting sharing.x"),
+            (
+                "{name: p, match: {nodes: [a]}, sharing.splitCount: 3}",
+                44,
+                "unknown setting sharing",
+            ),
+            (
+                "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",
+                66,
+                "sharing.splitCount: expected 1 to 10000, found `0`",
+            ),
+            (
+                "{name: p, match: {nodes: [a]}}, {name: p, match: {}}",
+                52,
+                "profiles[1].name: the pro",
+            ),
+            ("3", 13, "profiles[0]: keys and values are expected here"),
+        ]
+    ),
+]
+DEVICES = [
+    (
+        "{deviceSplitCount: '10'}",
+        "28: nvidia.deviceSplitCount: a whole number is expected, not `10`",
+    ),
+    ("{deviceSplitCount: 5.5}", "28: nvidia.deviceSplitCount: a whole number is expected"),
+    ("{deviceSplitCount: 1e400}", "28: nvidia.deviceSplitCount: a whole number is expected"),
+    ("{deviceSplitCount: .inf}", "28: nvidia.deviceSplitCount: a whole number is expected"),
+    ("{deviceSplitCount: -1}", "28: nvidia.deviceSplitCount: `-1` is not between 0 and"),
+    ("{deviceSplitCount: [1]}", "28: nvidia.deviceSplitCount: a whole number is expected, not a l"),
+    ("{deviceSplitCount: '1:30'}", "28: nvidia.deviceSplitCount: a whole number is expected"),
+    ("{deviceSplitCount: 1.5e0}", "28: nvidia.deviceSplitCount: a whole number is expected"),
+    ("{deviceSplitCount: 0x}", "28: nvidia.deviceSplitCount: a whole number is expected, not `0x`"),
+    ("{deviceSplitCount: 0}", "28: sharing.splitCount: expected 1 to 10000, found 0"),
+    ("{deviceMemoryScaling: much}", "31: nvidia.deviceMemoryScaling: a number is expected"),
+    ("{deviceMemoryScaling: .nan}", "31: nvidia.deviceMemoryScaling: a number is expected"),
+    ("{deviceMemoryScaling: 1e999}", "31: nvidia.deviceMemoryScaling: a number is expected"),
+    ("{deviceMemoryScaling: 2001-01-01}", "31: nvidia.deviceMemoryScaling: a number is expected"),
+    ("{deviceMemoryScaling: [1.5]}", "31: nvidia.deviceMemoryScaling: a number is expected"),
+    ("{deviceMemoryScaling: yes}", "31: nvidia.deviceMemoryScaling: a number is expected"),
+    ("{overwriteEnv: 1}", "24: nvidia.overwriteEnv: true or false is expected, not `1`"),
+    ("{overwriteEnv: yEs}", "24: nvidia.overwriteEnv: true or false is expected, not `yEs`"),
+    ("{overwriteEnv: 'yes'}", "24: nvidia.overwriteEnv: true or false is expected"),
+    ("{defaultMemory: 2147483648}", "25: nvidia.defaultMemory: `2147483648` is not between -21474"),
+    ("{resourceCountName: [x]}", "29: nvidia.resourceCountName: text is expected, not a list"),
+    ("{libCudaLogLevel: {}}", "27: nvidia.libCudaLogLevel: text is expected, not a mapping"),
+    ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
+    ("{gpuCorePolicy: !!int x}", "25: nvidia.gpuCorePolicy: `x` is not of type int"),
+    ("{<<: {deviceSplitCount: 1}}", "10: nvidia: a text key is expected, not `<<`"),
+    ("{migProfileAllowlist: {}}", "31: nvidia.migProfileAllowlist: a list is expected"),
+    ("{migProfileAllowlist: [{models: x}]}", "41: nvidia.migProfileAllowlist[0].models: a list is"),
+    (
+        "{knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]}",
+        "61: nvidia.knownMigGeometries[0].allowedGeometries[0][0].count: a whole number",
+    ),
+    ("{overwriteEnv: y, overwriteEnv: n}", "27: nvidia: the key `overwriteEnv` stands here twice"),
+    ("3", "9: nvidia: keys and values are expected"),
+]
+NODES = [
+    ('{"name":1}', "24: nodeconfig[0].name: text is expected, not `1`"),
+    ('{"devicememoryscaling":"2"}', "39: nodeconfig[0].devicememoryscaling: a number is expected"),
+    ('{"devicecorescaling":true}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
+    ('{"devicecorescaling":1e999}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
+    (f'{{"devicecorescaling":-{GREAT}}}', "37: nodeconfig[0].devicecorescaling: a number is exp"),
+    (f'{{"devicesplitcount":{5000 * "1"}}}', "36: nodeconfig[0].devicesplitcount: "),
+    ('{"devicesplitcount":0.5}', "36: nodeconfig[0].devicesplitcount: a whole number is expected"),
+    ('{"enablenumatopology":"true"}', "38: nodeconfig[0].enablenumatopology: true or false is"),
+    ('{"filterdevices":{"index":[-1]}}', "43: nodeconfig[0].filterdevices.index[0]: `-1` is not b"),
+    ('{"filterdevices":[]}', "33: nodeconfig[0].filterdevices: keys and values are expected here"),
+    ('{"name":"a","Name":"b"}', "28: nodeconfig[0]: the key `name` stands here twice"),
+    ("3", "16: nodeconfig[0]: keys and values are expected here, not `3`"),
+    *(
+        (f'{{"nodelabelselector":{json.dumps(selector)}}}', f"{column}: nodeconfig[0].nodelabels")
+        for selector, column in [
+            ({"matchLabels": {"gpu": 1}}, 61),
+            ({"matchLabels": {"gpu": True}}, 61),
+            ({"matchLabels": ["gpu"]}, 53),
+            ({"matchExpressions": {"key": "gpu"}}, 58),
+            ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": "a100"}]}, 102),
+            ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": [7]}]}, 103),
+            ("gpu=a100", 37),
+            ([], 37),
+        ]
+    ),
+]
+OTHERS = [
+    ({"environ": {"HAMI_AGENT_WEB_PORT": "http"}}, "env HAMI_AGENT_WEB_PORT: web.port: expected a"),
+    (
+        {"environ": {"HAMI_AGENT_SPLIT_COUNT": "1"}},
+        "env HAMI_AGENT_SPLIT_COUNT: unknown setting; a",
+    ),
+    (
+        {"environ": {"HAMI_AGENT_CONFIG": "/x"}},
+        "env HAMI_AGENT_CONFIG: unknown setting; a variable",
+    ),
+    ({"environ": {"HAMI_AGENT_": "1"}}, "env HAMI_AGENT_: unknown setting; a variable"),
+    ({"environ": {"HAMI_AGENT_PORT": "9394"}}, "env HAMI_AGENT_PORT: unknown setting; a variable"),
+    (
+        {"environ": {"HAMI_AGENT_SERVICE_HOST": "10.0.0.7", "HAMI_AGENT_SIMULATE": "h100:8"}},
+        "env HAMI_AGENT_SIMULATE: unknown setting; a variable",
+    ),
+    ({"environ": {"NODE_NAME": "a\udcff"}}, "env NODE_NAME: node.name: expected text of UTF-8"),
+    (
+        {"environ": {"CONFIG_FILE": "/a\0b"}},
+        "env CONFIG_FILE: files.deviceConfig: expected text of",
+    ),
+    (
+        {"environ": {"DEVICE_LIST_STRATEGY": "x"}},
+        "env DEVICE_LIST_STRATEGY: allocation.deviceListS",
+    ),
+    (
+        {"environ": {"DEVICE_DISCOVERY_STRATEGY": "tegra"}},
+        "env DEVICE_DISCOVERY_STRATEGY: no other value works here: expected auto or nvml, found",
+    ),
+    ({"environ": {"HAMI_AGENT_HEALTH_XIDS": "94"}}, "env HAMI_AGENT_HEALTH_XIDS: health.xids: exp"),
+    (
+        {"environ": {"HAMI_AGENT_HEALTH_XIDS": "65536=fatal"}},
+        "env HAMI_AGENT_HEALTH_XIDS: health.xi",
+    ),
+    (
+        {"environ": {"HAMI_AGENT_HEALTH_XIDS": "4=fatal,4=contained"}},
+        "env HAMI_AGENT_HEALTH_XIDS: health.xids: expected one class for XID 4, found more",
+    ),
+    (
+        {"flags": {"--device-list-strategy": ""}},
+        "--device-list-strategy: allocation.deviceListStra",
+    ),
+    ({"flags": {"--state-dir": "/a\udcff"}}, "--state-dir: paths.state: expected text of UTF-8"),
+    *(
+        ({"nodes": text}, says)
+        for text, says in [
+            ("[]", "n.json:1:1: keys and values are expected here, not a list"),
+            ("null", "n.json:1:1: keys and values are expected here, not `null`"),
+            ('{"nodeconfig":{}}', "n.json:1:15: nodeconfig: a list is expected here"),
+            ('{"kind": "List", "apiVersion": "v1"}', "n.json:1:1: this is a Kubernetes object"),
+            (
+                '{"nodeconfig":[{"name":"a","operat\n',
+                "n.json:1:35: not valid JSON: Invalid control character",
+            ),
+            (
+                json.dumps({f"key{n}": 1 for n in range(70_000)}),
+                "n.json:1:1: the key `nodeconfig` is not there, and 70000 others are",
+            ),
+        ]
+    ),
+    *(
+        ({"own": f"sharing: {{memoryScaling: '{text}'}}"}, "c.yaml:1:26: sharing.memoryScaling: ")
+        for text in ("1_0", " 1", "\uff11", "1e", "0x1", "inf")
+    ),
+]
+ROWS = [
+    *(({"own": text}, f"c.yaml:{says}") for text, says in OWN),
+    *(({"devices": f"nvidia: {text}"}, f"d.yaml:1:{says}") for text, says in DEVICES),
+    *(({"nodes": f'{{"nodeconfig":[{text}]}}'}, f"n.json:1:{says}") for text, says in NODES),
+    *OTHERS,
+    ({"devices": "nvidia: ["}, "d.yaml:2:1: not valid YAML: did not find"),
+]
+
+
+@pytest.mark.parametrize(("sources", "says"), ROWS)
+def test_a_wrong_source_is_refused_with_its_place(sources: dict[str, object], says: str):
+    assert str(refusal(**sources)).startswith(says)
+
+
+def test_all_that_is_wrong_is_one_refusal():
+    error = refusal(
+        own="allocation: {deviceListStrategy: [x], cdiKind: y}\nweb: {port: z}",
+        devices="nvidia: {overwriteEnv: 1}",
+        environ={"HAMI_AGENT_X": "1"},
+    )
+
+    assert 5 == len(error.every)
+    assert str(error).endswith("(and 4 more)")
+
+
+@pytest.mark.parametrize("value", [HUGE, f"-{HUGE}", CLOCK, "0" + 9000 * "7", 5000 * "9"])
+def test_a_number_beyond_all_bounds_is_refused_by_every_setting(value: str):
+    for key in {one.key for one in FIELDS if "." in one.key} - {"library.cudaLogLevel"}:
+        section, name = key.split(".")
+        for written in (value, f"[{value}]"):
+            error = refusal(own=f"{section}: {{{name}: {written}}}")
+            assert str(error).startswith(f"c.yaml:1:{len(key) + 5}: ")
+
+
+# Whatever stands in the sources: taken, or refused with the place.
+
+FILES = {
+    "devices": b"nvidia:\n  deviceSplitCount: 4\n  deviceMemoryScaling: 1.5\n  libCudaLogLevel: 3\n"
+    b"  migProfileAllowlist:\n    - models: [A30]\n      profiles: [1g.6gb]\n",
+    "own": b"sharing:\n  splitCount: 4\n  filterIndexes: [0, 3]\nprofiles:\n  - name: big\n"
+    b'    match: {nodes: ["a*"], labels: "x in (a, b)"}\n    library: {corePolicy: force}\n',
+    "nodes": b'{"nodeconfig": [{"name": "a", "devicesplitcount": 5,\n'
+    b'  "filterdevices": {"uuid": ["GPU-1"], "index": [0]}}]}',
+}
+NAMES = {"devices": "device_config", "own": "own", "nodes": "node_config"}
+
+
+def of_bytes(kind: str, content: bytes) -> str:
+    """The sentence; empty: the file is taken."""
+    try:
+        plan = make_plan(Sources(**{NAMES[kind]: SourceFile("file", content)}))  # type: ignore[arg-type]
+        build(plan.resolve(FACTS), host_name="a")
+    except SettingsError as error:
+        str(error).encode()
+        assert str(error).startswith("file:")  # noqa: PT017 -- many are taken
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_half_written_file_is_taken_or_refused(kind: str):
+    assert "" == of_bytes(kind, FILES[kind])
+    for size in range(len(FILES[kind])):
+        of_bytes(kind, FILES[kind][:size])
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("junk", [b"\x00", b"\xff", b"[", b"{", b"- ", b"a", b"&a ", b'"', b"\t"])
+def test_much_of_one_byte_is_refused(kind: str, junk: bytes):
+    assert of_bytes(kind, junk * (200_000 // len(junk)))
+
+
+@given(st.sampled_from(sorted(FILES)), st.data())
+@settings(deadline=None)
+def test_a_damaged_file_is_taken_or_refused(kind: str, data: st.DataObject):
+    content = bytearray(FILES[kind])
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    of_bytes(kind, bytes(content))
+
+
+SCALARS = st.sampled_from(
+    [
+        *(HUGE, f"-{HUGE}", CLOCK, CLOCK[:-2], GREAT, f"-{GREAT}", "1e400", ".nan", "-.inf", "~"),
+        *("0b_", "2001-99-99", "!!set {a}", "!!omap [a]", "!!binary x", "!%ff x", "!!int x", "<<"),
+        *("! x", "!!float 1:1", "!!timestamp 1", "0001-01-01T00:00:00+23:59", "{<<: 1}", '"\\0"'),
+        *("{? [a] : b}", "!!bool maybe", "!!int ''", "!!int [1]", "!!timestamp x", "!!str [a]"),
+    ]
+)
+VALUES = st.recursive(
+    SCALARS | st.integers().map(str) | st.floats().map(str) | st.text(max_size=6).map(json.dumps),
+    lambda one: (
+        st.lists(one, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.dictionaries(st.sampled_from("abc"), one, max_size=2).map(
+            lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs.items()) + "}"
+        )
+    ),
+    max_leaves=4,
+)
+KEYS = st.sampled_from(sorted(field.key for field in FIELDS))
+HAMIS = st.sampled_from(
+    [
+        *("deviceSplitCount", "deviceMemoryScaling", "libCudaLogLevel", "gpuCorePolicy"),
+        *("overwriteEnv", "resourceCountName", "migProfileAllowlist", "knownMigGeometries"),
+        *("name", "operatingmode", "devicesplitcount", "devicememoryscaling", "filterdevices"),
+        *("enablenumatopology", "preconfigureddevicememory", "nodelabelselector"),
+    ]
+)
+
+
+@given(KEYS, HAMIS, VALUES)
+@settings(deadline=None)
+def test_any_value_of_any_key_is_taken_or_refused(key: str, theirs: str, value: str):
+    *sections, name = key.split(".")
+    body = f"{name}: {value}"
+    for section in sections:
+        body = f"{section}: {{{body}}}"
+    for text in (
+        body,
+        f"profiles: [{{name: p, match: {{nodes: [a]}}, {body}}}]",
+        f"profiles: [{{name: {value}, match: {{nodes: [a], labels: {value}}}}}]",
+    ):
+        of_bytes("own", text.encode(errors="replace"))
+    of_bytes("devices", f"nvidia: {{{theirs}: {value}}}".encode(errors="replace"))
+    entry = f'{{"nodeconfig":[{{"name":"a","{theirs}":{value}}}]}}'
+    of_bytes("nodes", entry.encode(errors="replace"))
+
+
+WORDS = st.text(max_size=8) | st.text(
+    st.characters(codec=None, categories=["Cs", "Nd", "Cc", "No"]), max_size=5
+)
+NUMBERS = st.sampled_from([HUGE, GREAT, 5000 * "9", "1e999", "nan", "-inf", "\u00b2", "1_0"])
+
+
+@given(st.sampled_from(FIELDS), WORDS | NUMBERS)
+@settings(deadline=None)
+def test_any_text_of_a_variable_and_a_flag_is_taken_or_refused(field, value: str):
+    sources: list[dict[str, object]] = [{"environ": {name: value}} for name in field.variables]
+    sources += [{"environ": {f"HAMI_AGENT_{value}": value}}, {"flags": {field.flag: value}}]
+    for one in sources:
+        try:
+            build(plan_of(**one).resolve(FACTS), host_name="a")  # type: ignore[arg-type]
+        except SettingsError as error:
+            str(error).encode()
+            assert str(error).startswith(("env ", "--"))  # noqa: PT017 -- many are taken

@@ -1,0 +1,396 @@
+"""What the sources give a node: its values, and a warning for what has no effect.
+
+c.yaml is the agent's own file, d.yaml HAMi's device-config.yaml, n.json HAMi's config.json.
+"""
+
+import json
+
+import pytest
+
+from agent.core.allocation.requests import RequestRules
+from agent.settings.sources import NodeFacts
+from tests.unit.settings.plans import plan_of
+
+COUNT, SCALING = "sharing.splitCount", "sharing.memoryScaling"
+HERE = NodeFacts("a", {"zone": "a"})
+DEVICES = "nvidia: {deviceSplitCount: 2}"
+OWN = """
+sharing: {splitCount: 3}
+profiles:
+- {name: some, match: {nodes: [n*, a]}, sharing: {splitCount: 4}}
+- {name: one, match: {nodes: [a], labels: zone=a}, sharing: {memoryScaling: 5}}
+"""
+SERVICE = {
+    "HAMI_AGENT_SERVICE_HOST": "10.0.0.7",
+    "HAMI_AGENT_SERVICE_PORT_HTTP": "9394",
+    "HAMI_AGENT_PORT": "tcp://10.0.0.7:9394",
+    "HAMI_AGENT_PORT_9394_TCP_ADDR": "10.0.0.7",
+    "HAMI_AGENT_WEB_SERVICE_HOST": "10.0.0.1",
+    "HAMI_AGENT_WEB_PORT": "tcp://10.0.0.1:9394",
+    "HAMI_AGENT_WEB_PORT_9394_TCP_ADDR": "10.0.0.1",
+}
+"""What Kubernetes sets beside Services named hami-agent and hami-agent-web."""
+
+
+def nodes(*entries: object) -> str:
+    return json.dumps({"nodeconfig": entries})
+
+
+def entry(**keys: object) -> str:
+    return nodes({"name": "a", **keys})
+
+
+SIX = entry(devicesplitcount=6)
+ORDER = [
+    ({}, {COUNT: (10, "default")}),
+    ({"devices": DEVICES}, {COUNT: (2, "d.yaml:1:28")}),
+    ({"devices": DEVICES, "own": "sharing: {splitCount: 3}"}, {COUNT: (3, "c.yaml:1:23")}),
+    ({"devices": DEVICES, "own": OWN}, {COUNT: (4, "c.yaml:4:63"), SCALING: (5.0, "c.yaml:5:77")}),
+    ({"own": OWN, "nodes": SIX}, {COUNT: (6, "n.json:1:51"), SCALING: (5.0, "c.yaml:5:77")}),
+    (
+        {"nodes": SIX, "environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "7"}},
+        {COUNT: (7, "env HAMI_AGENT_SHARING_SPLIT_COUNT")},
+    ),
+    (
+        {"environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "7"}, "flags": {"--split-count": "8"}},
+        {COUNT: (8, "--split-count")},
+    ),
+    (
+        {"environ": {"NODE_NAME": "hami", "HAMI_AGENT_NODE_NAME": "own"}},
+        {"node.name": ("own", "env HAMI_AGENT_NODE_NAME")},
+    ),
+]
+
+
+@pytest.mark.parametrize(("sources", "expected"), ORDER)
+def test_a_later_source_wins_and_each_value_has_its_origin(sources, expected):
+    found = plan_of(**sources).resolve(HERE)
+
+    assert expected == {key: (found[key].value, found[key].origin) for key in expected}
+
+
+@pytest.mark.parametrize(
+    ("match", "facts", "holds"),
+    [
+        ("{nodes: [a, 'b?']}", NodeFacts("b1"), True),
+        ("{nodes: [a, 'b?']}", NodeFacts("b12"), False),
+        ("{labels: 'zone=a'}", NodeFacts(labels={"zone": "a"}), True),
+        ("{labels: 'zone=a'}", NodeFacts(labels={}), False),
+        ("{labels: 'zone!=a'}", NodeFacts(labels={}), True),
+        ("{labels: 'zone!=a'}", NodeFacts(labels=None), False),
+        ("{nodes: [a], labels: 'zone=a'}", NodeFacts("b", {"zone": "a"}), False),
+    ],
+)
+def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
+    plan = plan_of(own=f"profiles:\n- {{name: p, match: {match}, sharing: {{splitCount: 4}}}}")
+
+    assert (4 if holds else 10) == plan.resolve(facts)[COUNT].value
+    assert ("p",) * holds == plan.resolve(facts).profiles
+
+
+ZERO = "devicesplitcount 0 overrides nothing, as in HAMi's plugin: sharing.splitCount of all nodes"
+IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
+VALUES = [
+    # files that say nothing
+    *(({"own": text}, {COUNT: 10}, ()) for text in ("# x\n", "---\n# later\n", "null\n", "~")),
+    ({"devices": "--- # nothing\n...\n"}, {COUNT: 10}, ("there is no section nvidia",)),
+    ({"own": "sharing:\n  # splitCount: 4\n"}, {COUNT: 10}, ()),
+    ({"own": "profiles:\n  # - name: p\n"}, {COUNT: 10}, ()),
+    ({"nodes": "{}"}, {COUNT: 10}, ("n.json:1:1: there is no key `nodeconfig`; nothing is taken",)),
+    ({"nodes": '{"nodeconfig": null}'}, {COUNT: 10}, ()),
+    (
+        {"nodes": nodes(None, {"name": "a", "devicesplitcount": 3})},
+        {COUNT: 3},
+        ("n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector",),
+    ),
+    # HAMi's keys
+    ({"devices": "nvidia: {libCudaLogLevel: ''}"}, {"library.cudaLogLevel": ""}, ()),
+    (
+        {"devices": "nvidia: {defaultGPUNum: 5, runtimeClassName: x, overwriteEnv: true}"},
+        {COUNT: 10, "library.cudaLogLevel": "1"},
+        (),
+    ),
+    (
+        {"devices": "nvidia: {deviceSplitCount: 4}\nmetax: {x: y}\nsharing: {splitCount: 3}\n"},
+        {COUNT: 4},
+        ("d.yaml:3:1: sharing has no effect in HAMi's file; it belongs in the agent's own config",),
+    ),
+    (
+        {
+            "nodes": nodes(
+                {"name": "a", "devicesplitcount": 3}, {"name": "a", "devicesplitcount": 4}
+            )
+        },
+        {COUNT: 4},
+        ("n.json:1:55: the name a is also at n.json:1:17; both entries apply, and this one wins",),
+    ),
+    (
+        {"nodes": nodes({"name": "gpu-*"})},
+        {},
+        ("nodeconfig[0]: no Node is called gpu-*: names are",),
+    ),
+    ({"nodes": entry(migstrategy="none", enablegetpreferredallocation=True)}, {}, ()),
+    (
+        {"nodes": entry(migstrategy="mixed")},
+        {},
+        ("migstrategy 'mixed' has no effect here",),
+    ),
+    (
+        {"nodes": entry(enablegetpreferredallocation=False)},
+        {},
+        ("enablegetpreferredallocation false has no effect here",),
+    ),
+    ({"nodes": entry(operatingmode="remote")}, {}, ("remote means hami-core; for remote GPUs",)),
+    # zeros of config.json
+    ({"nodes": entry(devicesplitcount=0)}, {COUNT: 10}, (f"{ZERO} is 10 (default)",)),
+    (
+        {"nodes": entry(devicesplitcount=0), "own": OWN},
+        {COUNT: 4},
+        (f"{ZERO} is 3 (c.yaml:2:23)",),
+    ),
+    (
+        {"nodes": nodes({"name": "*", "devicesplitcount": 0}), "devices": DEVICES},
+        {COUNT: 2},
+        (f"{ZERO} is 2 (d.yaml:1:28)",),
+    ),
+    (
+        {
+            "nodes": entry(devicesplitcount=0),
+            "environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"},
+        },
+        {COUNT: 5},
+        (),
+    ),
+    ({"nodes": entry(enablenumatopology=False, operatingmode="")}, {}, ()),
+    # labels: null is an empty text, as in Go
+    *(
+        (
+            {"nodes": nodes({"nodelabelselector": selector, "devicesplitcount": 3})},
+            {COUNT: count},
+            (),
+        )
+        for selector, count in [
+            ({"matchLabels": {"none": None}}, 10),
+            ({"matchLabels": {"zone": None}}, 10),
+            ({"matchExpressions": IN}, 3),
+        ]
+    ),
+    # variables
+    ({"environ": SERVICE}, {"web.port": 9394}, ()),
+    ({"environ": {**SERVICE, "HAMI_AGENT_WEB_PORT": "77"}}, {"web.port": 77}, ()),
+    *(
+        ({"environ": environ}, {key: value}, ())
+        for environ, key, value in [
+            ({"FAIL_ON_INIT_ERROR": "true"}, "driver.onNoDriver", "exit"),
+            ({"FAIL_ON_INIT_ERROR": "false"}, "driver.onNoDriver", "wait"),
+            ({"NVIDIA_DRIVER_ROOT": "/run/driver"}, "allocation.devRoot", "/run/driver"),
+            ({"NVIDIA_DRIVER_ROOT": "/y", "NVIDIA_DEV_ROOT": "/x"}, "allocation.devRoot", "/x"),
+            ({"PASS_DEVICE_SPECS": ""}, "allocation.passDeviceSpecs", False),
+            ({"GDS_ENABLED": "1"}, "allocation.gds", True),
+            ({"ENABLE_TOPOLOGY_SCORE": "true"}, "report.topologyScore", True),
+            ({"ENABLE_TOPOLOGY_SCORE": "0"}, "report.topologyScore", False),
+            ({"ENABLE_TOPOLOGY_SCORE": ""}, "report.topologyScore", False),
+            ({"HAMI_AGENT_LIBRARY_CUDA_LOG_LEVEL": ""}, "library.cudaLogLevel", ""),
+            ({"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}, "sharing.filterIndexes", ("0", "3")),
+        ]
+    ),
+    *(
+        ({"environ": {"ENABLE_TOPOLOGY_SCORE": word}}, {"report.topologyScore": False}, (warned,))
+        for word, warned in [
+            ("TRUE", "env ENABLE_TOPOLOGY_SCORE: 'TRUE' is not true, so the scores are off, as in"),
+            ("yes, please", "env ENABLE_TOPOLOGY_SCORE: 'yes, please' is not true"),
+        ]
+    ),
+    (
+        {"environ": {"DEVICE_SPLIT_COUNT": "5", "IMEX_REQUIRED": "false"}},
+        {COUNT: 10},
+        ("env DEVICE_SPLIT_COUNT: has no effect here",),
+    ),
+    (
+        {"environ": {"DEVICE_ID_STRATEGY": "index"}},
+        {},
+        ("env DEVICE_ID_STRATEGY: has no effect here",),
+    ),
+    (
+        {"environ": {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}},
+        {"health.disabledXids": "63, my-xids"},
+        ("env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",),
+    ),
+    # durations
+    *(
+        ({"own": f"health: {{driverHang: {written}}}"}, {"health.driverHang": 2.0}, ())
+        for written in ("2s", "2", '"2"', "2000ms", "2.0")
+    ),
+    *(
+        ({"environ": {f"HAMI_AGENT_HEALTH_{name}": "1.5m"}}, {f"health.{key}": 90.0}, ())
+        for name, key in [
+            ("DRIVER_HANG", "driverHang"),
+            ("QUIET_PERIOD", "quietPeriod"),
+            ("LONGEST_QUIET_PERIOD", "longestQuietPeriod"),
+            ("PROBE_PERIOD", "probePeriod"),
+        ]
+    ),
+    # lists that name a GPU twice
+    (
+        {
+            "own": "sharing: {filterUUIDs: [x, y, x], filterIndexes: [1, '1', 2]}",
+            "nodes": nodes({"name": "n", "filterdevices": {"uuid": ["x", "x", "x"], "index": []}}),
+            "environ": {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0,1,0,1"},
+        },
+        {"sharing.filterUUIDs": ("x", "y", "x")},
+        (
+            "c.yaml:1:24: sharing.filterUUIDs: named twice: x",
+            "c.yaml:1:50: sharing.filterIndexes: named twice: 1",
+            "n.json:1:48: sharing.filterUUIDs: named twice: x",
+            "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: named twice: 0, 1",
+        ),
+    ),
+    # reportNodeCapacity, in all spellings
+    (
+        {
+            "devices": "nvidia: {reportNodeCapacity: true}",
+            "nodes": entry(reportnodecapacity=True),
+            "environ": {"REPORT_NODE_CAPACITY": "1"},
+            "flags": {"--report-node-capacity": "true"},
+        },
+        {},
+        (
+            "d.yaml:1:30: reportNodeCapacity true has no effect here",
+            "n.json:1:53: reportnodecapacity true has no effect here",
+            "env REPORT_NODE_CAPACITY: has no effect here",
+            "--report-node-capacity: has no effect here",
+        ),
+    ),
+    (
+        {
+            "devices": "nvidia: {reportNodeCapacity: false}",
+            "nodes": nodes({"name": "a", "reportnodecapacity": False}),
+            "environ": {"REPORT_NODE_CAPACITY": "false"},
+        },
+        {},
+        (),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sources", "values", "warned"), VALUES)
+def test_the_sources_give_a_node_its_values(sources, values, warned):
+    plan = plan_of(**sources)
+    found = plan.resolve(HERE)
+
+    assert values == {key: found[key].value for key in values}
+    assert len(warned) == len(plan.warnings), plan.warnings
+    for text, warning in zip(warned, plan.warnings, strict=True):
+        assert text in warning
+
+
+def test_every_key_of_hamis_files_reaches_its_setting():
+    devices = {
+        "resourceCountName": ("a.com/gpu", "sharing.resourceName", "a.com/gpu"),
+        "resourceMemoryName": ("a.com/mem", "sharing.memoryResourceName", "a.com/mem"),
+        "resourceMemoryPercentageName": ("a.b/c", "sharing.memoryPercentResourceName", "a.b/c"),
+        "resourceCoreName": ("", "sharing.coreResourceName", ""),
+        "memoryFactor": (1024, "sharing.memoryFactor", 1024),
+        "defaultMemory": (-1, "sharing.defaultMemoryMiB", -1),
+        "defaultCores": (30, "sharing.defaultCorePercent", 30),
+        "deviceSplitCount": (2, "sharing.splitCount", 2),
+        "deviceMemoryScaling": (1.5, "sharing.memoryScaling", 1.5),
+        "deviceCoreScaling": (2, "sharing.coreScaling", 2.0),
+        "preConfiguredDeviceMemory": (7, "sharing.preconfiguredMemoryMiB", 7),
+        "enableNumaTopology": (False, "sharing.numaTopology", False),
+        "libCudaLogLevel": (3, "library.cudaLogLevel", "3"),
+        "disableCoreLimit": (True, "library.disableCoreLimit", True),
+        "gpuCorePolicy": ("FORCE", "library.corePolicy", "force"),
+    }
+    given = {key: value for key, (value, _, _) in devices.items()}
+    found = plan_of(json.dumps({"nvidia": given})).resolve(HERE)
+
+    assert {key: value for _, key, value in devices.values()} == {
+        key: one.value for key, one in found.items() if one.origin != "default"
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "rules"),
+    [
+        ("nvidia: {memoryFactor: 4}", RequestRules(memory_factor=4, known=True)),
+        ("nvidia: {deviceSplitCount: 4}", RequestRules(known=True)),
+        ("nvidia: {}", RequestRules()),
+        ("cambricon: {memoryFactor: 4}", RequestRules()),
+    ],
+)
+def test_the_schedulers_rules_are_known_where_its_file_says_something(devices, rules):
+    assert rules == plan_of(devices, "sharing: {}").settings(HERE).match.requests
+    assert not plan_of("", "sharing: {memoryFactor: 4}").settings(HERE).match.requests.known
+
+
+def test_the_nodes_that_the_files_name_are_known():
+    own = "profiles: [{name: p, match: {nodes: [n*, x, a]}}]"
+    assert ("x", "a", "b") == plan_of(own=own, nodes=nodes({"name": "b"}, {"name": "x"})).names()
+
+
+def keys(count: int) -> dict[str, int]:
+    return {f"key{number:06}": 1 for number in range(count)}
+
+
+LABELLED = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
+ZEROS = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("sources", "first", "last"),
+    [
+        ({"nodes": json.dumps({"nodeconfig": [], **keys(70_000)})}, "key000000", "and 69980 more"),
+        ({"devices": json.dumps({"nvidia": keys(25)})}, "key000000", "and 5 more are passed over"),
+        ({"own": json.dumps({"scheduler": "none", "profiles": LABELLED})}, "", "and 10 more are"),
+        (
+            {"own": "sharing: {filterUUIDs: [x, x]}", "nodes": nodes(*ZEROS)},
+            "named twice: x",
+            "and 11 more are passed over",
+        ),
+    ],
+)
+def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first: str, last: str):
+    warnings = plan_of(**sources).warnings
+
+    assert 21 == len(warnings)
+    assert first in warnings[0]
+    assert last in warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"devicesplitcuont": 3}, "unknown key"),
+        ({"devicesplitcount": 0}, "overrides nothing"),
+        ({"migstrategy": "single"}, "has no effect"),
+        ({"nodelabelselector": {"matchLabels": {"/": "x"}}}, "selects no node"),
+        ({"devicememoryscaling": -1}, "sharing.memoryScaling"),
+        ({"filterdevices": {"uuid": ["GPU-x", "GPU-x"]}}, "named twice"),
+    ],
+)
+@pytest.mark.parametrize(
+    "by",
+    [
+        {"own": "node: {name: n55}"},
+        {"flags": {"--node-name": "n55"}},
+        {"environ": {"NODE_NAME": "n55"}},
+    ],
+)
+def test_what_is_wrong_with_the_own_entry_is_not_hidden_behind_others(part, said: str, by):
+    text = nodes(*({"name": f"n{number}"} | part for number in range(60)))
+    plan = plan_of(nodes=text, **by)
+
+    first = next(one for one in plan.warnings if said in one)
+    column = int(first.partition("n.json:1:")[2].partition(":")[0].split(")")[0])
+    assert abs(column - text.index('"n55"')) < 150
+    assert ("n55", [f"n{number}" for number in range(60)]) == (plan.name, list(plan.names()))
+
+
+@pytest.mark.timeout(10)
+def test_as_many_profiles_as_a_file_can_hold_are_merged_in_seconds():
+    """Each asks for the node's name: to find it by all the others took 25 s."""
+    profile = "- {{name: p{}, match: {{nodes: [a]}}, sharing: {{splitCount: 4}}}}\n"
+    own = "profiles:\n" + "".join(profile.format(number) for number in range(4000))
+
+    assert 4 == plan_of(own=own).resolve(HERE)[COUNT].value
