@@ -21,7 +21,7 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.core.errors import AgentError
 from agent.host.clock import SystemClock
-from agent.sandbox.apiserver_kubectl import PREFIX
+from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware_file import DRIVER_VERSION, Description
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, kubeconfig, open_cluster
 from agent.sandbox.lab.life import free_port, keep_agent, tell_news

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.sandbox.apiserver_journal import ApiCall
+from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.scenario.begin import pod_requests
 from agent.sandbox.scenario.workloads import PLACED
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.sandbox.api_errors import ConflictError, GoneError, Json, NotFoundError
-from agent.sandbox.history import Change
 from agent.sandbox.kubelet import podstatus
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.nodestatus import NodeReporter
 from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Change, ObjectStore
 
 RUN_SECONDS: Final = "sandbox/run-seconds"
 _STATUS_DELAY: Final = (0.016, 0.047)

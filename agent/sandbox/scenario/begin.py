@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from agent.core.allocation.answered import QUIET
 from agent.core.errors import MalformedText
 from agent.core.inventory.share import Share
-from agent.sandbox.apiserver_journal import ApiCall
+from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.lab.cluster import RESOURCE
 from agent.sandbox.scenario.edits import differences
 from agent.sandbox.scenario.facts import (

@@ -12,7 +12,6 @@ import structlog
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
-from agent.sandbox.history import Change
 from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
@@ -23,7 +22,7 @@ from agent.sandbox.scheduler.quota import full_name
 from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, has_passed_init
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs, is_closed
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Change, ObjectStore
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0

@@ -60,9 +60,9 @@ async def test_a_pod_is_admitted_filtered_and_bound_as_kube_scheduler_asks(tmp_p
         serving.cancel()
     await api.stop()
 
-    changes = json.loads(base64.b64decode(review["response"]["patch"]))
+    (change,) = json.loads(base64.b64decode(review["response"]["patch"]))
     assert review["response"]["allowed"]
-    assert "/spec/schedulerName" in {change["path"] for change in changes}
+    assert ("/spec", "hami-scheduler") == (change["path"], change["value"]["schedulerName"])
     assert (["n1"], "") == (filtered["NodeNames"], filtered["Error"])
     assert refused["Error"]
     assert {"Error": ""} == bound
