@@ -22,8 +22,14 @@ from agent.core.health.reports import (
 from agent.core.health.settings import xid_class
 from agent.core.health.xids import FELL_OFF_THE_BUS, XidClass
 from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
-from agent.sandbox.hardware_file import Description
-from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
+from agent.sandbox.profiles import (
+    MOST_GPUS,
+    PROFILES,
+    Description,
+    derived_uuid,
+    gpus_of,
+    pci_address,
+)
 
 EVENT_LIMIT: Final = 4096
 """The most events kept for slow subscribers. One that falls further behind gets CHANGED."""

@@ -1,4 +1,4 @@
-"""Built-in GPU models, with the driver's values for an H100, an A100, a T4 and an RTX 3090."""
+"""Built-in GPU models, with the driver's values, and nodes that have some of one model."""
 
 import enum
 import uuid
@@ -8,8 +8,10 @@ from typing import Final
 
 import msgspec
 
+from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 
+DRIVER_VERSION: Final = "570.148.08"
 UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
 """The namespace of derived GPU UUIDs: the same description always gives the same UUIDs."""
 
@@ -48,6 +50,26 @@ PROFILES: Final[Mapping[str, GpuProfile]] = MappingProxyType(
         )
     }
 )
+
+
+class Description(msgspec.Struct, frozen=True):
+    """The hardware of one node at power-on. GPUs are sorted by index."""
+
+    driver_version: str
+    gpus: tuple[Gpu, ...]
+
+
+def described(spec: str) -> Description:
+    """The hardware that `PROFILE:COUNT` or `PROFILE` describes. Raises SettingsError."""
+    key, colon, count = spec.partition(":")
+    profile = PROFILES.get(key)
+    if profile is None:
+        names = ", ".join(PROFILES)
+        raise SettingsError(f"--simulate {spec}: there is no profile `{key}`; use {names}")
+    count = count if colon else "1"
+    if not (count.isascii() and count.isdigit() and int(count) <= MOST_GPUS):
+        raise SettingsError(f"--simulate {spec}: `{count}` is not a number up to {MOST_GPUS}")
+    return Description(DRIVER_VERSION, gpus_of(profile, int(count)))
 
 
 def derived_uuid(seed: str) -> GpuUuid:

@@ -13,7 +13,7 @@ from agent.sandbox.hardware import (
     SimulatedHardware,
     UnknownGpuError,
 )
-from agent.sandbox.hardware_file import described
+from agent.sandbox.profiles import described
 
 CHANGED = DriverEvent(EventKind.CHANGED)
 

@@ -16,7 +16,6 @@ from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX
 from agent.sandbox.hardware import SimulatedHardware
-from agent.sandbox.hardware_file import Description
 from agent.sandbox.hardware_socket import serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
@@ -25,6 +24,7 @@ from agent.sandbox.lab.child import AgentChild, child_environment, start_child
 from agent.sandbox.lab.journal import AgentLog
 from agent.sandbox.lab.places import Places, open_places
 from agent.sandbox.lab.pulse import Pulse
+from agent.sandbox.profiles import Description
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod

@@ -1,7 +1,7 @@
 """Middle steps: a GPU falls off the bus, the kubelet restarts, the agent is killed."""
 
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_client import ask
+from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import RESOURCE
 from agent.sandbox.lab.web import scrape
 from agent.sandbox.scenario.begin import run_pod
