@@ -2,8 +2,8 @@
 
 import pytest
 
+from agent.sandbox.kubelet.books import DeviceRecord, merge
 from agent.sandbox.kubelet.pods import read_pod, read_quantity
-from agent.sandbox.kubelet.records import DeviceRecord, merge
 from agent.wire.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 from tests.fakes.plugin import RESOURCE

@@ -12,12 +12,10 @@ import msgspec
 
 from agent.core.cluster.snapshot import GpuHolder, JsonObject
 from agent.core.errors import cap
-from agent.sandbox.explain.eligible import refuse_node
 from agent.sandbox.explain.placement import codes_of, held_mib
-from agent.sandbox.explain.story import PlacingChange
-from agent.sandbox.explain.words import counted, mib
-from agent.sandbox.explain.world import NO_EDIT, Edit, World
-from agent.sandbox.scheduler.fit import NodeFit
+from agent.sandbox.explain.story import PlacingChange, counted, mib
+from agent.sandbox.explain.world import NO_EDIT, Edit, World, refuse_node
+from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.requests import (
     CORES,
     COUNT,

@@ -10,19 +10,38 @@ from agent.codec.cluster import decode_moment
 from agent.core.cluster import annotations
 from agent.core.cluster.snapshot import ClusterSnapshot, JsonObject
 from agent.core.errors import cap
-from agent.sandbox.explain import searching
-from agent.sandbox.explain.admission import admission_gate, asks_for_gpus, quota_gate
-from agent.sandbox.explain.binding import binding_gate
 from agent.sandbox.explain.changes import smallest_changes
-from agent.sandbox.explain.on_node import allocation_gate, running_gate, start_gate
-from agent.sandbox.explain.placement import ModelPlacement, place, told_by_events
-from agent.sandbox.explain.story import Explanation, Gate, GateVerdict, PlacingChange
-from agent.sandbox.explain.words import request_words, span
+from agent.sandbox.explain.gates import (
+    admission_gate,
+    allocation_gate,
+    asks_for_gpus,
+    binding_gate,
+    quota_gate,
+    running_gate,
+    start_gate,
+)
+from agent.sandbox.explain.placement import (
+    PLACEMENT,
+    ModelPlacement,
+    chosen_gate,
+    foreign_gate,
+    is_mixed,
+    place,
+    searched_gate,
+    told_by_events,
+)
+from agent.sandbox.explain.story import (
+    Explanation,
+    Gate,
+    GateVerdict,
+    PlacingChange,
+    request_words,
+    span,
+)
 from agent.sandbox.explain.world import Edit, World
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import all_containers, container_request
-from agent.sandbox.scheduler.steering import BadWeightsError
+from agent.sandbox.scheduler.requests import BadWeightsError, all_containers, container_request
 from agent.sandbox.scheduler.webhook import review_pod
 
 PLACING = frozenset({"admission", "quota", "placement"})
@@ -51,7 +70,7 @@ def explain_pod(
     if pod["spec"].get("nodeName") or gates[0].verdict is GateVerdict.BLOCKED:
         gates += [quota_gate(world, pod, is_refused=False), _chosen(pod)]
     elif _is_foreign(world, pod):
-        gates += [quota_gate(world, pod, is_refused=False), searching.foreign_gate(world, now)]
+        gates += [quota_gate(world, pod, is_refused=False), foreign_gate(world, now)]
     else:
         placement, (quota, searched) = _searched(world, pod, now)
         gates += [quota, searched]
@@ -74,8 +93,8 @@ def _advised(
     The advice of a gate's own reason stays if that is the only reason of the Nodes. If they have
     several, the reason of most Nodes may be one that no change removes.
     """
-    is_mixed = placement is not None and searching.is_mixed(placement)
-    if not changes or (gate.advice and not is_mixed):
+    has_several = placement is not None and is_mixed(placement)
+    if not changes or (gate.advice and not has_several):
         return gate
     first = changes[0]
     return msgspec.structs.replace(gate, advice=f"{first.said} -> {cap(first.node, 128)}")
@@ -99,15 +118,15 @@ def _is_foreign(world: World, pod: JsonObject) -> bool:
 
 def _chosen(pod: JsonObject) -> Gate:
     if pod["spec"].get("nodeName"):
-        return searching.chosen_gate(pod)
-    return Gate(searching.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
+        return chosen_gate(pod)
+    return Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
 
 
 def _without_gpus(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     if pod["spec"].get("nodeName"):
         node = cap(pod["spec"]["nodeName"], 128)
-        return Gate(searching.PLACEMENT, GateVerdict.PASSED, f"it is on {node}")
-    return searching.foreign_gate(world, now)
+        return Gate(PLACEMENT, GateVerdict.PASSED, f"it is on {node}")
+    return foreign_gate(world, now)
 
 
 def _searched(
@@ -119,13 +138,13 @@ def _searched(
         placement = told_by_events(world.snapshot.events)
         if placement is None:
             said = "the Nodes and the use of their GPUs could not be read, and no Event tells it"
-            return None, (quota, Gate(searching.PLACEMENT, GateVerdict.UNKNOWN, said))
-        return placement, (quota, searching.searched_gate(world, placement, now))
+            return None, (quota, Gate(PLACEMENT, GateVerdict.UNKNOWN, said))
+        return placement, (quota, searched_gate(world, placement, now))
     try:
         placement = place(world, pod)
     except BadWeightsError as error:
         gate = Gate(
-            searching.PLACEMENT,
+            PLACEMENT,
             GateVerdict.BLOCKED,
             f"HAMi's scheduler refuses the pod: {cap(str(error))}",
             "E-REQUEST",
@@ -141,7 +160,7 @@ def _searched(
         )
         if fits or set(placement.reasons) == {"ResourceQuotaNotFit"}:
             quota = quota_gate(world, pod, is_refused=True)
-    return placement, (quota, searching.searched_gate(world, placement, now))
+    return placement, (quota, searched_gate(world, placement, now))
 
 
 def _is_complete(world: World) -> bool:

@@ -11,11 +11,15 @@ from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.books import KubeletBooks, NodeResources
-from agent.sandbox.kubelet.life import Life, Paths
-from agent.sandbox.kubelet.node import KubeletAdmission, KubeletNode, NodePod
-from agent.sandbox.kubelet.pods import ContainerKey, read_pod
+from agent.sandbox.kubelet.life import Life, Paths, Timings
+from agent.sandbox.kubelet.pods import (
+    ContainerKey,
+    KubeletAdmission,
+    KubeletNode,
+    NodePod,
+    read_pod,
+)
 from agent.sandbox.kubelet.seen import KubeletLog
-from agent.sandbox.kubelet.workers import Timings
 
 _MACHINE_TIMINGS: Final = Timings()
 

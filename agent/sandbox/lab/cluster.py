@@ -7,6 +7,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from agent.core.errors import host_port
@@ -18,12 +19,9 @@ from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_socket import serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.lab.cgroups import CgroupTree
-from agent.sandbox.lab.child import AgentChild, child_environment, start_child
-from agent.sandbox.lab.journal import AgentLog
+from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
+from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
 from agent.sandbox.lab.places import Places, open_places
-from agent.sandbox.lab.pulse import Pulse
 from agent.sandbox.profiles import Description
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -34,6 +32,51 @@ NODE: Final = "sandbox"
 RESOURCE: Final = "nvidia.com/gpu"
 NAMESPACE: Final = "demo"
 _HISTORY: Final = 20_000
+
+
+class Pulse:
+    """Wakes all waiters after every change."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def beat(self) -> None:
+        """Note a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until `holds()`. The caller sets the deadline."""
+        while not holds():
+            await self._changed.wait()
+
+
+class CgroupTree:
+    """The tree. Call `sync` after each event that can start or end a container."""
+
+    def __init__(self, root: Path, kubelet: KubeletModel) -> None:
+        self._home = root / "kubepods"
+        self._home.mkdir()
+        self._kubelet = kubelet
+        self._there: set[str] = set()
+
+    def sync(self) -> None:
+        """Create and remove directories, so that there is one for each running container."""
+        running = self._running()
+        for name in running - self._there:
+            (self._home / name).mkdir()
+        for name in self._there - running:
+            (self._home / name).rmdir()
+        self._there = running
+
+    def _running(self) -> set[str]:
+        running: set[str] = set()
+        for pod in self._kubelet.node.pods.values():
+            status = running_status(pod, {}, "")
+            for key in ("initContainerStatuses", "containerStatuses"):
+                ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
+                running |= {text.rpartition("://")[2] for text in ids}
+        return running
 
 
 @dataclass(frozen=True, slots=True)

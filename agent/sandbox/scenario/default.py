@@ -6,16 +6,13 @@ from typing import Final
 from agent.core.errors import AgentError
 from agent.sandbox.api_errors import StatusError
 from agent.sandbox.lab.cluster import SandboxCluster
-from agent.sandbox.scenario import begin, storm, trouble, using
-from agent.sandbox.scenario.disk_first import DiskWatch
-from agent.sandbox.scenario.promises import promises
-from agent.sandbox.scenario.record import Moment, ScenarioRecord, Unmet
-from agent.sandbox.scenario.stage import Stage
-from agent.sandbox.scenario.sums import SumWatch
+from agent.sandbox.scenario import begin, trouble
+from agent.sandbox.scenario.record import Moment, ScenarioRecord, Unmet, promises
+from agent.sandbox.scenario.stage import DiskWatch, Stage, SumWatch
 
 Step = Callable[[Stage], Awaitable[None]]
 
-OPENING: Final[Sequence[Step]] = (begin.register, begin.place, using.use_gpus)
+OPENING: Final[Sequence[Step]] = (begin.register, begin.place, begin.use_gpus)
 """The steps with which an interactive sandbox starts."""
 
 DEFAULT: Final[Sequence[Step]] = (
@@ -23,10 +20,10 @@ DEFAULT: Final[Sequence[Step]] = (
     trouble.lose_gpu,
     trouble.restart_kubelet,
     trouble.kill_agent,
-    storm.kill_in_burst,
-    storm.lose_records,
-    storm.idle,
-    storm.stop,
+    trouble.kill_in_burst,
+    trouble.lose_records,
+    trouble.idle,
+    trouble.stop,
 )
 
 FEWEST_GPUS: Final = 3

@@ -16,13 +16,11 @@ from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.cluster import SchedulerCluster
 from agent.sandbox.scheduler.events import Events
-from agent.sandbox.scheduler.filter import NORMAL, WARNING, Notice
-from agent.sandbox.scheduler.fit import Groups
-from agent.sandbox.scheduler.informers import Informers
+from agent.sandbox.scheduler.filter import NORMAL, WARNING, Groups, Notice
 from agent.sandbox.scheduler.lock import ContentionError, LockError, NodeLocks, go_duration
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import init_count, pod_requests
-from agent.sandbox.scheduler.usage import Usage
+from agent.sandbox.scheduler.usage import Informers, Usage
 
 log = structlog.get_logger(__name__)
 POD_GROUP: Final = "scheduling.x-k8s.io/pod-group"

@@ -12,8 +12,7 @@ import structlog
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.client import ClientQueue
-from agent.sandbox.scheduler.cluster import SchedulerCluster
+from agent.sandbox.scheduler.cluster import ClientQueue, SchedulerCluster
 from agent.sandbox.scheduler.filter import Notice
 
 log = structlog.get_logger(__name__)

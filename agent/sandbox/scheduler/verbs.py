@@ -14,17 +14,13 @@ from agent.core.cluster import annotations
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.bind import Binder, Memory, placement_patch
-from agent.sandbox.scheduler.client import ClientQueue, QueuedCluster
-from agent.sandbox.scheduler.cluster import SchedulerCluster
+from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster
 from agent.sandbox.scheduler.events import EventQueue, EventRecorder
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice, filter_pod
-from agent.sandbox.scheduler.informers import Informers
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
-from agent.sandbox.scheduler.refresh import REQUESTING
-from agent.sandbox.scheduler.registry import Registry
+from agent.sandbox.scheduler.registry import REQUESTING, Registry
 from agent.sandbox.scheduler.requests import COUNT, init_count
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
 
 log = structlog.get_logger(__name__)

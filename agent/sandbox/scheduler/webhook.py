@@ -12,7 +12,6 @@ from typing import Final
 from agent.core.cluster.selector import Requirement
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.requests import (
     CORES,
     COUNT,
@@ -25,6 +24,7 @@ from agent.sandbox.scheduler.requests import (
     pod_requests,
     quantity_value,
 )
+from agent.sandbox.scheduler.usage import Quotas
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 REVIEWED: Final = Requirement("hami.io/webhook", ("ignore",), wanted=False)
