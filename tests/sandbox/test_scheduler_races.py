@@ -204,28 +204,3 @@ async def test_a_failed_bind_of_a_pod_without_a_lock_leaves_the_lock_of_its_name
         await bind(cluster, "init")
 
     assert held == cluster.lock()
-
-
-async def test_a_member_of_a_pod_group_waits_for_the_lock() -> None:
-    cluster = Interrupted()
-    await bind(cluster, "other")
-    async with asyncio.TaskGroup() as group:
-        labels = {"scheduling.x-k8s.io/pod-group": "g"}
-        bound = group.create_task(bind(cluster, labels=labels))
-        await asyncio.sleep(20)
-        assert not bound.done()
-        cluster.store.delete("pods", "default", "other", grace=0)
-
-    assert cluster.lock().endswith(",default,p")
-
-
-async def test_a_member_of_a_pod_group_gives_up_after_28_seconds() -> None:
-    cluster = Interrupted()
-    await bind(cluster, "other")
-    labels = {"scheduling.x-k8s.io/pod-group": "g"}
-    began = asyncio.get_running_loop().time()
-
-    with pytest.raises(BindError, match="timed out after 28s waiting for node n1 to be unlocked"):
-        await bind(cluster, labels=labels)
-
-    assert 28 <= asyncio.get_running_loop().time() - began <= 28.2

@@ -177,21 +177,6 @@ class KubeletModel:
     def _books(self) -> KubeletBooks | None:
         return self._life.books if self._life is not None and self._life.is_serving else None
 
-    def health(self, uid: str, container: str) -> Mapping[str, Mapping[str, bool]]:
-        """Resource → id → healthy in the plugin's last list, as in the pod status.
-
-        As in the real kubelet, an id that is in no list counts as healthy.
-        """
-        books = self._books
-        if books is None:
-            return {}
-        found: dict[str, dict[str, bool]] = {}
-        for resource, record in books.records.of_container((uid, container)).items():
-            table = books.tables.get(resource)
-            ill = table.ill if table else frozenset()
-            found[resource] = {device_id: device_id not in ill for device_id in record.ids}
-        return found
-
     def _lose_checkpoint(self) -> None:
         (self._paths.plugins / checkpoint.FILE_NAME).unlink(missing_ok=True)
 

@@ -19,11 +19,7 @@ from agent.sandbox.kubelet.pods import ContainerSpec, NodePod
 from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.store import Change, ObjectStore
 
-Health = Mapping[str, Mapping[str, bool]]
-"""Resource → id → healthy."""
-
 _OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
-_HEALTH_WORDS: Final = {True: "Healthy", False: "Unhealthy"}
 _PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
 _CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 RUN_SECONDS: Final = "sandbox/run-seconds"
@@ -38,8 +34,8 @@ _TIMES: Final = {"running": _STARTED, "terminated": _STARTED | {"finishedAt": "i
 """The events that times in a container's state are of."""
 
 
-def running_status(pod: NodePod, health: Mapping[str, Health], now: str) -> Json:
-    """The status of an admitted pod; `health` is by container name."""
+def running_status(pod: NodePod, now: str) -> Json:
+    """The status of an admitted pod."""
     containers = pod.spec.containers
     apps = [c for c in containers if c.kind == "app"]
     started = [c for c in apps if pod.starts.get(c.name)]
@@ -47,11 +43,11 @@ def running_status(pod: NodePod, health: Mapping[str, Health], now: str) -> Json
         "phase": "Running" if started else "Pending",
         "startTime": now,
         "conditions": _conditions(pod, is_ready=all(c.name in pod.running for c in apps)),
-        "containerStatuses": [_container(pod, c, health.get(c.name, {}), now) for c in apps],
+        "containerStatuses": [_container(pod, c, now) for c in apps],
     }
     inits = [c for c in containers if c.kind != "app"]
     if inits:
-        status["initContainerStatuses"] = [_container(pod, c, {}, now) for c in inits]
+        status["initContainerStatuses"] = [_container(pod, c, now) for c in inits]
     return status
 
 
@@ -103,25 +99,13 @@ def _keep_times(before: Json, entry: Json) -> None:
             state.update({key: known[key] for key in ("startedAt", "finishedAt") if key in known})
 
 
-def _container(pod: NodePod, container: ContainerSpec, health: Health, now: str) -> Json:
+def _container(pod: NodePod, container: ContainerSpec, now: str) -> Json:
     is_up = container.name in pod.running
-    status = _identity(pod, container) | {
+    return _identity(pod, container) | {
         "ready": is_up,
         "started": is_up,
         "state": _state(pod, container, now),
     }
-    if health:
-        status["allocatedResourcesStatus"] = [
-            {
-                "name": resource,
-                "resources": [
-                    {"resourceID": device_id, "health": _HEALTH_WORDS[ids[device_id]]}
-                    for device_id in sorted(ids)
-                ],
-            }
-            for resource, ids in sorted(health.items())
-        ]
-    return status
 
 
 def _identity(pod: NodePod, container: ContainerSpec) -> Json:
@@ -474,9 +458,7 @@ class KubeletPodLoop:
             return
         verdict = pod.admission
         if verdict.admitted:
-            names = [container.name for container in pod.spec.containers]
-            health = {name: self._model.health(uid, name) for name in names}
-            status = running_status(pod, health, self._stamp())
+            status = running_status(pod, self._stamp())
             entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
             for entry in entries:
                 for state, told in entry["state"].items():

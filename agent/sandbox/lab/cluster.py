@@ -72,7 +72,7 @@ class CgroupTree:
     def _running(self) -> set[str]:
         running: set[str] = set()
         for pod in self._kubelet.node.pods.values():
-            status = running_status(pod, {}, "")
+            status = running_status(pod, "")
             for key in ("initContainerStatuses", "containerStatuses"):
                 ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
                 running |= {text.rpartition("://")[2] for text in ids}

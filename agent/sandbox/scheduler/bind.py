@@ -3,10 +3,8 @@
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:Bind, pkg/device/nvidia/device.go:LockNode.
 """
 
-import asyncio
 import random
 from dataclasses import dataclass, field
-from typing import Final
 
 import structlog
 
@@ -17,14 +15,12 @@ from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.cluster import SchedulerCluster
 from agent.sandbox.scheduler.events import Events
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Groups, Notice
-from agent.sandbox.scheduler.lock import ContentionError, LockError, NodeLocks, go_duration
+from agent.sandbox.scheduler.lock import LockError, NodeLocks
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import init_count, pod_requests
 from agent.sandbox.scheduler.usage import Informers, Usage
 
 log = structlog.get_logger(__name__)
-POD_GROUP: Final = "scheduling.x-k8s.io/pod-group"
-_GROUP_PAUSE: Final = 0.1
 
 
 class BindError(Exception):
@@ -98,7 +94,8 @@ class Binder:
             annotations.BIND_TIME: str(int(self._clock.now().timestamp())),
         }
         try:
-            await self._lock(pod, node_name)
+            if self._needs_lock(pod):
+                await self._locks.take(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
             await self._cluster.patch("pods", namespace, name, patch)
             await self._cluster.bind(namespace, name, uid, node_name)
@@ -108,26 +105,6 @@ class Binder:
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
         await self._say(pod, NORMAL, "BindingSucceed", text)
-
-    async def _lock(self, pod: Json, node_name: str) -> None:
-        """Take the lock. Members of a pod group wait for it; other pods fail at once."""
-        if not self._needs_lock(pod):
-            return
-        within = self._settings.lock_retry_timeout if _is_group_member(pod) else 0.0
-        loop = asyncio.get_running_loop()
-        until = loop.time() + within
-        while True:
-            try:
-                await self._locks.take(node_name, pod)
-            except ContentionError:
-                if within <= 0:
-                    raise
-                if loop.time() > until:
-                    text = f"timed out after {go_duration(int(within))} waiting for node"
-                    raise ContentionError(f"{text} {node_name} to be unlocked") from None
-                await asyncio.sleep(_GROUP_PAUSE)
-            else:
-                return
 
     async def _release(self, pod: Json, node_name: str) -> None:
         """Release the pod's lock. If that fails, only the lock's timeout ends it."""
@@ -144,9 +121,3 @@ class Binder:
 
     async def _say(self, pod: Json, kind: str, reason: str, message: str) -> None:
         await self._events.record(pod, Notice(kind, reason, message))
-
-
-def _is_group_member(pod: Json) -> bool:
-    if (pod["metadata"].get("labels") or {}).get(POD_GROUP):
-        return True
-    return bool((pod["spec"].get("schedulingGroup") or {}).get("podGroupName"))

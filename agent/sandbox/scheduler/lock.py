@@ -7,6 +7,7 @@ number and order of the requests are HAMi's, because each waits in the client's 
 import asyncio
 import datetime as dt
 import random
+import re
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -17,13 +18,15 @@ from agent.core.ports import Clock
 from agent.kit.backoff import Backoff
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import SchedulerCluster
-from agent.sandbox.scheduler.gotime import TimeError, parse_time
 
 _TRIES: Final = 5
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
 _JITTER: Final = 0.5
 _STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
 _PARTS: Final = 3
+LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
+"""How Go writes the form of a lock's time."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d([.,]\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 class LockError(Exception):
@@ -181,9 +184,13 @@ def parse_lock(text: str) -> tuple[dt.datetime, str, str]:
             f"malformed lock annotation: expected 3 parts, got {len(parts)} from {text}"
         )
     try:
-        stamp = parse_time(parts[0])
-    except TimeError as bad:
-        raise LockError(str(bad)) from bad
+        if not _TIME.fullmatch(parts[0]):
+            # Go names the first part that is wrong; this one is right for a text without a year.
+            wrong = f'cannot parse "{parts[0]}" as "2006"'
+            raise LockError(f'parsing time "{parts[0]}" as "{LAYOUT}": {wrong}')
+        stamp = dt.datetime.fromisoformat(parts[0])
+    except ValueError as bad:
+        raise LockError(f'parsing time "{parts[0]}": {bad}') from bad
     return (stamp, parts[1], parts[2]) if len(parts) == _PARTS else (stamp, "", "")
 
 
