@@ -196,7 +196,10 @@ class ApiServerModel:
         user, target, headers = "", Target(request.method.lower(), request.path), {}
         try:
             user = identify(self._tokens, request.headers.get("Authorization"))
-            self._refuse_when_throttled()
+            if self._throttled > 0:
+                self._throttled -= 1
+                again = {"Retry-After": str(self._retry_after)}
+                raise TooManyRequestsError("too many requests: try again later", again)
             if request.path == REVIEWS and request.method == "POST":
                 target = Target("create", "selfsubjectaccessreviews")
                 review = requests.parse_object(await _read_body(request))
@@ -257,14 +260,6 @@ class ApiServerModel:
             return self.store.get(target.resource, target.namespace, target.name)
         except NotFoundError:
             return None
-
-    def _refuse_when_throttled(self) -> None:
-        if self._throttled > 0:
-            self._throttled -= 1
-            raise TooManyRequestsError(
-                "the server has received too many requests and has asked us to try again later",
-                {"Retry-After": str(self._retry_after)},
-            )
 
     def _note(self, user: str, target: Target, code: int) -> None:
         self.journal.note(

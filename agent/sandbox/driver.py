@@ -128,8 +128,7 @@ async def look_once(spec: str) -> Scan:
     Raises SettingsError for a spec that cannot be used, DriverMissing, DriverError.
     """
     if not spec.startswith(REMOTE):
-        from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415 -- as below
-        from agent.sandbox.profiles import described  # noqa: PLC0415
+        from agent.sandbox.hardware import SimulatedHardware, described  # noqa: PLC0415 -- as below
 
         return SimulatedHardware(described(spec)).scan()
     driver = SimulatedDriver(Path(spec.removeprefix(REMOTE)))
@@ -162,9 +161,8 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
         return
     # With hardware in another process, its modules are not imported: an agent of the sandbox starts
     # as fast as with a real driver.
-    from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415
+    from agent.sandbox.hardware import SimulatedHardware, described  # noqa: PLC0415
     from agent.sandbox.hardware_socket import serve_hardware  # noqa: PLC0415
-    from agent.sandbox.profiles import described  # noqa: PLC0415
 
     hardware = SimulatedHardware(described(spec))
     async with serve_hardware(hardware, socket_path):

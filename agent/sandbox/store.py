@@ -105,20 +105,13 @@ def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> b
     """Whether an object is in the namespace and matches a checked field selector."""
     if namespace is not None and stored["metadata"].get("namespace") != namespace:
         return False
-    return all(_passes(stored, field, wanted) for field, wanted in fields.items())
-
-
-def _passes(stored: Json, field: str, wanted: str) -> bool:
-    label, unlike, value = field.partition(UNLIKE)
-    return _value(stored, label) != value if unlike else _value(stored, label) == wanted
-
-
-def _value(stored: Json, label: str) -> object:
-    part, _, key = label.partition(".")
-    held = stored.get(part)
-    if key:
-        held = (held or {}).get(key)
-    return "" if held is None else held
+    for field, wanted in fields.items():
+        label, unlike, unwanted = field.partition(UNLIKE)
+        part, _, key = label.partition(".")
+        value = (stored.get(part) or {}).get(key) if key else stored.get(part)
+        if ((value or "") != wanted) if not unlike else ((value or "") == unwanted):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +420,8 @@ class ObjectStore:
         if grace is None:
             grace = current["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
         grace = max(grace, 1) if grace else 0  # a negative period means 1 s
-        if grace and _is_held_by_a_node(current):
+        is_over = (current.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        if grace and current["spec"].get("nodeName") and not is_over:
             return self._mark(namespace, name, grace)
         return self._end(namespace, name)
 
@@ -536,8 +530,3 @@ def _require(resource: str, current: Json, uid: str | None, version: str | None)
             refused + "the object has been modified; please apply your changes to the latest "
             "version and try again"
         )
-
-
-def _is_held_by_a_node(pod: Json) -> bool:
-    terminal = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return bool(pod["spec"].get("nodeName")) and not terminal

@@ -22,8 +22,7 @@ from agent.core.health.xids import FELL_OFF_THE_BUS
 from agent.core.inventory.gpu import GpuFault, Scan, Trouble
 from agent.core.inventory.slices import slice_id
 from agent.kit.heartbeat import Heartbeat
-from agent.sandbox.hardware import SimulatedHardware
-from agent.sandbox.profiles import Description
+from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.services.health.news import CALM
 from agent.web.probes import Probes
 from tests.app.front_node import joined

@@ -17,9 +17,9 @@ from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.core.state.last_good import SourceFile
+from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.sandbox.profiles import described
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources

@@ -12,8 +12,8 @@ from agent.sandbox.hardware import (
     HardwareError,
     SimulatedHardware,
     UnknownGpuError,
+    described,
 )
-from agent.sandbox.profiles import described
 
 CHANGED = DriverEvent(EventKind.CHANGED)
 

@@ -4,7 +4,7 @@ import pytest
 
 from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import PciPath
-from agent.sandbox.profiles import described
+from agent.sandbox.hardware import described
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
-from agent.sandbox.scheduler.bind import Binder, BindError, Memory
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.verbs import Binder, BindError, Memory
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, ManualClock

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from agent.sandbox.scheduler.cluster import StoreCluster
-from agent.sandbox.scheduler.lock import (
+from agent.sandbox.scheduler.verbs import (
     ContentionError,
     LockError,
     NodeLocks,

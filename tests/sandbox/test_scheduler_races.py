@@ -7,10 +7,10 @@ import pytest
 
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.scheduler.bind import Binder, BindError, Memory
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.verbs import Binder, BindError, Memory
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock

@@ -180,7 +180,8 @@ def binding_gate(world: World, pod: JsonObject, chosen: str, now: dt.datetime) -
     failure = last_event(world, "BindingFailed")
     if node is not None and annotations.MUTEX_LOCK in node.annotations:
         return _locked(world, pod, node, failure, now)
-    if failure is not None and not _is_about_a_lock(failure):
+    is_of_lock = failure and ("locked" in failure.message or "node lock" in failure.message)
+    if failure is not None and not is_of_lock:
         said = f"binding failed, {_when(failure, now)}: {cap(failure.message)}"
         advice = "kube-scheduler tries again; look at what the message names"
         return Gate(BINDING, GateVerdict.BLOCKED, said, "E-BIND", advice)
@@ -202,10 +203,6 @@ def last_event(world: World, *reasons: str) -> PodEventView | None:
 
 def _when(event: PodEventView, now: dt.datetime) -> str:
     return ago(event.last, now) if event.last else "at an unknown time"
-
-
-def _is_about_a_lock(event: PodEventView) -> bool:
-    return "locked" in event.message or "node lock" in event.message
 
 
 def _bound(pod: JsonObject, node: str, now: dt.datetime) -> Gate:
@@ -309,7 +306,7 @@ def start_gate(pod: JsonObject) -> Gate:
         said = f"container {cap(name, 64)} waits: {cap(reason, 64)}{text}"
         advice = "kubectl describe pod and kubectl logs --previous say more"
         return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice)
-    if phase == "Failed" and not any(_started(pod)):
+    if phase == "Failed" and not any(map(_is_started, _statuses(pod))):
         message = str(pod["status"].get("message") or pod["status"].get("reason") or "")
         said = f"no container has started: {cap(message, _TEXT) or 'no reason is told'}"
         return Gate(START, GateVerdict.BLOCKED, said, "E-START", _after(pod))
@@ -380,11 +377,6 @@ def _waits(pod: JsonObject) -> Iterator[tuple[str, str, str]]:
 def _has_run(pod: JsonObject) -> bool:
     statuses = pod["status"].get("containerStatuses") or ()
     return bool(statuses) and all(map(_is_started, statuses))
-
-
-def _started(pod: JsonObject) -> Iterator[bool]:
-    """For each container, init containers too, whether it has started."""
-    return map(_is_started, _statuses(pod))
 
 
 def _is_started(status: Mapping[str, Any]) -> bool:

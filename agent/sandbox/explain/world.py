@@ -40,7 +40,8 @@ def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
             return f"the pod's nodeSelector wants the label {key}={value}"
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is not None and not _matches_any(required.get("nodeSelectorTerms") or (), node):
+    terms = (required or {}).get("nodeSelectorTerms") or ()
+    if required is not None and not any(_matches(term, node) for term in terms):
         return "the pod's required nodeAffinity does not match its labels"
     return ""
 
@@ -58,10 +59,6 @@ def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
     if key != taint.key:
         return False
     return bool(operator == "Exists" or (toleration.get("value") or "") == taint.value)
-
-
-def _matches_any(terms: Iterable[Mapping[str, Any]], node: ClusterNode) -> bool:
-    return any(_matches(term, node) for term in terms)
 
 
 def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:

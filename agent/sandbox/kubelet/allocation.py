@@ -257,7 +257,7 @@ class Admitter:
     def _predicate(self, pod: PodSpec) -> tuple[str, str] | None:
         room = self._raised(pod)
         refusal = self._lacking(pod, room)
-        if refusal is not None or _matches(pod.node_selector.items(), self._node.labels):
+        if refusal is not None or pod.node_selector.items() <= self._node.labels.items():
             return refusal
         # Only the labels do not match. The Node is read again, and nothing is raised this time.
         published = {name: self._node.published.get(name, 0) for name in room}
@@ -285,7 +285,3 @@ class Admitter:
             for resource, ids in self._books.in_use.items():
                 room[resource] = max(room.get(resource, 0), len(ids))
         return room
-
-
-def _matches(selector: Iterable[tuple[str, str]], labels: Mapping[str, str]) -> bool:
-    return all(labels.get(key) == value for key, value in selector)

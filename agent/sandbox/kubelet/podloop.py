@@ -17,7 +17,7 @@ from agent.sandbox.kubelet.books import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.pods import ContainerSpec, NodePod
 from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.sandbox.store import Change, ObjectStore
+from agent.sandbox.store import ObjectStore
 
 _OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
 _PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
@@ -319,15 +319,12 @@ class KubeletPodLoop:
             async for change in changes:
                 if any(self._lag):
                     await asyncio.sleep(self._model.random.uniform(*self._lag))
-                self._take(group, change)
+                if change.type == "DELETED":
+                    self._lose(group, change.object["metadata"]["uid"])
+                else:
+                    self._see(group, change.object)
         except GoneError:
             return
-
-    def _take(self, group: asyncio.TaskGroup, change: Change) -> None:
-        if change.type == "DELETED":
-            self._lose(group, change.object["metadata"]["uid"])
-        else:
-            self._see(group, change.object)
 
     def _see(self, group: asyncio.TaskGroup, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
@@ -371,7 +368,9 @@ class KubeletPodLoop:
         self._untold.pop(hosted.uid, None)
         self._times = {key: at for key, at in self._times.items() if key[0] != hosted.uid}
         if not hosted.is_gone:
-            self._finalize(hosted)
+            # It may have been deleted with grace 0 meanwhile.
+            with suppress(NotFoundError, ConflictError):
+                self._store.finalize(*hosted.key, uid=hosted.uid)
 
     async def _is_asked_for_again(self, hosted: _Hosted) -> bool:
         """Wait for the rejected pod's deletion, or (True) for a kubelet that was not told of it."""
@@ -408,12 +407,6 @@ class KubeletPodLoop:
             await self._model.pod_gone(hosted.uid)
             await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
             self._write(hosted, ended_status(pod, self._stamp()))
-
-    def _finalize(self, hosted: _Hosted) -> None:
-        try:
-            self._store.finalize(*hosted.key, uid=hosted.uid)
-        except (NotFoundError, ConflictError):
-            return  # it was deleted with grace 0 meanwhile
 
     def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings

@@ -204,13 +204,10 @@ class RegistrationServer(RegistrationBase):
         # stream's connection stays open, and its plugin still gets calls.
         current = self._clients.pop(resource, None)
         if current is not None:
-            self._cut(current.channel)
+            if current.channel is not None:
+                current.channel.close()
+                self._channels.discard(current.channel)
             self._books.disconnected(resource, text)
-
-    def _cut(self, channel: PluginChannel | None) -> None:
-        if channel is not None:
-            channel.close()
-            self._channels.discard(channel)
 
 
 def _require_valid(message: RegisterRequest) -> None:

@@ -1,10 +1,14 @@
-"""One simulated node with its cluster in this process, and the agent as a child process."""
+"""One simulated node with its cluster in this process, and the agent as a child process.
+
+A sandbox that stays up restarts the agent and prints changes.
+"""
 
 import asyncio
 import contextlib
 import json
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +20,12 @@ from agent.host.clock import SystemClock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import SimulatedHardware
+from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.sandbox.hardware_socket import serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
 from agent.sandbox.lab.places import Places, open_places
-from agent.sandbox.profiles import Description
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
@@ -32,6 +35,9 @@ NODE: Final = "sandbox"
 RESOURCE: Final = "nvidia.com/gpu"
 NAMESPACE: Final = "demo"
 _HISTORY: Final = 20_000
+RESTART_DELAY: Final = 1.0
+"""Seconds. More than in the systemd unit, so that people can follow."""
+Snapshot = Mapping[str, str]
 
 
 class Pulse:
@@ -346,3 +352,52 @@ async def _follow(store: ObjectStore, kind: str, pulse: Pulse) -> None:
 
 def _clock() -> Clock:
     return SystemClock()
+
+
+def free_port() -> int:
+    """A free port of loopback, to be used by all agents of one sandbox."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
+        opened.bind(("127.0.0.1", 0))
+        port: int = opened.getsockname()[1]
+        return port
+
+
+async def keep_agent(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
+    """Start the agent again whenever it has ended, for ever."""
+    while True:
+        agent = cluster.agent
+        code = await agent.wait()
+        tell(f"the agent, pid {agent.pid}, ended with {code}")
+        await asyncio.sleep(RESTART_DELAY)
+        tell(f"agent started, pid {(await cluster.start_agent()).pid}")
+
+
+async def tell_news(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
+    """Print the changes of slices and pods, for ever."""
+    known = _snapshot(cluster)
+    while True:
+        before = known
+        await cluster.pulse.until(lambda: _snapshot(cluster) != before)  # noqa: B023 -- awaited here
+        known = _snapshot(cluster)
+        for text in _changes(before, known):
+            tell(text)
+
+
+def _snapshot(cluster: SandboxCluster) -> Snapshot:
+    pods = {
+        f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}": _state(pod["status"])
+        for pod in cluster.store.select("pods")
+    }
+    return {"slices": f"{cluster.allocatable()} allocatable", **pods}
+
+
+def _state(status: Mapping[str, object]) -> str:
+    return " ".join(str(status[key]) for key in ("phase", "reason") if status.get(key))
+
+
+def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    for name in after:
+        if before.get(name) != after[name]:
+            yield f"{name}: {after[name]}"
+    for name in before.keys() - after.keys():
+        yield f"{name}: gone"

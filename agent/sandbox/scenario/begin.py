@@ -242,7 +242,10 @@ def _begin(stage: Stage) -> Iterator[tuple[tuple[str, str, str], int]]:
 
 def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     """Start a process with what the kubelet keeps for its container; the MiB that it takes."""
-    region, now = HamiCoreRegion(_region(answer), HAMI_2_9_0), SystemClock().now()
+    cache = PurePosixPath(answer.envs[CACHE])
+    mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
+    path = Path(mounts[str(cache.parent)]) / cache.name
+    region, now = HamiCoreRegion(path, HAMI_2_9_0), SystemClock().now()
     process = region.start(PID, dict(answer.envs), now)
     region.name_gpus([share.uuid for share in gpus])
     taken = [share.memory_mib // PART for share in gpus]
@@ -251,13 +254,6 @@ def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
         process.watch(gpu, PERCENT)
         process.launch(now, gpu)
     return taken
-
-
-def _region(answer: ContainerAllocateResponse) -> Path:
-    """Where the container's region is on the host."""
-    cache = PurePosixPath(answer.envs[CACHE])
-    mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
-    return Path(mounts[str(cache.parent)]) / cache.name
 
 
 async def _metered(stage: Stage) -> Use:

@@ -10,7 +10,6 @@ from agent.sandbox.lab.cluster import RESOURCE
 from agent.sandbox.lab.web import scrape
 from agent.sandbox.scenario.begin import check_edits, run_pod
 from agent.sandbox.scenario.facts import (
-    PodFacts,
     answers,
     is_locked,
     ledger_on_disk,
@@ -62,7 +61,10 @@ async def restart_kubelet(stage: Stage) -> None:
     await _offered(stage, "kubelet.allocatable", started.elapsed, "kubelet_socket_to_allocatable")
     await stage.until(
         "kubelet.untouched",
-        lambda: _uids(stage) <= {e.pod for e in stage.seen(begun, "admitted", "rejected")},
+        lambda: (
+            {pod_facts(stage.cluster, name).uid for name in stage.placed}
+            <= {e.pod for e in stage.seen(begun, "admitted", "rejected")}
+        ),
         lambda: "the new kubelet has not admitted every pod",
     )
     _untouched(stage, "kubelet.untouched", before, begun)
@@ -136,10 +138,6 @@ def _ill(stage: Stage) -> list[int]:
 
 def _down(stage: Stage) -> list[str]:
     return [name for name in stage.placed if not pod_facts(stage.cluster, name).is_running]
-
-
-def _uids(stage: Stage) -> set[str]:
-    return {pod_facts(stage.cluster, name).uid for name in stage.placed}
 
 
 def _restarted(stage: Stage, before: object) -> list[str]:
@@ -277,13 +275,13 @@ def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
     back = stage.seen(gap, "listed")[0].elapsed
     when = {event.pod: event.elapsed for event in stage.seen(gap, "rejected")}
     pods = [pod_facts(stage.cluster, name) for name in names]
-    late = [_rejection(pod) for pod in pods if not gap <= when.get(pod.uid, 0.0) <= back]
+    late = [
+        f"{pod.name} was rejected outside the gap: {pod.reason}"
+        for pod in pods
+        if not gap <= when.get(pod.uid, 0.0) <= back
+    ]
     served = BURST - len(names)
     stage.settle("burst.pods", f"{served} run, {len(names)} rejected in the gap", late)
-
-
-def _rejection(pod: PodFacts) -> str:
-    return f"{pod.name} was rejected outside the gap: {pod.reason}"
 
 
 def _durable(stage: Stage) -> tuple[str, list[str]]:

@@ -1,12 +1,12 @@
 """Events about pods: sent one after another beside the verbs; a repeated Event is counted.
 
-Source: client-go's tools/record: a queue of 1000, one request for each Event (POST, then PATCH for
+Source: client-go's tools/record: one request for each Event (POST, then PATCH for
 the same text), and at most 25 at once and one in five minutes about the same pod.
 """
 
 import asyncio
 import hashlib
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, Protocol
 
 import structlog
 
@@ -16,15 +16,9 @@ from agent.sandbox.scheduler.cluster import ClientQueue, SchedulerCluster
 from agent.sandbox.scheduler.filter import Notice
 
 log = structlog.get_logger(__name__)
-CAPACITY: Final = 1000
-"""The most Events that wait; further ones are dropped."""
-REMEMBERED: Final = 4096
-"""The most texts, and the most pods, that are remembered; the oldest are forgotten."""
 _ABOUT_ONE_POD: Final = (1 / 300, 25)
 _NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 class Events(Protocol):
@@ -38,18 +32,15 @@ class Events(Protocol):
 class EventQueue:
     """Takes Events at once and passes them to `recorder` while it runs (`Events`)."""
 
-    def __init__(self, recorder: Events, capacity: int = CAPACITY) -> None:
+    def __init__(self, recorder: Events) -> None:
         self._recorder = recorder
-        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue(capacity)
+        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event sent later. If too many wait, it is only logged."""
+        """Have one Event sent later."""
         metadata = pod["metadata"]
         named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
-        try:
-            self._waiting.put_nowait((named, notice))
-        except asyncio.QueueFull:
-            log.warning("scheduler.event_lost", reason=notice.reason, err="too many Events wait")
+        self._waiting.put_nowait((named, notice))
 
     async def run(self) -> NoReturn:
         """Send for ever, one after another. Events that wait at the end are lost."""
@@ -76,7 +67,6 @@ class EventRecorder:
         """
         metadata = pod["metadata"]
         quota = self._quotas.setdefault(metadata["uid"], ClientQueue(*_ABOUT_ONE_POD))
-        _bound(self._quotas)
         if not quota.try_turn():
             return
         try:
@@ -100,7 +90,6 @@ class EventRecorder:
             fresh = self._fresh(metadata, name, notice, now.strftime(_STAMP))
             await self._cluster.create("events", metadata["namespace"], fresh)
         self._written[key] = (name, count + 1)
-        _bound(self._written)
 
     def _fresh(self, metadata: Json, name: str, notice: Notice, now: str) -> Json:
         return {
@@ -120,8 +109,3 @@ class EventRecorder:
             "lastTimestamp": now,
             "count": 1,
         }
-
-
-def _bound(memory: dict[_Key, _Value]) -> None:
-    if len(memory) > REMEMBERED:
-        del memory[next(iter(memory))]

@@ -92,7 +92,9 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
         refusals: dict[GpuUuid, str] = {}
         shares, reasons = _ContainerFit(node, wishes, request, before, refusals).fit(gpus)
         if shares is None:
-            told = _describe(reasons, len(gpus))
+            told = ", ".join(
+                sorted(f"{count}/{len(gpus)} {reason}" for reason, count in reasons.items())
+            )
             return NodeFit(None, told, position, tuple(gpus), refusals)
         if not is_init:
             running = _place(gpus, shares)
@@ -221,10 +223,6 @@ def _place(gpus: Sequence[GpuView], shares: Sequence[Share]) -> list[GpuView]:
     """The GPUs with the shares added, in the sorted order, on which later ties depend."""
     loads = {share.uuid: Load(1, share.memory_mib, share.core_percent) for share in shares}
     return [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]
-
-
-def _describe(reasons: Reasons, total: int) -> str:
-    return ", ".join(sorted(f"{count}/{total} {reason}" for reason, count in reasons.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ import structlog
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs, is_closed
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
 from agent.sandbox.store import Change, ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -207,7 +206,8 @@ class SchedulerModel:
             self._pending.forget(uid)
             self._stir()
             return
-        self._pod_signatures[uid] = _pod_signature(pod)
+        # What can free room for another pod when it changes.
+        self._pod_signatures[uid] = (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))
         if self._pending.observe(pod):
             self._wake.set()
         elif before is not None and before != self._pod_signatures[uid]:
@@ -229,7 +229,9 @@ class SchedulerModel:
             return
         self._pending.take(uid)
         try:
-            filtered = await _ask(group, self._hami.filter(pod, self._open_nodes()))
+            nodes = self._store.select("nodes")
+            names = [node["metadata"]["name"] for node in nodes if not is_closed(node)]
+            filtered = await _ask(group, self._hami.filter(pod, names))
         except (StatusError, TimeoutError) as failure:
             await self._fail(pod, str(failure))
             return
@@ -265,10 +267,6 @@ class SchedulerModel:
             return None
         same = pod["metadata"]["uid"] == uid
         return pod if same and self._pending.is_waiting(pod) else None
-
-    def _open_nodes(self) -> list[str]:
-        nodes = self._store.select("nodes")
-        return [node["metadata"]["name"] for node in nodes if not is_closed(node)]
 
     async def _fail(self, pod: Json, text: str) -> None:
         """Write an Event that placing the pod failed, and retry after the back-off."""
@@ -328,8 +326,3 @@ def _explain(filtered: Filtered) -> str:
     total, reasons = len(filtered.failed), list(filtered.failed.values())
     told = sorted(f"{reasons.count(reason)} {reason}" for reason in set(reasons))
     return f"0/{total} nodes are available: {', '.join(told)}."
-
-
-def _pod_signature(pod: Json) -> object:
-    """The part of a pod whose change can free room for another pod."""
-    return (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))

@@ -76,7 +76,8 @@ def check_node(
     handshake = noted.get(annotations.HANDSHAKE, "")
     if not version.reads_json:
         return _check_stamps(handshake, now)
-    allocatable = parse_quantity(_allocatable(node)) or 0
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
+    allocatable = parse_quantity(offered) or 0
     shared = _check_shared(handshake, allocatable, now, version)
     return _check_count(seen, allocatable, noted.get(annotations.REGISTER, ""), shared, version)
 
@@ -153,10 +154,6 @@ def _time(text: str) -> dt.datetime | None:
         return dt.datetime.strptime(stamp, _STAMP).replace(tzinfo=dt.UTC)
     except ValueError:
         return None
-
-
-def _allocatable(node: Json) -> object:
-    return ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
 
 
 @dataclass(frozen=True, slots=True)

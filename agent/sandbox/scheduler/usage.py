@@ -36,7 +36,7 @@ class Informers:
         key = (resource, metadata.get("namespace", ""), metadata["name"])
         if kind != "DELETED":
             self._objects[key] = obj
-        elif self._is_same(key, metadata.get("uid")):
+        elif (held := self._objects.get(key)) and held["metadata"]["uid"] == metadata["uid"]:
             del self._objects[key]
 
     def get(self, resource: str, namespace: str, name: str) -> Json | None:
@@ -48,10 +48,6 @@ class Informers:
         for key, obj in list(self._objects.items()):
             if key[0] == "pods" and obj["metadata"]["uid"] not in uids:
                 del self._objects[key]
-
-    def _is_same(self, key: tuple[str, str, str], uid: str | None) -> bool:
-        held = self._objects.get(key)
-        return held is not None and held["metadata"].get("uid") == uid
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,8 @@ from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from agent.host.kube.watch import WatchTimes, frames
 from agent.sandbox import api_errors
 from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
 
 log = structlog.get_logger(__name__)
 LONGEST_REVIEW: Final = 7 * 1024 * 1024

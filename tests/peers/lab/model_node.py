@@ -8,8 +8,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from agent.sandbox.api_errors import NotFoundError
-from agent.sandbox.kubelet.life import Timings
-from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded

@@ -12,8 +12,7 @@ import pytest
 from agent.core.cluster import annotations
 from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.lab.cluster import kubeconfig
-from agent.sandbox.lab.life import free_port
+from agent.sandbox.lab.cluster import free_port, kubeconfig
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import ObjectStore

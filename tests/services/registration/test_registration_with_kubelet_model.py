@@ -18,8 +18,7 @@ from agent.host.podresources import PodResourcesWitness
 from agent.host.watch import DirectoryWatch
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
-from agent.sandbox.kubelet.life import Timings
-from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.services.registration.kubelet import KubeletWatch
 from agent.services.registration.service import Registration
 from tests.fakes.chance import Seeded
