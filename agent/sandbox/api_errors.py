@@ -59,13 +59,6 @@ class NotFoundError(StatusError):
     reason = "NotFound"
 
 
-class MethodNotAllowedError(StatusError):
-    """The path exists, the method does not."""
-
-    code = 405
-    reason = "MethodNotAllowed"
-
-
 class AlreadyExistsError(StatusError):
     """An object of this name already exists."""
 
@@ -85,13 +78,6 @@ class GoneError(StatusError):
 
     code = 410
     reason = "Expired"
-
-
-class UnsupportedMediaTypeError(StatusError):
-    """A patch of a kind that the server does not know."""
-
-    code = 415
-    reason = "UnsupportedMediaType"
 
 
 class InvalidError(StatusError):

@@ -12,6 +12,7 @@ model differs in these points:
 - It has only nodes, pods, events, ResourceQuotas and SelfSubjectAccessReview. A namespace exists
   if it has an object. PUT, deletecollection, server-side apply, tables, protobuf and label
   selectors of watches are refused; versions that a GET or LIST asks for are ignored.
+- A method that a path does not have is 404, a patch of an unknown kind 400.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
 - A Status has no details, and the text is the model's own.

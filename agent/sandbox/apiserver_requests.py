@@ -16,9 +16,7 @@ from agent.sandbox.api_errors import (
     ConflictError,
     InvalidError,
     Json,
-    MethodNotAllowedError,
     NotFoundError,
-    UnsupportedMediaTypeError,
 )
 from agent.sandbox.apiserver_access import Target
 from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patch
@@ -73,24 +71,20 @@ def require_served(target: Target) -> None:
 
     Raises:
         NotFoundError: no such path.
-        MethodNotAllowedError: the path does not have the method.
     """
     is_global = target.resource in CLUSTER_SCOPED
     if (
         target.resource not in KINDS
         or (target.namespace and is_global)
         or (target.name and not target.namespace and not is_global)
-        or (target.subresource and target.full_resource not in _SERVED)
+        or (target.verb == "create" and not target.namespace and not is_global)
     ):
         raise _no_path()
     served = frozenset({"get", "patch", "delete"} if target.name else {"list", "watch", "create"})
     if target.subresource:
-        served = _SERVED[target.full_resource]
-    is_nowhere = target.verb == "create" and not is_global and not target.namespace
-    if target.verb not in served or is_nowhere:
-        raise MethodNotAllowedError(
-            "the server does not allow this method on the requested resource"
-        )
+        served = _SERVED.get(target.full_resource, frozenset())
+    if target.verb not in served:
+        raise _no_path()
 
 
 def parse_fields(selector: str) -> dict[str, str]:
@@ -267,10 +261,8 @@ def patch(
             fresh = json_patch(stored, changes)
         elif content_type in _MERGES and isinstance(changes, dict):
             fresh = _MERGES[content_type](stored, changes)
-        elif content_type == JSON_PATCH or content_type in _MERGES:
-            raise BadRequestError("error decoding patch")
         else:
-            raise UnsupportedMediaTypeError("415: Unsupported Media Type")
+            raise BadRequestError(f"{content_type[:64]} and this body are no patch")
         kept = "spec" if target.subresource else "status"
         if target.full_resource == "pods" and fresh.get("spec") != stored.get("spec"):
             raise _invalid(target, "spec: Forbidden: a pod's spec cannot be patched here")

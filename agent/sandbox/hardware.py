@@ -5,9 +5,9 @@ Time is the running loop's.
 """
 
 import asyncio
-import collections
 import enum
 import uuid
+import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -33,8 +33,6 @@ UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
 
 MOST_GPUS: Final = 64
 """The most GPUs of a description. No node has more, so a larger count is a typing error."""
-EVENT_LIMIT: Final = 4096
-"""The most events kept for slow subscribers. One that falls further behind gets CHANGED."""
 LOST: Final = "GPU is lost"
 REFUSED: Final = "GPU requires restart"
 """The error text of the library."""
@@ -187,11 +185,9 @@ class SimulatedHardware:
     def __init__(self, description: Description) -> None:
         self.driver_version = description.driver_version
         self._states = {gpu.uuid: SimulatedGpu(gpu) for gpu in description.gpus}
-        self._events: collections.deque[DriverEvent] = collections.deque(maxlen=EVENT_LIMIT)
-        self._written = 0
+        self._cursors: weakref.WeakSet[EventCursor] = weakref.WeakSet()
         self._serial = len(description.gpus)
         self._hang_until = 0.0
-        self._news = asyncio.Event()
 
     @property
     def states(self) -> tuple[SimulatedGpu, ...]:
@@ -345,20 +341,9 @@ class SimulatedHardware:
 
     def subscribe(self) -> "EventCursor":
         """A reader of the events from now on."""
-        return EventCursor(self, self._written)
-
-    def since(self, cursor: int) -> tuple[int, tuple[DriverEvent, ...]]:
-        """The next cursor, and the events since `cursor`; CHANGED if events were dropped."""
-        missed = self._written - cursor
-        if missed <= len(self._events):
-            fresh = tuple(self._events)[len(self._events) - missed :]
-        else:
-            fresh = (DriverEvent(EventKind.CHANGED), *self._events)
-        return self._written, fresh
-
-    async def news(self) -> None:
-        """Wait for the next event."""
-        await self._news.wait()
+        cursor = EventCursor(self)
+        self._cursors.add(cursor)
+        return cursor
 
     def _answering(self, uuid: GpuUuid) -> SimulatedGpu:
         state = self._states.get(uuid)
@@ -371,10 +356,8 @@ class SimulatedHardware:
         return state
 
     def _report(self, event: DriverEvent) -> None:
-        self._events.append(event)
-        self._written += 1
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        for cursor in self._cursors:
+            cursor.waiting.put_nowait(event)
 
     def _put(self, state: SimulatedGpu, **changes: object) -> SimulatedGpu:
         changed = msgspec.structs.replace(state, **changes)
@@ -398,19 +381,15 @@ class SimulatedHardware:
 
 
 class EventCursor:
-    """One subscriber's place in the log."""
+    """One subscriber, with the events that it has not taken yet."""
 
-    def __init__(self, hardware: SimulatedHardware, cursor: int) -> None:
+    def __init__(self, hardware: SimulatedHardware) -> None:
         self._hardware = hardware
-        self._cursor = cursor
+        self.waiting: asyncio.Queue[DriverEvent] = asyncio.Queue()
 
     async def next(self) -> tuple[DriverEvent, ...]:
         """Wait for the next events, at least one."""
-        while True:
-            if left := self._hardware.hanging:
-                await asyncio.sleep(left)
-                continue
-            self._cursor, fresh = self._hardware.since(self._cursor)
-            if fresh:
-                return fresh
-            await self._hardware.news()
+        first = await self.waiting.get()
+        while left := self._hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
+            await asyncio.sleep(left)
+        return (first, *(self.waiting.get_nowait() for _ in range(self.waiting.qsize())))

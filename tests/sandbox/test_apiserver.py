@@ -29,7 +29,9 @@ def mark(stored: Json) -> Json:
 @pytest.mark.parametrize(
     ("method", "path", "failure"),
     [
-        ("PUT", "/api/v1/pods", (405, "MethodNotAllowed")),
+        ("PUT", "/api/v1/pods", (404, "NotFound")),
+        ("POST", "/api/v1/pods", (404, "NotFound")),
+        ("GET", POD_A + "/binding", (404, "NotFound")),
         ("GET", "/api/v1/pods?watch=1&labelSelector=a%3Db", (400, "BadRequest")),
         ("GET", "/api/v1/pods?labelSelector=%28", (400, "BadRequest")),
         ("GET", "/api/v1/pods?watch=1&resourceVersion=x", (400, "BadRequest")),
@@ -42,12 +44,14 @@ async def test_what_is_not_served_is_refused(
         assert failure == (await client.call(method, path)).failure
 
 
-@pytest.mark.parametrize("body", [b"{", b" " * (BODY_LIMIT + 1)])
-async def test_a_patch_that_cannot_be_read_is_refused(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "kind"), [(b"{", MERGE), (b" " * (BODY_LIMIT + 1), MERGE), (b"{}", "text/plain")]
+)
+async def test_a_patch_that_cannot_be_read_is_refused(body: bytes, kind: str) -> None:
     async with connected() as (server, client):
         before = server.store.version
 
-        assert (400, "BadRequest") == (await client.patch(NODE_A, body, MERGE)).failure
+        assert (400, "BadRequest") == (await client.patch(NODE_A, body, kind)).failure
         assert before == server.store.version
 
 

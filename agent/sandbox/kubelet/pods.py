@@ -4,8 +4,9 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
+from agent.codec.quantity import decode_whole
 from agent.sandbox.api_errors import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
@@ -14,16 +15,6 @@ ContainerKind = Literal["init", "sidecar", "app"]
 
 ContainerKey = tuple[str, str]
 """Pod UID and container name."""
-
-_SUFFIXES: Final[Mapping[str, int]] = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +90,11 @@ def _read_container(container: Json, *, is_init: bool) -> ContainerSpec:
     if is_init:
         kind = "sidecar" if container.get("restartPolicy") == "Always" else "init"
     limits = (container.get("resources") or {}).get("limits") or {}
-    extended = {name: read_quantity(text) for name, text in limits.items() if "/" in name}
+    found = {name: decode_whole(str(text)) for name, text in limits.items() if "/" in name}
+    extended = {name: count for name, count in found.items() if count is not None}
+    if extended.keys() != found.keys():
+        raise ValueError(f"a limit of {limits} is no whole number")
     return ContainerSpec(container["name"], kind, extended)
-
-
-def read_quantity(text: object) -> int:
-    """Parse the whole quantity of an extended resource: 2, "2", "1k", "1Ki".
-
-    Raises:
-        ValueError: anything else.
-    """
-    digits = str(text).rstrip("kKMGi")
-    scale = _SUFFIXES.get(str(text)[len(digits) :])
-    if scale is None or not digits.isdecimal():
-        raise ValueError(f"quantity {text!r} is no whole number")
-    return int(digits) * scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ Refusal = tuple[int, str]
 BAD_REQUEST: Final = (400, "BadRequest")
 FORBIDDEN: Final = (403, "Forbidden")
 NOT_FOUND: Final = (404, "NotFound")
-NOT_ALLOWED: Final = (405, "MethodNotAllowed")
 ALREADY_EXISTS: Final = (409, "AlreadyExists")
 CONFLICT: Final = (409, "Conflict")
 INVALID: Final = (422, "Invalid")
