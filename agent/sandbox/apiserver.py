@@ -57,13 +57,6 @@ BEFORE_THE_END: Final = 2.0
 WRITES: Final = frozenset({"create", "patch", "update", "delete"})
 _HOST: Final = "127.0.0.1"
 _VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
-_SHORT: Final[Mapping[str, tuple[str, ...]]] = {
-    "nodes": ("no",),
-    "pods": ("po",),
-    "events": ("ev",),
-    "resourcequotas": ("quota",),
-    "namespaces": ("ns",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,17 +256,8 @@ class ApiServerModel:
             return None
 
     def _note(self, user: str, target: Target, code: int) -> None:
-        self.journal.note(
-            ApiCall(
-                user=user,
-                verb=target.verb,
-                resource=target.resource,
-                subresource=target.subresource,
-                namespace=target.namespace,
-                name=target.name,
-                code=code,
-            )
-        )
+        at = (target.resource, target.subresource, target.namespace, target.name)
+        self.journal.note(ApiCall(user, target.verb, *at, code))
 
 
 class WatchStream:
@@ -416,7 +400,6 @@ def _discovery(path: str) -> Json | None:
             "namespaced": name not in CLUSTER_SCOPED,
             "kind": kind,
             "verbs": list(_VERBS),
-            "shortNames": list(_SHORT[name]),
         }
         for name, kind in KINDS.items()
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.sandbox.apiserver import ApiCall
-from agent.sandbox.scenario.begin import pod_requests
+from agent.sandbox.scenario.default import pod_requests
 from agent.sandbox.scenario.workloads import PLACED
 
 ONE, PAIR, TRIO, PREPARED = PLACED

@@ -15,10 +15,11 @@ from tests.fakes.scheduler_cluster import RecordedCluster
 POD: Json = {"metadata": {"namespace": "d", "name": "p", "uid": "u", "labels": {}}, "spec": {}}
 
 
-class Slow:
+class Slow(EventRecorder):
     """Takes one Event in each second."""
 
     def __init__(self) -> None:
+        super().__init__(StoreCluster(ObjectStore(ManualClock(), Seeded())), ManualClock(), "slow")
         self.told: list[tuple[Json, str]] = []
 
     async def record(self, pod: Json, notice: Notice) -> None:

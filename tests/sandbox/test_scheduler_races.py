@@ -7,10 +7,8 @@ import pytest
 
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.scheduler.cluster import StoreCluster
-from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import Binder, BindError, Memory
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
@@ -68,15 +66,12 @@ def filled() -> ObjectStore:
     return store
 
 
-async def bind(cluster: Interrupted, name: str = "p", labels: dict[str, str] | None = None) -> None:
-    clock, settings, memory = ManualClock(), SchedulerSettings(), Memory()
-    events = EventRecorder(StoreCluster(cluster.store), clock, settings.scheduler_name)
+async def bind(cluster: Interrupted, name: str = "p") -> None:
     pod = cluster.store.get("pods", "default", name)
-    pod["metadata"]["labels"] = labels or {}
-    memory.seen.see("nodes", "ADDED", cluster.store.get("nodes", "", "n1"))
-    memory.seen.see("pods", "ADDED", pod)
-    binder = Binder(cluster, clock, settings, Seeded(), events, memory)
-    await binder.bind("default", name, pod["metadata"]["uid"], "n1")
+    hami = HamiVerbs(cluster, ManualClock(), Seeded(), SchedulerSettings().quick(), eager=False)
+    hami._seen.see("nodes", "ADDED", cluster.store.get("nodes", "", "n1"))
+    hami._seen.see("pods", "ADDED", pod)
+    await hami.bind("default", name, pod["metadata"]["uid"], "n1")
 
 
 async def test_a_bind_makes_six_requests_in_hamis_order() -> None:

@@ -293,13 +293,16 @@ def explain_pod(
         return _told(world, gates, None, (), now)
     placement: ModelPlacement | None = None
     changes: tuple[PlacingChange, ...] = ()
-    gates = [_admitted(world, pod)]
+    admitted, is_foreign = admission_gate(world, pod), _is_foreign(world, pod)
+    if admitted.verdict is GateVerdict.BLOCKED and (pod["spec"].get("nodeName") or is_foreign):
+        admitted = msgspec.structs.replace(admitted, verdict=GateVerdict.NOTED)
+    gates = [admitted]
     if pod["spec"].get("nodeName") or gates[0].verdict is GateVerdict.BLOCKED:
         not_reached = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
         has_node = bool(pod["spec"].get("nodeName"))
         gates.append(quota_gate(world, pod, is_refused=False))
         gates.append(chosen_gate(pod) if has_node else not_reached)
-    elif _is_foreign(world, pod):
+    elif is_foreign:
         gates += [quota_gate(world, pod, is_refused=False), foreign_gate(world, now)]
     else:
         placement, (quota, searched) = _searched(world, pod, now)
@@ -328,15 +331,6 @@ def _advised(
         return gate
     first = changes[0]
     return msgspec.structs.replace(gate, advice=f"{first.said} -> {cap(first.node, 128)}")
-
-
-def _admitted(world: World, pod: JsonObject) -> Gate:
-    gate = admission_gate(world, pod)
-    if gate.verdict is GateVerdict.BLOCKED and (
-        pod["spec"].get("nodeName") or _is_foreign(world, pod)
-    ):
-        return msgspec.structs.replace(gate, verdict=GateVerdict.NOTED)
-    return gate
 
 
 def _is_foreign(world: World, pod: JsonObject) -> bool:

@@ -225,7 +225,9 @@ def _locked(
         said = f"the lock of {name} cannot be read, so HAMi binds no pod there ({error})"
         return Gate(BINDING, GateVerdict.BLOCKED, said, "E-LOCK", UNLOCK.format(node=name), facts)
     age = (now - lock.stamp).total_seconds()
-    held = f"the lock of {name} is held by {_owner(lock)} for {span(age)}"
+    owner = f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
+    owner = owner if lock.name else "no pod (it names none)"
+    held = f"the lock of {name} is held by {owner} for {span(age)}"
     timeout = world.settings.lock_timeout
     take_over = f"HAMi's scheduler takes it over when it is {span(timeout)} old"
     metadata = pod["metadata"]
@@ -241,12 +243,6 @@ def _locked(
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
     advice = f"{take_over}; look at why that pod's containers have no GPUs yet"
     return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, too long", "E-LOCK", advice, facts)
-
-
-def _owner(lock: NodeLock) -> str:
-    if not lock.name:
-        return "no pod (it names none)"
-    return f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
 
 
 def _why_gone(world: World, lock: NodeLock) -> str:
@@ -289,7 +285,9 @@ def allocation_gate(world: World, pod: JsonObject) -> Gate:
         return Gate(ALLOCATION, GateVerdict.BLOCKED, refusal, identifier, _after(pod))
     if not pod["spec"].get("nodeName"):
         return Gate(ALLOCATION, GateVerdict.NOT_REACHED, "not reached")
-    if phase == annotations.PHASE_SUCCESS or _has_run(pod):
+    statuses = pod["status"].get("containerStatuses") or ()
+    has_run = bool(statuses) and all(map(_is_started, statuses))
+    if phase == annotations.PHASE_SUCCESS or has_run:
         return Gate(ALLOCATION, GateVerdict.PASSED, "every container has the agent's answer")
     said = "the kubelet has not asked for all containers yet, or the answer is not on the pod yet"
     advice = "if it stays, look at the agent's pod on that node"
@@ -372,11 +370,6 @@ def _waits(pod: JsonObject) -> Iterator[tuple[str, str, str]]:
             texts = (status.get("name"), waiting.get("reason"), waiting.get("message"))
             name, reason, message = (str(text or "") for text in texts)
             yield name, reason, message
-
-
-def _has_run(pod: JsonObject) -> bool:
-    statuses = pod["status"].get("containerStatuses") or ()
-    return bool(statuses) and all(map(_is_started, statuses))
 
 
 def _is_started(status: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from agent.codec.pod import decode_pod_devices
 from agent.core.allocation.requests import ContainerRequest
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterNode, GpuHolder, JsonObject, PodEventView
+from agent.core.cluster.snapshot import GpuHolder, JsonObject, PodEventView
 from agent.core.errors import MalformedText, cap
 from agent.sandbox.explain.gates import last_event
 from agent.sandbox.explain.story import (
@@ -231,17 +231,14 @@ def _said(
     if refusal := refuse_node(pod, node):
         return refusal
     if fit.reason == UNREGISTERED:
-        return f"unregistered: {_unregistered(node)}{_agent(world, name)}"
+        why = "its kubelet offers 0 slices of nvidia.com/gpu"
+        if read_offer(node.annotations, version_of(node)) is None:
+            why = "its register annotation is missing or cannot be read"
+        return f"unregistered: {why}{_agent(world, name)}"
     if fit.reason == "NodeInsufficientDevice" and request is not None:
         gpus = counted(len(fit.gpus), "GPU")
         return f"it has {gpus}, and one container asks for {request.count}"
     return fit.reason
-
-
-def _unregistered(node: ClusterNode) -> str:
-    if read_offer(node.annotations, version_of(node)) is None:
-        return "its register annotation is missing or cannot be read"
-    return "its kubelet offers 0 slices of nvidia.com/gpu"
 
 
 def _agent(world: World, node: str) -> str:

@@ -6,7 +6,7 @@ the same text), and at most 25 at once and one in five minutes about the same po
 
 import asyncio
 import hashlib
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import structlog
 
@@ -21,18 +21,10 @@ _NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
-class Events(Protocol):
-    """Receives the decisions about pods."""
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event written about a pod. A failure has no consequence."""
-        ...
-
-
 class EventQueue:
-    """Takes Events at once and passes them to `recorder` while it runs (`Events`)."""
+    """Takes Events at once and passes them to `recorder` while it runs."""
 
-    def __init__(self, recorder: Events) -> None:
+    def __init__(self, recorder: "EventRecorder") -> None:
         self._recorder = recorder
         self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
 
@@ -87,25 +79,17 @@ class EventRecorder:
             moment = int(now.timestamp() * 1e6)
             text = f"{' '.join(key)} {moment}".encode()
             name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
-            fresh = self._fresh(metadata, name, notice, now.strftime(_STAMP))
+            about = {key: metadata[key] for key in _NAMED_BY}
+            fresh = {
+                "metadata": {"name": name, "namespace": metadata["namespace"]},
+                "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                "type": notice.type,
+                "reason": notice.reason,
+                "message": notice.message,
+                "source": {"component": self._component},
+                "firstTimestamp": now.strftime(_STAMP),
+                "lastTimestamp": now.strftime(_STAMP),
+                "count": 1,
+            }
             await self._cluster.create("events", metadata["namespace"], fresh)
         self._written[key] = (name, count + 1)
-
-    def _fresh(self, metadata: Json, name: str, notice: Notice, now: str) -> Json:
-        return {
-            "metadata": {"name": name, "namespace": metadata["namespace"]},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "uid": metadata["uid"],
-            },
-            "type": notice.type,
-            "reason": notice.reason,
-            "message": notice.message,
-            "source": {"component": self._component},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }

@@ -97,7 +97,9 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
             )
             return NodeFit(None, told, position, tuple(gpus), refusals)
         if not is_init:
-            running = _place(gpus, shares)
+            # In the sorted order, on which later ties depend.
+            loads = {one.uuid: Load(1, one.memory_mib, one.core_percent) for one in shares}
+            running = [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]
         before.append(shares)
     return NodeFit((*inits, *groups))
 
@@ -217,12 +219,6 @@ def _refuse_room(gpu: GpuView, share: Share) -> str | None:
         ("CardComputeUnitsExhausted", is_full and asked == 0),
     )
     return next((reason for reason, applies in refusals if applies), None)
-
-
-def _place(gpus: Sequence[GpuView], shares: Sequence[Share]) -> list[GpuView]:
-    """The GPUs with the shares added, in the sorted order, on which later ties depend."""
-    loads = {share.uuid: Load(1, share.memory_mib, share.core_percent) for share in shares}
-    return [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,17 +227,12 @@ class Registry:
 
 def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Offer | None:
     """The offer of a Node's annotations; None if there is none or it cannot be decoded."""
-    gpus = decode(noted.get(annotations.REGISTER, ""), version)
-    links = _read_links(noted.get(annotations.SCORE))
-    if gpus is None or links is None:
-        return None
-    words = noted.get(annotations.CORDON, "").split(",")
-    return Offer(gpus, frozenset(word.strip() for word in words) - {""}, links)
-
-
-def _read_links(text: str | None) -> Links | None:
-    """The points of pairs of GPUs; None if the text cannot be decoded."""
+    gpus, links = decode(noted.get(annotations.REGISTER, ""), version), noted.get(annotations.SCORE)
     try:
-        return {} if text is None else decode_scores(text)
+        points = {} if links is None else decode_scores(links)
     except MalformedText:
         return None
+    if gpus is None:
+        return None
+    words = noted.get(annotations.CORDON, "").split(",")
+    return Offer(gpus, frozenset(word.strip() for word in words) - {""}, points)

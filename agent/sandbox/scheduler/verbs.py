@@ -11,7 +11,6 @@ import random
 import re
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import structlog
@@ -23,7 +22,7 @@ from agent.core.ports import Clock
 from agent.kit.backoff import Backoff
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster
-from agent.sandbox.scheduler.events import EventQueue, EventRecorder, Events
+from agent.sandbox.scheduler.events import EventQueue, EventRecorder
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
@@ -237,86 +236,6 @@ def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The scheduler's local state: pods and nodes as last seen, and the use of GPUs."""
-
-    usage: Usage = field(default_factory=Usage)
-    seen: Informers = field(default_factory=Informers)
-
-
-class Binder:
-    """The bind verb over a cluster."""
-
-    def __init__(
-        self,
-        cluster: SchedulerCluster,
-        clock: Clock,
-        settings: SchedulerSettings,
-        rng: random.Random,
-        events: Events,
-        memory: Memory,
-    ) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._settings = settings
-        self._events = events
-        self._usage = memory.usage
-        self._seen = memory.seen
-        self._locks = NodeLocks(cluster, clock, rng, settings.lock_timeout)
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """Lock the node, mark the pod as allocating, and bind it.
-
-        As in HAMi since 2.5, the clock for `hami.io/bind-time` is read first, although each later
-        request may wait in the client's queue without a deadline. Only the API server checks the
-        UID of the pod and whether it is bound.
-
-        Raises:
-            BindError: a step failed; the pod's lock, also of an earlier bind, is released.
-        """
-        pod = self._seen.get("pods", namespace, name)
-        if pod is None:
-            self._usage.forget(uid)
-            raise BindError(f'pod "{name}" not found')
-        if self._seen.get("nodes", "", node_name) is None:
-            await self._say(pod, WARNING, "BindingFailed", f"failed to get node {node_name}")
-            self._usage.forget(pod["metadata"]["uid"])
-            raise BindError(f'node "{node_name}" not found')
-        marks = {
-            annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
-            annotations.BIND_TIME: str(int(self._clock.now().timestamp())),
-        }
-        try:
-            if self._needs_lock(pod):
-                await self._locks.take(node_name, pod)
-            patch = {"metadata": {"annotations": marks}}
-            await self._cluster.patch("pods", namespace, name, patch)
-            await self._cluster.bind(namespace, name, uid, node_name)
-        except (LockError, StatusError) as failure:
-            await self._release(pod, node_name)
-            await self._say(pod, WARNING, "BindingFailed", str(failure))
-            raise BindError(str(failure)) from failure
-        text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
-        await self._say(pod, NORMAL, "BindingSucceed", text)
-
-    async def _release(self, pod: Json, node_name: str) -> None:
-        """Release the pod's lock. If that fails, only the lock's timeout ends it."""
-        if not self._needs_lock(pod):
-            return
-        try:
-            await self._locks.release(node_name, pod)
-        except (LockError, StatusError) as failure:
-            log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
-
-    def _needs_lock(self, pod: Json) -> bool:
-        """Whether the pod takes the lock: not if only init containers request GPUs."""
-        return any(pod_requests(pod, self._settings)[init_count(pod) :])
-
-    async def _say(self, pod: Json, kind: str, reason: str, message: str) -> None:
-        await self._events.record(pod, Notice(kind, reason, message))
-
-
 class HamiVerbs:
     """One HAMi scheduler: its state and its verbs.
 
@@ -347,8 +266,7 @@ class HamiVerbs:
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
         self._seen = Informers()
-        memory = Memory(self.usage, self._seen)
-        self._binder = Binder(self._cluster, clock, settings, rng, self._events, memory)
+        self._locks = NodeLocks(self._cluster, clock, rng, settings.lock_timeout)
         self._signatures: dict[str, object] = {}
 
     async def run(self) -> NoReturn:
@@ -422,8 +340,54 @@ class HamiVerbs:
         return review_pod(pod, self.settings, self.quotas)
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """Lock the node for the pod and bind it there; see `Binder.bind`. Raises BindError."""
-        await self._binder.bind(namespace, name, uid, node_name)
+        """Lock the node, mark the pod as allocating, and bind it.
+
+        As in HAMi since 2.5, the clock for `hami.io/bind-time` is read first, although each later
+        request may wait in the client's queue without a deadline. Only the API server checks the
+        UID of the pod and whether it is bound.
+
+        Raises:
+            BindError: a step failed; the pod's lock, also of an earlier bind, is released.
+        """
+        pod = self._seen.get("pods", namespace, name)
+        if pod is None:
+            self.usage.forget(uid)
+            raise BindError(f'pod "{name}" not found')
+        if self._seen.get("nodes", "", node_name) is None:
+            await self._events.record(
+                pod, Notice(WARNING, "BindingFailed", f"failed to get node {node_name}")
+            )
+            self.usage.forget(pod["metadata"]["uid"])
+            raise BindError(f'node "{node_name}" not found')
+        marks = {
+            annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
+            annotations.BIND_TIME: str(int(self._clock.now().timestamp())),
+        }
+        try:
+            if self._needs_lock(pod):
+                await self._locks.take(node_name, pod)
+            patch = {"metadata": {"annotations": marks}}
+            await self._cluster.patch("pods", namespace, name, patch)
+            await self._cluster.bind(namespace, name, uid, node_name)
+        except (LockError, StatusError) as failure:
+            await self._release(pod, node_name)
+            await self._events.record(pod, Notice(WARNING, "BindingFailed", str(failure)))
+            raise BindError(str(failure)) from failure
+        text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
+        await self._events.record(pod, Notice(NORMAL, "BindingSucceed", text))
+
+    async def _release(self, pod: Json, node_name: str) -> None:
+        """Release the pod's lock. If that fails, only the lock's timeout ends it."""
+        if not self._needs_lock(pod):
+            return
+        try:
+            await self._locks.release(node_name, pod)
+        except (LockError, StatusError) as failure:
+            log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
+
+    def _needs_lock(self, pod: Json) -> bool:
+        """Whether the pod takes the lock: not if only init containers request GPUs."""
+        return any(pod_requests(pod, self.settings)[init_count(pod) :])
 
     def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose and reserve without a wait, so that the next decision counts this one."""
