@@ -8,8 +8,8 @@ from agent.cli.explain_view import folded
 from agent.codec.nodelock import encode_stamp
 from agent.core.cluster.snapshot import RefusedPod
 from agent.core.errors import cap
-from agent.sandbox.explain.on_node import agent_sentence, refusal_id
-from agent.sandbox.explain.words import ago, counted
+from agent.sandbox.explain.gates import agent_sentence, refusal_id
+from agent.sandbox.explain.story import ago, counted
 
 SHOWN: Final = 20
 _SENTENCE: Final = 512

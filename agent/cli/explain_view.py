@@ -15,8 +15,8 @@ from agent.sandbox.explain.story import (
     GpuVerdict,
     NodeVerdict,
     PlacingChange,
+    span,
 )
-from agent.sandbox.explain.words import span
 
 NODES_SHOWN: Final = 5
 

@@ -21,11 +21,17 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.core.errors import AgentError
 from agent.host.clock import SystemClock
-from agent.sandbox.apiserver_kubectl import PREFIX
-from agent.sandbox.hardware_file import DRIVER_VERSION, Description
-from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, kubeconfig, open_cluster
-from agent.sandbox.lab.life import free_port, keep_agent, tell_news
-from agent.sandbox.profiles import MOST_GPUS, PROFILES, gpus_of
+from agent.sandbox.apiserver import PREFIX
+from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
+from agent.sandbox.lab.cluster import (
+    LabOptions,
+    SandboxCluster,
+    free_port,
+    keep_agent,
+    kubeconfig,
+    open_cluster,
+    tell_news,
+)
 from agent.sandbox.scenario.default import (
     DEFAULT,
     FEWEST_GPUS,

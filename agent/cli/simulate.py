@@ -14,7 +14,7 @@ from agent.cli.main import Subparsers
 from agent.core.errors import AgentError, cap
 from agent.host.clock import SystemClock
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
+from agent.sandbox.hardware_talk import HardwareSilent, HardwareUnreachable, ask
 from agent.settings.fields import decimal, seconds_of
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")

@@ -281,12 +281,6 @@ class Place(msgspec.Struct, frozen=True):
             raise self.fault(f"text is expected, not {self.shown()}")
         return str(self.node.value)
 
-    def raw(self) -> str:
-        """Read a scalar as it is written: `0000:18:00.0` and `570.148` are numbers in YAML 1.1."""
-        if not isinstance(self.node, yaml.ScalarNode) or not self.node.value.strip():
-            raise self.fault(f"text is expected, not {self.shown()}")
-        return str(self.node.value)
-
     def value(self) -> object:
         """Read any value as plain Python values; refuses a scalar that does not fit its tag."""
         text, tag = self.node.value, self.node.tag

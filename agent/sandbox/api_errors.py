@@ -13,35 +13,22 @@ class StatusError(Exception):
     code: ClassVar[int] = 500
     reason: ClassVar[str] = "InternalError"
 
-    def __init__(
-        self,
-        message: str,
-        headers: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.headers = dict(headers or {})
-        self.metadata = dict(metadata or {})
 
     def status(self) -> Json:
         """The `Status` object that a client of the real server receives, without its details."""
-        reason = {"reason": self.reason} if self.reason else {}
         return {
             "kind": "Status",
             "apiVersion": "v1",
-            "metadata": self.metadata,
+            "metadata": {},
             "status": "Failure",
             "message": self.message,
-            **reason,
+            "reason": self.reason,
             "code": self.code,
         }
-
-
-class UnclassifiedError(StatusError):
-    """An error without a class in the real server, which answers 500 without a reason."""
-
-    reason = ""
 
 
 class BadRequestError(StatusError):
@@ -72,20 +59,6 @@ class NotFoundError(StatusError):
     reason = "NotFound"
 
 
-class MethodNotAllowedError(StatusError):
-    """The path exists, the method does not."""
-
-    code = 405
-    reason = "MethodNotAllowed"
-
-
-class NotAcceptableError(StatusError):
-    """The server does not have the requested form of the object."""
-
-    code = 406
-    reason = "NotAcceptable"
-
-
 class AlreadyExistsError(StatusError):
     """An object of this name already exists."""
 
@@ -101,24 +74,10 @@ class ConflictError(StatusError):
 
 
 class GoneError(StatusError):
-    """The history no longer has the version that the watch requests."""
+    """The history no longer has the version that the request names."""
 
     code = 410
     reason = "Expired"
-
-
-class BodyTooLargeError(StatusError):
-    """The body is longer than the server reads."""
-
-    code = 413
-    reason = "RequestEntityTooLarge"
-
-
-class UnsupportedMediaTypeError(StatusError):
-    """A patch of a kind that the server does not know."""
-
-    code = 415
-    reason = "UnsupportedMediaType"
 
 
 class InvalidError(StatusError):
@@ -133,10 +92,3 @@ class TooManyRequestsError(StatusError):
 
     code = 429
     reason = "TooManyRequests"
-
-
-class TooNewError(StatusError):
-    """A version that the server has not reached, even after waiting."""
-
-    code = 504
-    reason = "Timeout"

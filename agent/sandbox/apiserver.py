@@ -1,64 +1,104 @@
 """The API server model: real HTTP on loopback over an `ObjectStore`.
 
-It serves the paths, the patch types, the preconditions, the errors and the watches that an agent,
-a kubelet and a scheduler use, and nothing else. Faults are switched on from outside: `throttle`,
-`begin_outage`, `forget_history`, `end_watches`.
+It serves the paths, the patch types, the preconditions, the errors and the watches that an agent
+and kubectl use, and nothing else. Faults are switched on from outside: `throttle`, `begin_outage`,
+`forget_history`, `end_watches`.
 
-Codes, reasons and messages are those of kube-apiserver 1.36.3; tests/peers sends both the same
-requests. The model differs in these points:
+Codes and reasons are those of kube-apiserver 1.36.3; tests/peers sends both the same requests. The
+model differs in these points:
 
 - It has no schemas. It stores objects as given, without defaults, generation and managed fields,
   and does not check a pod's spec. Its clients do not read these fields.
 - It has only nodes, pods, events, ResourceQuotas and SelfSubjectAccessReview. A namespace exists
-  if it has an object. Label selectors of watches, deletecollection, server-side apply, tables and
-  protobuf are refused.
+  if it has an object. PUT, deletecollection, server-side apply, tables, protobuf and label
+  selectors of watches are refused; versions that a GET or LIST asks for are ignored.
+- A method that a path does not have is 404, a patch of an unknown kind 400.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
-- A Status has no details, and the refusal of a pod update does not name the change.
-- A version that is too new is refused at once, not after 3 s. `resourceVersionMatch` and
-  `sendInitialEvents` are ignored.
-- Health pages need no token, and a token may stand in the path: see `apiserver_kubectl`.
+- A Status has no details, and the text is the model's own.
+- Health pages need no token, and a path may begin with `/as/<token>`, which counts as the token.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 import email.utils
 import functools
-from collections.abc import Callable, Mapping
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 
 from agent.host.clock import SystemClock
-from agent.sandbox import apiserver_reviews, apiserver_writes
+from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.api_errors import (
     BadRequestError,
-    BodyTooLargeError,
+    GoneError,
     Json,
     NotFoundError,
     StatusError,
     TooManyRequestsError,
 )
-from agent.sandbox.apiserver_access import (
-    Rights,
-    Target,
-    authorize,
-    identify,
-    restrict,
-)
-from agent.sandbox.apiserver_forms import form_of, packed, shaped
-from agent.sandbox.apiserver_journal import ApiCall, Journal
-from agent.sandbox.apiserver_kubectl import listed, unfolded
-from agent.sandbox.apiserver_lists import list_objects, require_reached
-from agent.sandbox.apiserver_paths import parse_target, require_served
-from agent.sandbox.apiserver_watch import WatchStream
-from agent.sandbox.store import KINDS, ObjectStore
+from agent.sandbox.apiserver_access import Rights, Target, authorize, identify, restrict, reviewed
+from agent.sandbox.store import CLUSTER_SCOPED, KINDS, Change, ObjectStore, Subscription
 
 BODY_LIMIT: Final = 3 * 1024 * 1024
-BODY_DEADLINE: Final = 30.0
 CLOSE_DEADLINE: Final = 1.0
+PREFIX: Final = "/as/"
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+PARTIAL: Final = "PartialObjectMetadata"
+DEFAULT_TIMEOUT: Final = 3000.0
+BOOKMARK_INTERVAL: Final = 60.0
+BEFORE_THE_END: Final = 2.0
+"""Seconds before the timeout of a watch at which it gets its last bookmark."""
+WRITES: Final = frozenset({"create", "patch", "update", "delete"})
 _HOST: Final = "127.0.0.1"
-_VERSION: Final = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
+_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One request and the code of its answer; `verb` is Kubernetes' (get, list, watch, …)."""
+
+    user: str
+    verb: str
+    resource: str
+    subresource: str
+    namespace: str
+    name: str
+    code: int
+
+
+class Journal:
+    """Keeps a bounded number of calls, and counts all calls since the start."""
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self.calls: deque[ApiCall] = deque(maxlen=limit)
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+
+    def note(self, call: ApiCall) -> None:
+        """Record one call, also a refused one."""
+        self.calls.append(call)
+        self.counts[call.user, call.verb, call.resource] += 1
+
+    def writes(self, user: str) -> int:
+        """How many writes the user tried."""
+        return self._count(user, WRITES)
+
+    def reads(self, user: str) -> int:
+        """How many reads the user tried, watches not included."""
+        return self._count(user, {"get", "list"})
+
+    def watches(self, user: str) -> int:
+        """How many watches the user started."""
+        return self._count(user, {"watch"})
+
+    def _count(self, user: str, verbs: Collection[str]) -> int:
+        found = ((who, verb, count) for (who, verb, _), count in self.counts.items())
+        return sum(count for who, verb, count in found if who == user and verb in verbs)
 
 
 class ApiServerModel:
@@ -144,66 +184,62 @@ class ApiServerModel:
         self.end_watches()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        request = unfolded(request)
+        request = _with_token_of_path(request)
         if request.path in ("/readyz", "/livez", "/healthz"):
             return web.Response(text="ok")
-        user, target = "", Target(request.method.lower(), request.path)
-        packing = request.headers.get("Accept-Encoding", "")
+        user, target, headers = "", Target(request.method.lower(), request.path), {}
         try:
             user = identify(self._tokens, request.headers.get("Authorization"))
-            self._refuse_when_throttled()
-            aside = await self._aside(request, user)
-            if aside is not None:
-                return self._finish(user, *aside)
-            target = parse_target(request.method, request.path, request.query)
-            authorize(user, target, self._find(target), self._rights)
-            require_served(target)
-            form = form_of(request.headers.get("Accept", ""))
-            if target.verb == "watch":
-                return await self._watch(request, user, target, form)
-            body = await _read_body(request)
-            code, answer = self._act(user, target, request.content_type, body)
-            answer = shaped(form, answer)
+            if self._throttled > 0:
+                self._throttled -= 1
+                again = {"Retry-After": str(self._retry_after)}
+                raise TooManyRequestsError("too many requests: try again later", again)
+            if request.path == REVIEWS and request.method == "POST":
+                target = Target("create", "selfsubjectaccessreviews")
+                review = requests.parse_object(await _read_body(request))
+                code, answer = 201, reviewed(user, review, requests.parse_fields, self._find)
+            elif (known := _discovery(request.path)) is not None:
+                code, answer = 200, known
+            else:
+                target = requests.parse_target(request.method, request.path, request.query)
+                authorize(user, target, self._find(target), self._rights)
+                requests.require_served(target)
+                is_partial = PARTIAL in request.headers.get("Accept", "")
+                if target.verb == "watch":
+                    return await self._watch(request, user, target, is_partial=is_partial)
+                body = await _read_body(request)
+                code, answer = self._act(user, target, request.content_type, body)
+                if is_partial and "items" not in answer:
+                    answer = _partial(answer)
         except StatusError as refusal:
-            return self._finish(user, target, refusal.code, refusal.status(), refusal.headers)
+            code, answer, headers = refusal.code, refusal.status(), refusal.headers
         self._note(user, target, code)
-        return self._dated(packed(code, answer, packing if target.verb in ("get", "list") else ""))
-
-    async def _aside(self, request: web.BaseRequest, user: str) -> tuple[Target, int, Json] | None:
-        """Answer the requests that every user may send and that are not for an object."""
-        if request.path == "/version":
-            return Target(request.method.lower(), request.path), 200, dict(_VERSION)
-        if request.method == "GET" and (kinds := listed(request.path)) is not None:
-            return Target("get", request.path), 200, kinds
-        if (request.method, request.path) == ("POST", apiserver_reviews.PATH):
-            body = await _read_body(request)
-            return apiserver_reviews.TARGET, 201, apiserver_reviews.reviewed(user, body, self._find)
-        return None
+        if self.ahead:
+            at = SystemClock().now() + dt.timedelta(seconds=self.ahead)
+            headers = headers | {"Date": email.utils.format_datetime(at, usegmt=True)}
+        body = json.dumps(answer, separators=(",", ":")).encode()
+        return web.Response(
+            status=code, body=body, headers=headers, content_type="application/json"
+        )
 
     def _act(self, user: str, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
-        if target.verb in ("get", "list"):
-            return 200, self._read(target)
         store, allowed = self.store, functools.partial(restrict, user, target)
         match target.verb:
+            case "get":
+                return 200, store.get(target.resource, target.namespace, target.name)
+            case "list":
+                return 200, requests.list_objects(store, target)
             case "create":
-                return 201, apiserver_writes.create(store, target, body, allowed, self._admit)
+                return 201, requests.create(store, target, body, allowed, self._admit)
             case "patch":
-                return 200, apiserver_writes.patch(store, target, content_type, body, allowed)
-            case "update":
-                return 200, apiserver_writes.replace(store, target, body, allowed)
+                return 200, requests.patch(store, target, content_type, body, allowed)
             case _:
-                return 200, apiserver_writes.delete(store, target, body)
-
-    def _read(self, target: Target) -> Json:
-        if target.verb == "list":
-            return list_objects(self.store, target)
-        require_reached(self.store, target)
-        return self.store.get(target.resource, target.namespace, target.name)
+                return 200, requests.delete(store, target, body, allowed)
 
     async def _watch(
-        self, request: web.BaseRequest, user: str, target: Target, form: str
+        self, request: web.BaseRequest, user: str, target: Target, *, is_partial: bool
     ) -> web.StreamResponse:
-        watch = WatchStream(target, form)
+        watch = WatchStream(target, is_partial=is_partial)
         self._note(user, target, 200)
         self._watches.add(watch)
         try:
@@ -219,56 +255,152 @@ class ApiServerModel:
         except NotFoundError:
             return None
 
-    def _refuse_when_throttled(self) -> None:
-        if self._throttled > 0:
-            self._throttled -= 1
-            raise TooManyRequestsError(
-                "the server has received too many requests and has asked us to try again later",
-                {"Retry-After": str(self._retry_after)},
+    def _note(self, user: str, target: Target, code: int) -> None:
+        at = (target.resource, target.subresource, target.namespace, target.name)
+        self.journal.note(ApiCall(user, target.verb, *at, code))
+
+
+class WatchStream:
+    """Writes one watch to one client until it times out or is ended.
+
+    Bookmarks come as from the real server's watch cache
+    (apiserver/pkg/storage/cacher/cache_watcher.go) on a cluster with constant writes: every 60 s,
+    and 2 s before the timeout. On a cluster without writes, the real server sends none for the
+    first 2 minutes. Raises BadRequestError for a time that is no number.
+    """
+
+    def __init__(self, target: Target, *, is_partial: bool) -> None:
+        self._target = target
+        self._is_partial = is_partial
+        self._bookmarks = requests.is_set(target.options, "allowWatchBookmarks")
+        seconds = requests.number(target.options, "timeoutSeconds")
+        self._deadline = asyncio.timeout(float(seconds) if seconds > 0 else DEFAULT_TIMEOUT)
+        self._is_ended = False
+
+    def end(self) -> None:
+        """End the watch now as if it had timed out, after a last bookmark.
+
+        Before the watch has begun, this does nothing.
+        """
+        if self._deadline.when() is not None:
+            self._is_ended = True
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+
+    async def serve(self, request: web.BaseRequest, store: ObjectStore) -> web.StreamResponse:
+        """Send frames. After a timeout the connection stays usable.
+
+        A version that is too old gives an error frame, not an HTTP status, as in the real server
+        (apiserver/pkg/storage/cacher).
+
+        Raises:
+            BadRequestError: an unknown field, a version that is not a number.
+        """
+        since = requests.number(self._target.options, "resourceVersion") or None
+        resource, namespace = self._target.resource, self._target.namespace or None
+        opened: Subscription | GoneError
+        try:
+            opened = store.subscribe(
+                resource, since, namespace=namespace, fields=self._target.fields
             )
-
-    def _finish(
-        self,
-        user: str,
-        target: Target,
-        code: int,
-        answer: Json,
-        headers: Mapping[str, str] | None = None,
-    ) -> web.Response:
-        self._note(user, target, code)
-        return self._dated(packed(code, answer, "", headers or {}))
-
-    def _dated(self, response: web.Response) -> web.Response:
-        if self.ahead:
-            at = SystemClock().now() + dt.timedelta(seconds=self.ahead)
-            response.headers["Date"] = email.utils.format_datetime(at, usegmt=True)
+        except GoneError as gone:
+            opened = gone
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        with contextlib.suppress(ConnectionResetError):  # the client is gone, which ends the watch
+            await response.prepare(request)
+            if isinstance(opened, GoneError):
+                await _write(response, {"type": "ERROR", "object": opened.status()})
+            else:
+                await self._follow(response, opened)
+            await response.write_eof()
         return response
 
-    def _note(self, user: str, target: Target, code: int) -> None:
-        self.journal.note(
-            ApiCall(
-                user=user,
-                verb=target.verb,
-                resource=target.resource,
-                subresource=target.subresource,
-                namespace=target.namespace,
-                name=target.name,
-                code=code,
-            )
-        )
+    async def _follow(self, response: web.StreamResponse, subscription: Subscription) -> None:
+        try:
+            async with self._deadline:
+                await self._send(response, subscription)
+        except TimeoutError:
+            if self._is_ended and subscription.is_started:
+                await self._mark(response, subscription)
+        except GoneError as gone:
+            await _write(response, {"type": "ERROR", "object": gone.status()})
+
+    async def _send(self, response: web.StreamResponse, subscription: Subscription) -> None:
+        marking_at = self._next_mark()
+        while True:
+            try:
+                async with asyncio.timeout_at(marking_at):
+                    change = await anext(subscription)
+            except TimeoutError:
+                marking_at = self._next_mark()
+                await self._mark(response, subscription)
+            else:
+                await self._tell(response, change)
+
+    def _next_mark(self) -> float:
+        now = asyncio.get_running_loop().time()
+        last = (self._deadline.when() or 0.0) - BEFORE_THE_END
+        regular = now + BOOKMARK_INTERVAL
+        return min(last, regular) if last > now else regular
+
+    async def _tell(self, response: web.StreamResponse, change: Change) -> None:
+        shown = _partial(change.object) if self._is_partial else change.object
+        await _write(response, {"type": change.type, "object": shown})
+
+    async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
+        if self._bookmarks:
+            metadata = {"resourceVersion": str(subscription.cursor)}
+            kind = KINDS[self._target.resource]
+            mark = {"kind": kind, "apiVersion": "v1", "metadata": metadata}
+            shown = _partial(mark) if self._is_partial else mark
+            await _write(response, {"type": "BOOKMARK", "object": shown})
+
+
+async def _write(response: web.StreamResponse, frame: Json) -> None:
+    await response.write(json.dumps(frame, separators=(",", ":")).encode() + b"\n")
+
+
+def _partial(answer: Json) -> Json:
+    return {"kind": PARTIAL, "apiVersion": "meta.k8s.io/v1", "metadata": answer["metadata"]}
 
 
 async def _read_body(request: web.BaseRequest) -> bytes:
-    too_large = BodyTooLargeError(f"Request entity too large: limit is {BODY_LIMIT}")
-    if (request.content_length or 0) > BODY_LIMIT:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_DEADLINE):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > BODY_LIMIT:
-                    raise too_large
-    except TimeoutError as slow:
-        raise BadRequestError(f"the body did not arrive within {BODY_DEADLINE:g} s") from slow
-    return bytes(body)
+    body = await request.content.read()
+    if len(body) > BODY_LIMIT:
+        raise BadRequestError(f"Request entity too large: limit is {BODY_LIMIT}")
+    return body
+
+
+def _with_token_of_path(request: web.BaseRequest) -> web.BaseRequest:
+    """The request with the token of its path, if it has one, moved to its headers.
+
+    kubectl sends no token over plain HTTP, and this model has no certificate.
+    """
+    if not request.raw_path.startswith(PREFIX):
+        return request
+    token, _, rest = request.raw_path.removeprefix(PREFIX).partition("/")
+    headers = {**request.headers, "Authorization": f"Bearer {token}"}
+    return request.clone(rel_url=f"/{rest}", headers=headers)
+
+
+def _discovery(path: str) -> Json | None:
+    """What a client asks before it asks for an object; None: the path is another."""
+    if path == "/version":
+        return {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
+    if path == "/api":
+        return {"kind": "APIVersions", "versions": ["v1"]}
+    if path == "/apis":
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
+    if path != "/api/v1":
+        return None
+    resources = [
+        {
+            "name": name,
+            "singularName": kind.lower(),
+            "namespaced": name not in CLUSTER_SCOPED,
+            "kind": kind,
+            "verbs": list(_VERBS),
+        }
+        for name, kind in KINDS.items()
+    ]
+    return {"kind": "APIResourceList", "groupVersion": "v1", "resources": resources}

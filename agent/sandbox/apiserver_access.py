@@ -4,11 +4,11 @@ The rules for nodes are those of the Node authorizer and the NodeRestriction adm
 kube-apiserver 1.36 (pkg/auth/authorizer/node, plugin/pkg/admission/noderestriction), as observed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.sandbox.api_errors import ForbiddenError, Json, UnauthorizedError
+from agent.sandbox.api_errors import BadRequestError, ForbiddenError, Json, UnauthorizedError
 
 ADMIN: Final = "admin"
 NODE_PREFIX: Final = "system:node:"
@@ -27,18 +27,18 @@ _ACCOUNT_RIGHTS: Final = frozenset(
     }
 )
 """The permissions of the agent's ClusterRole (deploy/manifests/rbac.yaml)."""
-
-_MIRROR: Final = "kubernetes.io/config.mirror"
-_RESTRICTED: Final = "node-restriction.kubernetes.io/"
-_OWN_POD_RULES: Final[Mapping[tuple[str, str], str]] = {
-    ("patch", "pods/status"): "can only update pod status for",
-    ("update", "pods/status"): "can only update pod status for",
-    ("delete", "pods"): "can only delete",
+_NODE_RIGHTS: Final = _ACCOUNT_RIGHTS | {
+    ("list", "nodes"),
+    ("create", "nodes"),
+    ("patch", "nodes/status"),
+    ("create", "pods"),
+    ("delete", "pods"),
 }
+"""What the Node authorizer grants, before it looks at whose object it is."""
+_RESTRICTED: Final = "node-restriction.kubernetes.io/"
 
-
-class NotAdmittedError(ForbiddenError):
-    """NodeRestriction refuses an authorized request. Access reviews do not show this."""
+Rights = Mapping[str, frozenset[tuple[str, str]]]
+"""Verbs and resources of further users, as ClusterRoles grant them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,6 @@ class Target:
     fields: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     """The query as received."""
-
-    @property
-    def subject(self) -> str:
-        """The name of the object, from the path or from the selector."""
-        return self.name or self.fields.get("metadata.name", "")
 
     @property
     def full_resource(self) -> str:
@@ -77,10 +72,6 @@ def identify(tokens: Mapping[str, str], authorization: str | None) -> str:
     return tokens[token]
 
 
-Rights = Mapping[str, frozenset[tuple[str, str]]]
-"""Verbs and resources of further users, as ClusterRoles grant them."""
-
-
 def authorize(user: str, target: Target, stored: Json | None, rights: Rights | None = None) -> None:
     """Check the user's permission for the request. `stored` is the object it names, if it exists.
 
@@ -89,120 +80,101 @@ def authorize(user: str, target: Target, stored: Json | None, rights: Rights | N
     """
     if user == ADMIN:
         return
+    granted, why = (rights or {}).get(user, frozenset()), ""
     if user.startswith(NODE_PREFIX):
-        _authorize_node(user, user.removeprefix(NODE_PREFIX), target, stored)
-        return
-    account = _ACCOUNT_RIGHTS if user.startswith(ACCOUNT_PREFIX) else frozenset()
-    granted = (rights or {}).get(user, account)
-    if (target.verb, target.full_resource) not in granted:
-        raise _forbidden(user, target)
+        granted, why = _NODE_RIGHTS, _not_its_own(user.removeprefix(NODE_PREFIX), target, stored)
+    elif user.startswith(ACCOUNT_PREFIX):
+        granted = _ACCOUNT_RIGHTS
+    if why or (target.verb, target.full_resource) not in granted:
+        scope = f'namespace "{target.namespace}"' if target.namespace else "cluster scope"
+        denied = f'User "{user}" cannot {target.verb} resource "{target.full_resource}"'
+        text = f'{denied} in API group "" in the {scope}{f": {why}" if why else ""}'
+        raise ForbiddenError(_about(target, text))
 
 
-def restrict(user: str, target: Target, before: Json | None, after: Json) -> None:
+def _not_its_own(node: str, target: Target, stored: Json | None) -> str:
+    """Why the Node authorizer keeps a node from reading an object; empty if it does not."""
+    is_list = target.verb in ("list", "watch")
+    named = target.name or target.fields.get("metadata.name")
+    if target.resource == "nodes" and (is_list or target.verb == "get") and named != node:
+        return f"node '{node}' can only read its own Node object"
+    if target.resource == "pods" and is_list and target.fields.get("spec.nodeName") != node:
+        return "can only list/watch pods with spec.nodeName field selector"
+    is_unrelated = stored is None or (stored.get("spec") or {}).get("nodeName") != node
+    if target.resource == "pods" and target.verb == "get" and is_unrelated:
+        return f"no relationship found between node '{node}' and this object"
+    return ""
+
+
+def restrict(user: str, target: Target, before: Json | None, after: Json | None) -> None:
     """Check an authorized write by the rules of NodeRestriction. Only nodes are restricted.
+
+    `before` is None for a new object, `after` for a deletion. An access review does not show it.
 
     Raises:
         ForbiddenError: NodeRestriction refuses it.
     """
-    if not user.startswith(NODE_PREFIX):
-        return
-    node, name = user.removeprefix(NODE_PREFIX), after["metadata"].get("name", "")
-    refusal = ""
-    if before is None:
-        refusal = _new_object_refusal(node, target, after, name)
-    elif target.full_resource == "pods/status":
-        if _marks(before, "labels") != _marks(after, "labels"):
-            refusal = f'node "{node}" cannot update labels through pod status'
-    elif target.resource == "nodes":
-        refusal = _own_node_refusal(node, before, after)
-    if refusal:
-        raise ForbiddenError(f'{target.resource} "{name}" is forbidden: {refusal}')
+    if user.startswith(NODE_PREFIX):
+        node = user.removeprefix(NODE_PREFIX)
+        check = {"nodes": _node_refusal, "pods": _pod_refusal}.get(target.resource)
+        if check is not None and (refusal := check(node, before, after)):
+            raise ForbiddenError(_about(target, refusal))
 
 
-def _new_object_refusal(node: str, target: Target, after: Json, name: str) -> str:
-    if target.full_resource == "pods":
-        if _MIRROR not in _marks(after, "annotations"):
-            missing = f'pod does not have "{_MIRROR}" annotation'
-            return f'{missing}, node "{node}" can only create mirror pods'
-        return f'node "{node}" can only create pods with an owner reference set to itself'
-    if target.resource == "nodes" and name != node:
+def _node_refusal(node: str, before: Json | None, after: Json | None) -> str:
+    name = (before or after or {})["metadata"].get("name", "")
+    if name != node:
         return f'node "{node}" is not allowed to modify node "{name}"'
-    return ""
-
-
-def _own_node_refusal(node: str, before: Json, after: Json) -> str:
+    if before is None or after is None:
+        return ""
     if (before.get("spec") or {}).get("taints") != (after.get("spec") or {}).get("taints"):
         return f'node "{node}" is not allowed to modify taints'
-    old, new = _marks(before, "labels"), _marks(after, "labels")
+    old, new = _labels(before), _labels(after)
     changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     refused = sorted(key for key in changed if key.startswith(_RESTRICTED))
     return f"is not allowed to modify labels: {', '.join(refused)}" if refused else ""
 
 
-def _marks(obj: Json, kind: str) -> Mapping[str, str]:
-    marks: Mapping[str, str] = obj["metadata"].get(kind) or {}
-    return marks
+def _pod_refusal(node: str, before: Json | None, after: Json | None) -> str:
+    if before is None:
+        return f'node "{node}" can only create mirror pods'
+    if before["spec"].get("nodeName") != node:
+        return f'node "{node}" can only write pods with spec.nodeName set to itself'
+    if after is not None and _labels(before) != _labels(after):
+        return f'node "{node}" cannot update labels through pod status'
+    return ""
 
 
-def _authorize_node(user: str, node: str, target: Target, stored: Json | None) -> None:
-    if target.resource == "nodes":
-        _authorize_own_node(user, node, target)
-    elif target.resource == "pods":
-        _authorize_own_pods(user, node, target, stored)
-    elif (target.verb, target.full_resource) not in (("create", "events"), ("patch", "events")):
-        raise _forbidden(user, target)
-
-
-def _authorize_own_node(user: str, node: str, target: Target) -> None:
-    named = target.subject
-    if target.verb in ("get", "list", "watch"):
-        if named != node:
-            whom = f"'{named}'" if named else "all nodes"
-            detail = f"node '{node}' cannot read {whom}, only its own Node object"
-            raise _forbidden(user, target, detail)
-    elif target.verb == "create":
-        return  # see `restrict`
-    elif target.verb not in ("patch", "update"):
-        raise _forbidden(user, target)
-    elif named != node:
-        raise _refused(target, f'node "{node}" is not allowed to modify node "{named}"')
-
-
-def _authorize_own_pods(user: str, node: str, target: Target, stored: Json | None) -> None:
-    if target.verb in ("list", "watch"):
-        if target.fields.get("spec.nodeName") != node:
-            detail = "can only list/watch pods with spec.nodeName field selector"
-            raise _forbidden(user, target, detail)
-        return
-    call, is_own = (target.verb, target.full_resource), _is_on(stored, node)
-    if call == ("get", "pods") and not is_own:
-        detail = f"no relationship found between node '{node}' and this object"
-        raise _forbidden(user, target, detail)
-    if call in (("get", "pods"), ("create", "pods")):
-        return  # see `restrict`
-    if call not in _OWN_POD_RULES:
-        raise _forbidden(user, target)
-    if stored is None or is_own:
-        return
-    rule = _OWN_POD_RULES[call]
-    raise _refused(target, f'node "{node}" {rule} pods with spec.nodeName set to itself')
-
-
-def _is_on(stored: Json | None, node: str) -> bool:
-    return stored is not None and stored["spec"].get("nodeName") == node
-
-
-def _forbidden(user: str, target: Target, detail: str = "") -> ForbiddenError:
-    scope = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-    denied = f'User "{user}" cannot {target.verb} resource "{target.full_resource}"'
-    ending = f": {detail}" if detail else ""
-    return ForbiddenError(_about(target, f'{denied} in API group "" {scope}{ending}'))
-
-
-def _refused(target: Target, text: str) -> NotAdmittedError:
-    return NotAdmittedError(_about(target, text))
+def _labels(obj: Json) -> Mapping[str, str]:
+    labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
+    return labels
 
 
 def _about(target: Target, text: str) -> str:
-    subject = f'{target.resource} "{target.subject}"' if target.subject else target.resource
+    subject = f'{target.resource} "{target.name}"' if target.name else target.resource
     return f"{subject} is forbidden: {text}"
+
+
+def reviewed(
+    user: str,
+    review: Json,
+    parse_fields: Callable[[str], Mapping[str, str]],
+    find: Callable[[Target], Json | None],
+) -> Json:
+    """Answer a SelfSubjectAccessReview. `find` returns the object that it names, if it exists.
+
+    Raises:
+        BadRequestError: it is not a review of a resource.
+    """
+    asked = (review.get("spec") or {}).get("resourceAttributes")
+    if not isinstance(asked, dict):
+        raise BadRequestError("only spec.resourceAttributes is reviewed here")
+    keys = ("verb", "resource", "namespace", "name", "subresource")
+    selector = (asked.get("fieldSelector") or {}).get("rawSelector", "")
+    verb, resource, namespace, name, part = (asked.get(key, "") for key in keys)
+    target = Target(verb, resource, namespace, name, part, parse_fields(selector))
+    try:
+        authorize(user, target, find(target))
+    except ForbiddenError:
+        return review | {"status": {"allowed": False}}
+    return review | {"status": {"allowed": True}}

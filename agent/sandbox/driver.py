@@ -1,4 +1,4 @@
-"""Implements the driver port over simulated hardware."""
+"""Implements the driver port over the control socket of simulated hardware."""
 
 import asyncio
 import weakref
@@ -11,13 +11,6 @@ from agent.core.errors import DriverError, DriverMissing, GpuError
 from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_client import (
-    HardwareSilent,
-    HardwareUnreachable,
-    ask,
-    connection,
-    read_reply,
-)
 
 REMOTE: Final = "unix:"
 CALL_DEADLINE: Final = 2.0
@@ -62,18 +55,18 @@ class SimulatedDriver:
         """
         self._refuse_closed()
         try:
-            async with connection(self._socket_path) as (reader, writer):
+            async with talk.connection(self._socket_path) as (reader, writer):
                 self._streams.add(writer)
                 writer.write(talk.encode(talk.EventsRequest()))
                 while True:
-                    reply = await read_reply(reader, self._socket_path)
+                    reply = await talk.read_reply(reader, self._socket_path)
                     if not isinstance(reply, talk.EventReply):
                         raise _refused(reply)
                     if reply.event is not None:
                         yield reply.event
                     elif opened is not None:
                         opened()
-        except (HardwareUnreachable, HardwareSilent) as error:
+        except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
             self._refuse_closed()
             raise DriverError(str(error)) from error
 
@@ -122,10 +115,10 @@ class SimulatedDriver:
     async def _ask(self, request: talk.HardwareRequest) -> talk.AnyReply:
         self._refuse_closed()
         try:
-            return await ask(self._socket_path, request)
-        except HardwareUnreachable as error:
+            return await talk.ask(self._socket_path, request)
+        except talk.HardwareUnreachable as error:
             raise DriverMissing(str(error)) from error
-        except HardwareSilent as error:
+        except talk.HardwareSilent as error:
             raise DriverError(str(error)) from error
 
 
@@ -135,8 +128,7 @@ async def look_once(spec: str) -> Scan:
     Raises SettingsError for a spec that cannot be used, DriverMissing, DriverError.
     """
     if not spec.startswith(REMOTE):
-        from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415 -- as below
-        from agent.sandbox.hardware_file import described  # noqa: PLC0415
+        from agent.sandbox.hardware import SimulatedHardware, described  # noqa: PLC0415 -- as below
 
         return SimulatedHardware(described(spec)).scan()
     driver = SimulatedDriver(Path(spec.removeprefix(REMOTE)))
@@ -169,8 +161,7 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
         return
     # With hardware in another process, its modules are not imported: an agent of the sandbox starts
     # as fast as with a real driver.
-    from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415
-    from agent.sandbox.hardware_file import described  # noqa: PLC0415
+    from agent.sandbox.hardware import SimulatedHardware, described  # noqa: PLC0415
     from agent.sandbox.hardware_socket import serve_hardware  # noqa: PLC0415
 
     hardware = SimulatedHardware(described(spec))

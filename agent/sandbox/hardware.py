@@ -1,16 +1,20 @@
-"""Simulated GPUs: their facts, their state and their events.
+"""Simulated GPUs: their models, their facts, their state and their events.
 
 The state is only here, so that killing the agent repairs nothing. A GPU is named by index or UUID.
 Time is the running loop's.
 """
 
 import asyncio
-import collections
+import enum
+import uuid
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from agent.core.errors import AgentError
+from agent.core.errors import AgentError, SettingsError
 from agent.core.health.reports import (
     DriverEvent,
     EventKind,
@@ -21,19 +25,119 @@ from agent.core.health.reports import (
 )
 from agent.core.health.settings import xid_class
 from agent.core.health.xids import FELL_OFF_THE_BUS, XidClass
-from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
-from agent.sandbox.hardware_file import Description
-from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
+from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Link, PciPath, Scan, Trouble
 
-EVENT_LIMIT: Final = 4096
-"""The most events kept for slow subscribers. One that falls further behind gets CHANGED."""
+DRIVER_VERSION: Final = "570.148.08"
+UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
+"""The namespace of derived GPU UUIDs: the same description always gives the same UUIDs."""
 
+MOST_GPUS: Final = 64
+"""The most GPUs of a description. No node has more, so a larger count is a typing error."""
 LOST: Final = "GPU is lost"
 REFUSED: Final = "GPU requires restart"
 """The error text of the library."""
-
 RESET_TIME: Final = 1.0
 """Seconds for which a GPU is lost during its reset."""
+
+
+class Bridging(enum.Enum):
+    """How NVLinks connect the GPUs of a node."""
+
+    NONE = enum.auto()
+    PAIRS = enum.auto()
+    """A bridge between two neighbours."""
+    SWITCHED = enum.auto()
+    """Switches connect every GPU with every other."""
+
+
+class GpuProfile(msgspec.Struct, frozen=True):
+    """One GPU model. `name` and `memory_mib` are NVML's values; `nvlinks` counts per peer."""
+
+    key: str
+    name: str
+    memory_mib: int
+    nvlinks: int = 0
+    bridging: Bridging = Bridging.NONE
+
+
+PROFILES: Final[Mapping[str, GpuProfile]] = MappingProxyType(
+    {
+        profile.key: profile
+        for profile in (
+            GpuProfile("h100", "NVIDIA H100 80GB HBM3", 81559, 18, Bridging.SWITCHED),
+            GpuProfile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12, Bridging.SWITCHED),
+            GpuProfile("t4", "Tesla T4", 15360),
+            GpuProfile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, Bridging.PAIRS),
+        )
+    }
+)
+
+
+class Description(msgspec.Struct, frozen=True):
+    """The hardware of one node at power-on. GPUs are sorted by index."""
+
+    driver_version: str
+    gpus: tuple[Gpu, ...]
+
+
+def described(spec: str) -> Description:
+    """The hardware that `PROFILE:COUNT` or `PROFILE` describes. Raises SettingsError."""
+    key, colon, count = spec.partition(":")
+    profile = PROFILES.get(key)
+    if profile is None:
+        names = ", ".join(PROFILES)
+        raise SettingsError(f"--simulate {spec}: there is no profile `{key}`; use {names}")
+    count = count if colon else "1"
+    if not (count.isascii() and count.isdigit() and int(count) <= MOST_GPUS):
+        raise SettingsError(f"--simulate {spec}: `{count}` is not a number up to {MOST_GPUS}")
+    return Description(DRIVER_VERSION, gpus_of(profile, int(count)))
+
+
+def derived_uuid(seed: str) -> GpuUuid:
+    """The GPU UUID that belongs to `seed`, in the driver's form."""
+    return GpuUuid(f"GPU-{uuid.uuid5(UUID_NAMESPACE, seed)}")
+
+
+def pci_address(slot: int, numa: int) -> str:
+    """A bus address as sysfs writes it: one bus per slot, the second socket from 0x80 on."""
+    return f"0000:{0x80 * min(numa, 1) + 0x10 + slot % 0x70:02x}:00.0"
+
+
+def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
+    """`count` GPUs of one model, half of them on each socket, with the model's NVLinks."""
+    sockets = [0 if 2 * index < count else 1 for index in range(count)]
+    uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
+    return tuple(
+        Gpu(
+            uuid=uuids[index],
+            index=index,
+            name=profile.name,
+            memory_mib=profile.memory_mib,
+            pci=pci_address(index, sockets[index]),
+            numa=sockets[index],
+            minor=index,
+            links=tuple(
+                Link(uuids[peer], _path(index, peer, sockets), _nvlinks(profile, index, peer))
+                for peer in range(count)
+                if peer != index
+            ),
+        )
+        for index in range(count)
+    )
+
+
+def _path(index: int, peer: int, sockets: list[int]) -> PciPath:
+    return PciPath.SAME_CPU if sockets[index] == sockets[peer] else PciPath.CROSS_CPU
+
+
+def _nvlinks(profile: GpuProfile, index: int, peer: int) -> int:
+    match profile.bridging:
+        case Bridging.SWITCHED:
+            return profile.nvlinks
+        case Bridging.PAIRS:
+            return profile.nvlinks if index // 2 == peer // 2 else 0
+        case Bridging.NONE:
+            return 0
 
 
 class UnknownGpuError(AgentError):
@@ -81,11 +185,9 @@ class SimulatedHardware:
     def __init__(self, description: Description) -> None:
         self.driver_version = description.driver_version
         self._states = {gpu.uuid: SimulatedGpu(gpu) for gpu in description.gpus}
-        self._events: collections.deque[DriverEvent] = collections.deque(maxlen=EVENT_LIMIT)
-        self._written = 0
+        self._cursors: weakref.WeakSet[EventCursor] = weakref.WeakSet()
         self._serial = len(description.gpus)
         self._hang_until = 0.0
-        self._news = asyncio.Event()
 
     @property
     def states(self) -> tuple[SimulatedGpu, ...]:
@@ -206,16 +308,19 @@ class SimulatedHardware:
 
     def add(self, profile: str | None = None) -> SimulatedGpu:
         """A GPU is plugged in: of `profile`, else like the first one, else an h100."""
-        index = next(n for n in range(MOST_GPUS + 1) if n not in self._indexes())
+        taken = {state.gpu.index for state in self._states.values()}
+        index = next(n for n in range(MOST_GPUS + 1) if n not in taken)
         if index == MOST_GPUS:
             raise HardwareError(f"this node is full: it has {MOST_GPUS} GPUs")
         model = self._model(profile)
+        busy = {state.gpu.pci for state in self._states.values()}
+        addresses = (pci_address(slot, model.numa or 0) for slot in range(0x70))
         gpu = msgspec.structs.replace(
             model,
             uuid=derived_uuid(f"added/{self._serial}"),
             index=index,
             minor=index,
-            pci=self._free_pci(model.numa or 0),
+            pci=next(address for address in addresses if address not in busy),
             links=(),
         )
         self._serial += 1
@@ -236,20 +341,9 @@ class SimulatedHardware:
 
     def subscribe(self) -> "EventCursor":
         """A reader of the events from now on."""
-        return EventCursor(self, self._written)
-
-    def since(self, cursor: int) -> tuple[int, tuple[DriverEvent, ...]]:
-        """The next cursor, and the events since `cursor`; CHANGED if events were dropped."""
-        missed = self._written - cursor
-        if missed <= len(self._events):
-            fresh = tuple(self._events)[len(self._events) - missed :]
-        else:
-            fresh = (DriverEvent(EventKind.CHANGED), *self._events)
-        return self._written, fresh
-
-    async def news(self) -> None:
-        """Wait for the next event."""
-        await self._news.wait()
+        cursor = EventCursor(self)
+        self._cursors.add(cursor)
+        return cursor
 
     def _answering(self, uuid: GpuUuid) -> SimulatedGpu:
         state = self._states.get(uuid)
@@ -262,10 +356,8 @@ class SimulatedHardware:
         return state
 
     def _report(self, event: DriverEvent) -> None:
-        self._events.append(event)
-        self._written += 1
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        for cursor in self._cursors:
+            cursor.waiting.put_nowait(event)
 
     def _put(self, state: SimulatedGpu, **changes: object) -> SimulatedGpu:
         changed = msgspec.structs.replace(state, **changes)
@@ -278,14 +370,6 @@ class SimulatedHardware:
             self._put(self._states[uuid], lost=False, needs_reset=False, refused=False)
             self._report(DriverEvent(EventKind.CHANGED))
 
-    def _indexes(self) -> set[int]:
-        return {state.gpu.index for state in self._states.values()}
-
-    def _free_pci(self, numa: int) -> str:
-        taken = {state.gpu.pci for state in self._states.values()}
-        slots = (pci_address(slot, numa) for slot in range(0x70))
-        return next(address for address in slots if address not in taken)
-
     def _model(self, profile: str | None) -> Gpu:
         if profile is None:
             if self._states:
@@ -297,19 +381,15 @@ class SimulatedHardware:
 
 
 class EventCursor:
-    """One subscriber's place in the log."""
+    """One subscriber, with the events that it has not taken yet."""
 
-    def __init__(self, hardware: SimulatedHardware, cursor: int) -> None:
+    def __init__(self, hardware: SimulatedHardware) -> None:
         self._hardware = hardware
-        self._cursor = cursor
+        self.waiting: asyncio.Queue[DriverEvent] = asyncio.Queue()
 
     async def next(self) -> tuple[DriverEvent, ...]:
         """Wait for the next events, at least one."""
-        while True:
-            if left := self._hardware.hanging:
-                await asyncio.sleep(left)
-                continue
-            self._cursor, fresh = self._hardware.since(self._cursor)
-            if fresh:
-                return fresh
-            await self._hardware.news()
+        first = await self.waiting.get()
+        while left := self._hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
+            await asyncio.sleep(left)
+        return (first, *(self.waiting.get_nowait() for _ in range(self.waiting.qsize())))

@@ -1,12 +1,12 @@
 """The server of the control socket of simulated hardware, for people and the agent's driver.
 
-Connections, line length and the silence of a peer are bounded. After a malformed line the
-connection stays. A hung driver delays only the requests of the driver, not those of people.
+After a malformed line the connection stays. A hung driver delays only the requests of the driver,
+not those of people.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -23,13 +23,8 @@ from agent.sandbox.hardware import (
     SimulatedHardware,
     UnknownGpuError,
 )
-from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
 
-MOST_CONNECTIONS: Final = 256
-IDLE_DEADLINE: Final = 300.0
-WRITE_DEADLINE: Final = 5.0
 FAREWELL: Final = 1.0
-
 _REASONS: Final[Mapping[type[AgentError], str]] = {
     UnknownGpuError: "unknown-gpu",
     LostGpuError: "lost",
@@ -67,8 +62,7 @@ async def _listening(
         if closing:  # it had been accepted before the server was closed
             writer.transport.abort()
             return
-        busy = len(conversations) >= MOST_CONNECTIONS
-        task = tasks.create_task(_Conversation(hardware, reader, writer).run(busy=busy))
+        task = tasks.create_task(_Conversation(hardware, reader, writer).run())
         conversations.add(task)
         task.add_done_callback(conversations.discard)
         # A task that is cancelled before its first step closes nothing.
@@ -95,10 +89,10 @@ async def _listening(
 
 async def _refuse_a_second(socket_path: Path) -> None:
     """Raise PermissionFault if a process listens on the socket. Remove a socket left behind."""
-    with contextlib.suppress(HardwareUnreachable):
-        with contextlib.suppress(HardwareSilent, TimeoutError):
+    with contextlib.suppress(talk.HardwareUnreachable):
+        with contextlib.suppress(talk.HardwareSilent, TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await ask(socket_path, talk.ListRequest())
+                await talk.ask(socket_path, talk.ListRequest())
         raise PermissionFault(
             f"{socket_path}: another simulation serves this socket; stop it first"
         )
@@ -120,44 +114,21 @@ class _Conversation:
         self._hardware = hardware
         self._reader = reader
         self._writer = writer
-        self._early: bytes | None = None
-        self._happenings: Mapping[
-            type[talk.HardwareRequest], tuple[str, Callable[[str], SimulatedGpu]]
-        ] = {
-            talk.LoseRequest: ("is lost", hardware.lose),
-            talk.RefuseRequest: ("answers no more until it is reset", hardware.refuse),
-            talk.RestoreRequest: ("is being restored", hardware.restore),
-            talk.RemoveRequest: ("is unplugged", hardware.remove),
-        }
 
-    async def run(self, *, busy: bool) -> None:
-        """Answer until the peer closes, is silent for too long or sends an endless line."""
-        try:
-            if busy:
-                text = f"{MOST_CONNECTIONS} connections are open; close some"
-                await self._send(talk.FailedReply("busy", text))
-            while not busy:
-                await self._send(await self._answer(await self._line()))
-        except ValueError:
-            text = f"a request is longer than {talk.REQUEST_LIMIT} bytes; closing"
-            await self._part(talk.FailedReply("malformed", text))
-        except (_GoneError, ConnectionError, TimeoutError):
-            pass
-        finally:
-            self._writer.close()
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(FAREWELL):
-                    await self._writer.wait_closed()
-
-    async def _line(self) -> bytes:
-        """The next request. Raises _GoneError, TimeoutError, and ValueError for an endless line."""
-        line, self._early = self._early, None
-        if line is None:
-            async with asyncio.timeout(IDLE_DEADLINE):
-                line = await self._reader.readline()
-        if not line.endswith(b"\n"):
-            raise _GoneError
-        return line
+    async def run(self) -> None:
+        """Answer until the peer closes or sends an endless line."""
+        # A peer that is gone needs no answer.
+        with contextlib.suppress(_GoneError, ConnectionError):
+            try:
+                while (line := await self._reader.readline()).endswith(b"\n"):
+                    await self._send(await self._answer(line))
+            except ValueError:
+                text = f"a request is longer than {talk.REQUEST_LIMIT} bytes; closing"
+                await self._send(talk.FailedReply("malformed", text))
+        self._writer.close()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                await self._writer.wait_closed()
 
     async def _answer(self, line: bytes) -> talk.Reply:
         try:
@@ -173,7 +144,8 @@ class _Conversation:
 
     async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
         """Answer a request of the driver; wait while the driver hangs."""
-        await self._hung()
+        while left := self._hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
+            await asyncio.sleep(left)
         match request:
             case talk.ScanRequest():
                 return talk.ScanReply(self._hardware.scan())
@@ -186,44 +158,30 @@ class _Conversation:
                 raise _GoneError
 
     def _control(self, request: talk.ControlRequest) -> talk.Reply:
-        """Perform a request of a person at once."""
-        if isinstance(request, talk.HangRequest):
-            self._hardware.hang(request.seconds)
-            log.info("simulation.hang", seconds=request.seconds)
-            return talk.DoneReply(f"the driver answers nothing for {request.seconds:g} s")
-        if isinstance(request, talk.ListRequest):
-            rows = tuple(_row(state) for state in self._hardware.states)
-            return talk.DoneReply(f"{len(rows)} GPUs", rows)
-        what, state = self._happen(request)
-        gpu = state.gpu
-        log.info("simulation.action", gpu=gpu.uuid, what=what, state=state.words)
-        return talk.DoneReply(f"GPU {gpu.index} ({gpu.uuid}) {what}", (_row(state),))
-
-    def _happen(self, request: talk.GpuRequest) -> tuple[str, SimulatedGpu]:
-        """Change one GPU. Raises UnknownGpuError, HardwareError."""
+        """Perform a request of a person at once. Raises UnknownGpuError, HardwareError."""
         hardware = self._hardware
         match request:
+            case talk.HangRequest(seconds=seconds):
+                hardware.hang(seconds)
+                log.info("simulation.hang", seconds=seconds)
+                return talk.DoneReply(f"the driver answers nothing for {seconds:g} s")
+            case talk.ListRequest():
+                rows = tuple(_row(state) for state in hardware.states)
+                return talk.DoneReply(f"{len(rows)} GPUs", rows)
             case talk.XidRequest(gpu=gpu, xid=number):
-                return f"reported XID {number}", hardware.xid(gpu, number)
-            case talk.AddRequest(profile=profile):
-                return "is plugged in", hardware.add(profile)
+                what, state = f"reported XID {number}", hardware.xid(gpu, number)
+            case talk.LoseRequest(gpu=gpu):
+                what, state = "is lost", hardware.lose(gpu)
+            case talk.RefuseRequest(gpu=gpu):
+                what, state = "answers no more until it is reset", hardware.refuse(gpu)
+            case talk.RestoreRequest(gpu=gpu):
+                what, state = "is being restored", hardware.restore(gpu)
+            case talk.RemoveRequest(gpu=gpu):
+                what, state = "is unplugged", hardware.remove(gpu)
             case _:
-                what, happen = self._happenings[type(request)]
-                return what, happen(request.gpu)
-
-    async def _hung(self) -> None:
-        """Wait until the driver answers again. Raises _GoneError if the peer closes first."""
-        while left := self._hardware.hanging:
-            if self._early is not None:
-                await asyncio.sleep(left)
-                continue
-            try:
-                async with asyncio.timeout(left):
-                    self._early = await self._reader.readline()
-            except TimeoutError:
-                continue
-            if not self._early:
-                raise _GoneError
+                what, state = "is plugged in", hardware.add(request.profile)
+        log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
+        return talk.DoneReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", (_row(state),))
 
     async def _stream(self) -> None:
         """Send events while the peer is connected. Ignore what it sends."""
@@ -241,20 +199,12 @@ class _Conversation:
                 while await self._reader.read(talk.REQUEST_LIMIT):
                     pass
                 task.cancel()
-        except* (ConnectionError, TimeoutError):
+        except* ConnectionError:
             log.debug("simulation.peer_gone")
 
     async def _send(self, reply: talk.Reply) -> None:
         self._writer.write(talk.encode(reply))
-        async with asyncio.timeout(WRITE_DEADLINE):
-            await self._writer.drain()
-
-    async def _part(self, reply: talk.Reply) -> None:
-        """Send a last reply to a peer that may be gone."""
-        try:
-            await self._send(reply)
-        except (ConnectionError, TimeoutError):
-            log.debug("simulation.peer_gone")
+        await self._writer.drain()
 
 
 def _row(state: SimulatedGpu) -> talk.GpuRow:

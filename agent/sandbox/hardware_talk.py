@@ -1,12 +1,19 @@
-"""The protocol of the control socket: one JSON object per line, a request or a reply.
+"""The protocol of the control socket of simulated hardware, and its client.
 
-`agent.sandbox.hardware_socket` is the server, `agent.sandbox.hardware_client` the client.
+One JSON object per line, a request or a reply; one connection per request. `hardware_socket` is the
+server.
 """
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
+from agent.core.errors import AgentError, cap
 from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 
@@ -118,7 +125,7 @@ class DoneReply(Reply, tag="done", frozen=True):
 
 
 class FailedReply(Reply, tag="failed", frozen=True):
-    """The request failed. `reason`: malformed, unknown-gpu, lost, needs-reset, refused or busy."""
+    """The request failed. `reason`: malformed, unknown-gpu, lost, needs-reset or refused."""
 
     reason: str
     text: str
@@ -164,3 +171,62 @@ def decode_request(line: bytes) -> AnyRequest:
 def decode_reply(line: bytes) -> AnyReply:
     """The reply in a line. Raises msgspec.MsgspecError, whose text names the field."""
     return msgspec.json.decode(line, type=AnyReply)  # type: ignore[no-any-return, arg-type, unused-ignore]
+
+
+# The client: one connection per request.
+
+
+class HardwareUnreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
+    """No process serves the control socket."""
+
+
+class HardwareSilent(AgentError):  # noqa: N818 -- the state, not the call, is the error
+    """The hardware closed the connection early or sent something that is not a reply."""
+
+
+@asynccontextmanager
+async def connection(
+    socket_path: Path,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to the hardware at `socket_path`. Raises HardwareUnreachable."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket_path, limit=REPLY_LIMIT)
+    except OSError as error:
+        raise HardwareUnreachable(
+            f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
+            "is an agent with --simulate running?"
+        ) from error
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def ask(socket_path: Path, request: HardwareRequest) -> AnyReply:
+    """The reply to `request`. The caller sets the deadline.
+
+    Raises HardwareUnreachable, HardwareSilent.
+    """
+    async with connection(socket_path) as (reader, writer):
+        writer.write(encode(request))
+        return await read_reply(reader, socket_path)
+
+
+async def read_reply(reader: asyncio.StreamReader, socket_path: Path) -> AnyReply:
+    """The next reply on a connection. Raises HardwareSilent."""
+    try:
+        line = await reader.readline()
+    except (ConnectionError, ValueError) as error:
+        raise HardwareSilent(
+            f"the connection to the simulated hardware at {socket_path} broke: {cap(str(error))}"
+        ) from error
+    if not line.endswith(b"\n"):
+        raise HardwareSilent(f"the simulated hardware at {socket_path} ended the connection")
+    try:
+        return decode_reply(line)
+    except msgspec.MsgspecError as error:
+        raise HardwareSilent(
+            f"the answer at {socket_path} is not one of simulated hardware: {cap(str(error))}"
+        ) from error

@@ -557,7 +557,7 @@ FIELDS: tuple[Field, ...] = (
         "driver.simulate",
         None,
         optional_text,
-        "Simulated GPUs instead of the driver: PROFILE:COUNT, a YAML file or unix:PATH.",
+        "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
         flag="--simulate",
         section="driver.simulate",
     ),

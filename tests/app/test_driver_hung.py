@@ -19,8 +19,7 @@ from agent.core.health.news import gpu_degraded
 from agent.core.health.xids import FELL_OFF_THE_BUS
 from agent.core.inventory.gpu import GpuFault, Scan, Trouble
 from agent.core.inventory.slices import slice_id
-from agent.sandbox.hardware import SimulatedHardware
-from agent.sandbox.hardware_file import Description
+from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.services.health.news import CALM
 from agent.web.api import Probes
 from tests.app.front_node import joined, watched

@@ -10,8 +10,7 @@ from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import Gpu, GpuFault, Trouble
 from agent.core.inventory.slices import slice_id
 from agent.core.state.ledger import Ledger
-from agent.sandbox.hardware import SimulatedHardware
-from agent.sandbox.hardware_file import Description
+from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.services.health.news import CALM
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid

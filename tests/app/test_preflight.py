@@ -17,7 +17,7 @@ from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.core.state.last_good import SourceFile
-from agent.sandbox.hardware_file import described
+from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.sections import Settings

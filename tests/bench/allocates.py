@@ -11,7 +11,7 @@ from grpclib import GRPCError
 
 from agent.kit.unix import UnixChannel
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_client import ask
+from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
 from agent.sandbox.lab.web import fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from pathlib import Path
 
-from agent.sandbox.hardware_file import described
+from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, open_cluster
 from agent.sandbox.scenario.facts import is_running

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_client import ask
+from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import SandboxCluster
 from tests.bench.figures import Figure, percentile
 from tests.bench.lab import SETTLED, next_line, next_list, reader, served

@@ -16,7 +16,7 @@ from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import open_simulation
-from agent.sandbox.hardware_client import ask
+from agent.sandbox.hardware_talk import ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
 from tests.fakes.nvml import FakeGpu, FakeNvml

@@ -13,7 +13,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
-from agent.sandbox.kubelet.serving import SocketServer
+from agent.sandbox.kubelet.services import SocketServer
 from agent.wire.v1beta1 import (
     AllocateRequest,
     AllocateResponse,

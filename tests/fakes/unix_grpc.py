@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
-from agent.sandbox.kubelet.serving import SocketServer
+from agent.sandbox.kubelet.services import SocketServer
 
 
 @contextlib.asynccontextmanager

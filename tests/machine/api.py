@@ -11,9 +11,8 @@ from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
-from agent.sandbox.history import Change, Subscription
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Change, ObjectStore, Subscription
 from tests.builders import NODE
 from tests.machine.kubelet import RESOURCE
 

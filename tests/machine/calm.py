@@ -10,8 +10,8 @@ from typing import NoReturn
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
+from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.kubelet.workers import Timings
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import HamiVerbs

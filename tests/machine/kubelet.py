@@ -11,20 +11,15 @@ from grpclib.exceptions import GRPCError
 
 from agent.core.inventory.slices import SliceList
 from agent.core.ports import Clock
-from agent.sandbox.kubelet.admission import Admitter
-from agent.sandbox.kubelet.allocation import DeviceAllocator
-from agent.sandbox.kubelet.books import KubeletBooks
+from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator
+from agent.sandbox.kubelet.books import DeviceRecord, KubeletBooks
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from agent.sandbox.kubelet.devices import HEALTHY, DeviceError, DeviceTable, ListedDevice
 from agent.sandbox.kubelet.endpoint import PluginEndpoint, go_text
-from agent.sandbox.kubelet.life import Life, Paths
-from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.node import KubeletNode
-from agent.sandbox.kubelet.podresources import PodResourcesLister
-from agent.sandbox.kubelet.pods import ContainerSpec, PodSpec
-from agent.sandbox.kubelet.records import DeviceRecord
+from agent.sandbox.kubelet.model import KubeletModel, Life, Paths, PodWorkers, Timings
+from agent.sandbox.kubelet.pods import ContainerSpec, KubeletNode, PodSpec
 from agent.sandbox.kubelet.seen import KubeletEvent, KubeletLog
-from agent.sandbox.kubelet.workers import PodWorkers, Timings
+from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.wire.v1beta1 import ContainerAllocateResponse, DevicePluginOptions
 
 RESOURCE = "nvidia.com/gpu"

@@ -14,9 +14,8 @@ from agent.core.inventory.share import Share
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import HamiVerbs
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.scheduler.webhook import admit_pod
 from tests.builders import NODE
 from tests.fakes.scheduler_cluster import RecordedCluster

@@ -22,7 +22,7 @@ from agent.core.state.ledger import ContainerKey
 from agent.host.podresources import CALL_DEADLINE, PodResourcesWitness
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
-from agent.sandbox.kubelet.podstatus import _identity
+from agent.sandbox.kubelet.podloop import _identity
 from agent.wire.v1 import (
     ContainerResources,
     GetPodResourcesRequest,

@@ -101,7 +101,7 @@ async def test_a_forged_patch_is_denied_and_changes_nothing(guarded, path, patch
     await guarded.admin.have("PATCH", whole, kept_note)
     before = await guarded.admin.have("GET", whole)
 
-    code, reason, text = await guarded.agent.refused("PATCH", path, patch)
+    code, reason, text = await guarded.agent.told("PATCH", path, patch)
 
     assert (403, "Forbidden") == (code, reason)
     assert why in text
@@ -127,7 +127,7 @@ async def test_the_lock_is_released_and_never_taken_or_changed(guarded):
     await guarded.admin.have("PATCH", NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}))
 
     forged = marks(**{annotations.MUTEX_LOCK: "yours"})
-    _, _, text = await guarded.agent.refused("PATCH", NODE_PATH, forged)
+    _, _, text = await guarded.agent.told("PATCH", NODE_PATH, forged)
     assert NOT_WRITTEN in text
 
     left = await guarded.agent.have("PATCH", NODE_PATH, released(), kind=JSON_PATCH)
@@ -135,7 +135,7 @@ async def test_the_lock_is_released_and_never_taken_or_changed(guarded):
 
 
 async def test_events_are_written_in_the_nodes_own_name_alone(guarded):
-    _, _, text = await guarded.agent.refused("POST", EVENTS, an_event("theirs", OTHER_NODE))
+    _, _, text = await guarded.agent.told("POST", EVENTS, an_event("theirs", OTHER_NODE))
     assert OWN_EVENTS_ONLY in text
 
     await guarded.agent.have("POST", EVENTS, an_event("own", NODE))
@@ -143,7 +143,7 @@ async def test_events_are_written_in_the_nodes_own_name_alone(guarded):
     assert 2 == counted_on["count"]
 
     await guarded.admin.have("POST", EVENTS, an_event("theirs", OTHER_NODE))
-    _, _, text = await guarded.agent.refused("PATCH", f"{EVENTS}/theirs", {"count": 2})
+    _, _, text = await guarded.agent.told("PATCH", f"{EVENTS}/theirs", {"count": 2})
     assert OWN_EVENTS_ONLY in text
 
 
@@ -173,10 +173,10 @@ async def test_a_forged_event_is_denied_new_or_changed(guarded, forged, why):
     new = event | forged | {"metadata": notes | {"name": "forged"}}
     await guarded.admin.ask("POST", EVENTS, event)
 
-    _, reason, text = await guarded.agent.refused("POST", EVENTS, new)
+    _, reason, text = await guarded.agent.told("POST", EVENTS, new)
     assert "Forbidden" == reason
     assert why in text
-    _, reason, text = await guarded.agent.refused("PATCH", f"{EVENTS}/agents", forged)
+    _, reason, text = await guarded.agent.told("PATCH", f"{EVENTS}/agents", forged)
     assert "Forbidden" == reason
     assert why in text
 
@@ -188,7 +188,7 @@ async def test_an_event_of_the_nodes_kubelet_is_not_made_the_agents(guarded):
     await guarded.admin.have("POST", EVENTS, theirs | kubelets)
 
     for patch in ({"message": "forged"}, ours):
-        _, _, text = await guarded.agent.refused("PATCH", f"{EVENTS}/kubelets", patch)
+        _, _, text = await guarded.agent.told("PATCH", f"{EVENTS}/kubelets", patch)
         assert OWN_EVENTS_ONLY in text
 
 
@@ -202,7 +202,7 @@ async def test_an_event_about_the_node_is_written_and_counted_on(guarded):
 
 @pytest.mark.parametrize("path", [NODE_PATH, OTHER_PATH, OWN])
 async def test_a_token_that_names_no_node_changes_nothing(guarded, path):
-    code, _, text = await guarded.unbound.refused("PATCH", path, marks(**{annotations.SCORE: "1"}))
+    code, _, text = await guarded.unbound.told("PATCH", path, marks(**{annotations.SCORE: "1"}))
 
     assert 403 == code
     assert NO_NODE in text

@@ -17,8 +17,7 @@ import pytest_asyncio
 from agent import __version__
 from agent.core.cluster import annotations
 from agent.core.health.news import GPU_DEGRADED
-from agent.sandbox.hardware_client import ask
-from agent.sandbox.hardware_talk import XidRequest
+from agent.sandbox.hardware_talk import XidRequest, ask
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.agreement import rows
 from tests.peers.lab.audit import counted

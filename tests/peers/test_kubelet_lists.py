@@ -7,8 +7,7 @@ real kubelet; the model passes them in virtual time among its own tests.
 
 import pytest
 
-from tests.fakes.plugin import a_device, devices
-from tests.peers.lab.api import Object
+from tests.fakes.plugin import a_device
 
 
 async def ids(node) -> list[str]:
@@ -93,36 +92,6 @@ async def test_the_order_of_a_containers_ids_differs_from_call_to_call(node):
         for _ in range(10):
             await ask(None)
         assert 1 < len(orders)
-
-
-async def test_the_health_of_held_ids_is_in_the_status_as_the_plugin_last_told_it(node):
-    async with node.plugin() as plugin:
-        await node.create("p", node.container(count=2))
-        await node.until_phase("p", "Running")
-        await node.until(lambda: health(node) == {"Healthy"}, "no health")
-
-        plugin.publish(devices(4, health="Unhealthy"))
-        await node.until(lambda: health(node) == {"Unhealthy"}, f"{health(node)}")
-        plugin.end_streams()
-        await node.until_counted(4, 0)
-        assert {"Unhealthy"} == health(node), "the plugin's end does not change it"
-        await plugin.register()
-        plugin.publish(devices(4))
-        await node.until(lambda: health(node) == {"Healthy"}, f"{health(node)}")
-        plugin.publish([a_device("other")])
-        await node.until_counted(1, 1)
-        assert {"Healthy"} == health(node), "an id that is in no list counts as healthy"
-
-
-def health(node) -> set[str]:
-    told: list[Object] = node.pod("p")["status"]["containerStatuses"]
-    return {
-        one["health"]
-        for status in told
-        for entry in status.get("allocatedResourcesStatus", ())
-        if entry["name"] == node.resource
-        for one in entry["resources"]
-    }
 
 
 @pytest.mark.long

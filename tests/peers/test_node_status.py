@@ -77,7 +77,7 @@ FORGED = {
 @pytest.mark.parametrize("forged", FORGED)
 async def test_of_its_status_the_agent_may_change_the_condition_alone(conditioned, forged):
     told = {"status": FORGED[forged]}
-    code, reason, text = await conditioned.agent.refused("PATCH", NODE_STATUS, told, kind=STRATEGIC)
+    code, reason, text = await conditioned.agent.told("PATCH", NODE_STATUS, told, kind=STRATEGIC)
 
     assert (403, "Forbidden") == (code, reason), text
     assert ANNOTATIONS_ONLY in text
@@ -93,7 +93,7 @@ async def test_of_its_status_the_agent_may_change_the_condition_alone(conditione
 )
 async def test_no_other_status_is_changed(conditioned, path, status, why):
     told = {"status": status}
-    code, reason, text = await conditioned.agent.refused("PATCH", path, told, kind=STRATEGIC)
+    code, reason, text = await conditioned.agent.told("PATCH", path, told, kind=STRATEGIC)
 
     assert (403, "Forbidden") == (code, reason)
     assert why in text

@@ -96,7 +96,7 @@ async def test_a_forged_patch_is_denied_and_changes_nothing(confined, admin, pat
     whole = path.removesuffix("/status")
     before = await furnished(admin, whole)
 
-    code, reason, text = await confined.job.refused("PATCH", path, patch, kind=STRATEGIC)
+    code, reason, text = await confined.job.told("PATCH", path, patch, kind=STRATEGIC)
 
     assert (403, "Forbidden") == (code, reason)
     assert why in text
@@ -107,7 +107,7 @@ async def test_a_condition_of_the_agents_is_not_written_anew(confined, admin):
     await admin.ask("PATCH", STATUS, without(GPU_DEGRADED), kind=STRATEGIC)
 
     body = conditions((GPU_DEGRADED, "True"))
-    _, _, text = await confined.job.refused("PATCH", STATUS, body, kind=STRATEGIC)
+    _, _, text = await confined.job.told("PATCH", STATUS, body, kind=STRATEGIC)
 
     assert NOTHING_ELSE in text
 
@@ -139,7 +139,7 @@ async def test_what_agents_leave_may_be_removed(confined, admin, path):
 async def test_the_account_may_nothing_else(confined, method, path):
     body = marks(seen="1") if method == "PATCH" else None
 
-    code, _, text = await confined.job.refused(method, path, body)
+    code, _, text = await confined.job.told(method, path, body)
 
     assert 403 == code
     assert "is forbidden" in text

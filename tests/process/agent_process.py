@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.codec.last_good import decode_last_good
 from agent.core.state.last_good import LastGood
-from agent.sandbox.hardware_file import described
+from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster
 from agent.settings.reading import COPY

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from agent.core.cluster.annotations import HANDSHAKE
-from agent.sandbox.apiserver_journal import WRITES
+from agent.sandbox.apiserver import WRITES
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import SandboxCluster
 from tests.process.agent_process import comes, offers, run

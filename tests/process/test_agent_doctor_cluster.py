@@ -10,7 +10,7 @@ from agent.codec.nodelock import encode_node_lock
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.host.clock import SystemClock
 from agent.sandbox import apiserver_access
-from agent.sandbox.kubelet.nodestatus import NodeReporter
+from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from tests.process.doctored_node import (
     ACCOUNT,

@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from agent.sandbox.hardware_file import described
+from agent.sandbox.hardware import PROFILES, described
 from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch, scrape
-from agent.sandbox.profiles import PROFILES
 from agent.sandbox.scenario.facts import answers, is_running, parsed
 from agent.sandbox.scenario.workloads import USE_UUID, Wish, Workload
 from agent.sandbox.scheduler.requests import COUNT, MEMORY

@@ -14,7 +14,7 @@ import pytest
 
 from agent.cli.main import dispatch
 from agent.cli.sandbox_view import MEASURES
-from agent.sandbox.scenario.promises import promises
+from agent.sandbox.scenario.record import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]

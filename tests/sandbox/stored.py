@@ -1,8 +1,7 @@
 """A store and the pods that its tests put into it."""
 
 from agent.sandbox.api_errors import Json
-from agent.sandbox.history import Change
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Change, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 

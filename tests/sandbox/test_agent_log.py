@@ -2,7 +2,7 @@
 
 import json
 
-from agent.sandbox.lab.journal import KEPT_LINES, AgentLog
+from agent.sandbox.lab.child import KEPT_LINES, AgentLog
 
 
 def test_where_the_web_door_is_stays_known_however_much_is_said_after_it():

@@ -1,4 +1,7 @@
-"""The API server model over real HTTP: reads, writes, errors."""
+"""What the API server model does that no test compares with the original, and its faults.
+
+`tests/peers/test_apiserver_*.py` ask the model and the original the same.
+"""
 
 import aiohttp
 import pytest
@@ -7,68 +10,31 @@ from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import BODY_LIMIT, ApiServerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from tests.fakes.api_client import (
-    JSON_PATCH,
-    MERGE,
-    NODE_A,
-    POD_A,
-    STRATEGIC,
-    Client,
-    connected,
-    served,
-)
+from tests.fakes.api_client import MERGE, NODE_A, POD_A, Client, connected, served
 
 pytestmark = pytest.mark.looptime(False)
 
-
-async def test_an_object_is_got_and_an_absent_one_is_not_found() -> None:
-    async with connected() as (server, client):
-        assert server.store.get("pods", "default", "pa") == (await client.get(POD_A)).body
-        absent = await client.get("/api/v1/namespaces/default/pods/nobody")
-
-        assert (404, "NotFound") == absent.failure
-        assert 'pods "nobody" not found' == absent.body["message"]
+NODE_B = "/api/v1/nodes/node-b"
+PODS = "/api/v1/namespaces/default/pods"
+MARK = {"metadata": {"annotations": {"a": "1"}}}
+WATCH = "/api/v1/pods?watch=true&fieldSelector=spec.nodeName%3Dnode-a"
 
 
-async def test_a_list_has_the_version_from_which_to_watch() -> None:
-    async with connected() as (server, client):
-        found = (await client.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a")).body
-
-        assert "PodList" == found["kind"]
-        assert str(server.store.version) == found["metadata"]["resourceVersion"]
-        assert ["pa"] == [item["metadata"]["name"] for item in found["items"]]
-
-
-async def test_version_and_readiness_are_served() -> None:
-    async with connected() as (_, client):
-        assert "v1.36.3" == (await client.get("/version")).body["gitVersion"]
-        assert "ok" == (await client.get("/readyz")).body
+def mark(stored: Json) -> Json:
+    count = int((stored["metadata"].get("annotations") or {"n": "-1"})["n"])
+    stored["metadata"]["annotations"] = {"n": str(count + 1)}
+    return stored
 
 
 @pytest.mark.parametrize(
     ("method", "path", "failure"),
     [
-        ("GET", "/api/v1/secrets", (404, "NotFound")),
-        ("GET", "/apis/apps/v1/deployments", (404, "NotFound")),
-        ("GET", "/api/v1/pods/pa", (404, "NotFound")),
-        ("GET", "/api/v1/namespaces/default/nodes", (404, "NotFound")),
-        ("GET", POD_A + "/log", (404, "NotFound")),
-        ("PUT", "/api/v1/pods", (405, "MethodNotAllowed")),
-        ("PATCH", "/api/v1/pods", (405, "MethodNotAllowed")),
-        ("POST", "/api/v1/pods", (405, "MethodNotAllowed")),
-        ("GET", POD_A + "/binding", (405, "MethodNotAllowed")),
-        ("GET", "/api/v1/pods?limit=x", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?continue=x", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?resourceVersion=x", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?resourceVersion=999", (504, "Timeout")),
-        ("GET", POD_A + "?resourceVersion=999", (504, "Timeout")),
-        ("GET", "/api/v1/pods?fieldSelector=spec.nodeName", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?watch=true&timeoutSeconds=x", (400, "BadRequest")),
-        ("DELETE", POD_A + "/status", (405, "MethodNotAllowed")),
+        ("PUT", "/api/v1/pods", (404, "NotFound")),
+        ("POST", "/api/v1/pods", (404, "NotFound")),
+        ("GET", POD_A + "/binding", (404, "NotFound")),
         ("GET", "/api/v1/pods?watch=1&labelSelector=a%3Db", (400, "BadRequest")),
         ("GET", "/api/v1/pods?labelSelector=%28", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?fieldSelector=spec.color!%3Dred", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?fieldSelector=spec.color%3Dred", (400, "BadRequest")),
+        ("GET", "/api/v1/pods?watch=1&resourceVersion=x", (400, "BadRequest")),
     ],
 )
 async def test_what_is_not_served_is_refused(
@@ -78,160 +44,30 @@ async def test_what_is_not_served_is_refused(
         assert failure == (await client.call(method, path)).failure
 
 
-async def test_a_merge_patch_of_a_node_keeps_its_status() -> None:
-    patch = {"metadata": {"annotations": {"a": "1"}}, "status": {"phase": "down"}}
-    async with connected() as (_, client):
-        node = (await client.patch(NODE_A, patch)).body
-
-        assert {"a": "1"} == node["metadata"]["annotations"]
-        assert {"phase": "up"} == node["status"]
-
-
-@pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
-async def test_a_status_patch_stores_annotations_and_keeps_the_spec(kind: str) -> None:
-    patch = {
-        "metadata": {"annotations": {"a": "1", "b": None}},
-        "spec": {"nodeName": "elsewhere"},
-        "status": {"phase": "Running"},
-    }
-    async with connected() as (_, client):
-        pod = (await client.patch(POD_A + "/status", patch, kind)).body
-
-        assert {"a": "1"} == pod["metadata"]["annotations"]
-        assert "node-a" == pod["spec"]["nodeName"]
-        assert "Running" == pod["status"]["phase"]
-
-
-async def test_the_spec_of_a_pod_cannot_be_patched() -> None:
-    async with connected() as (_, client):
-        refused = await client.patch(POD_A, {"spec": {"nodeName": "node-b"}})
-
-        assert (422, "Invalid") == refused.failure
-
-
 @pytest.mark.parametrize(
-    ("held", "failure"),
-    [({"uid": "other"}, (422, "Invalid")), ({"resourceVersion": "1"}, (409, "Conflict"))],
-    ids=["uid", "version"],
+    ("body", "kind"), [(b"{", MERGE), (b" " * (BODY_LIMIT + 1), MERGE), (b"{}", "text/plain")]
 )
-async def test_a_precondition_in_a_patch_that_does_not_hold_is_refused(
-    held: dict[str, str], failure: tuple[int, str]
-) -> None:
-    patch = {"metadata": held | {"annotations": {"a": "1"}}}
-    async with connected() as (server, client):
-        assert failure == (await client.patch(POD_A + "/status", patch)).failure
-        assert "annotations" not in server.store.get("pods", "default", "pa")["metadata"]
-
-
-async def test_a_lock_is_removed_only_by_who_knows_its_value() -> None:
-    path = "/metadata/annotations/hami.io~1mutex.lock"
-    async with connected() as (server, client):
-        await client.patch(NODE_A, {"metadata": {"annotations": {"hami.io/mutex.lock": "mine"}}})
-
-        wrong = [{"op": "test", "path": path, "value": "yours"}, {"op": "remove", "path": path}]
-        assert (422, "Invalid") == (await client.patch(NODE_A, wrong, JSON_PATCH)).failure
-        marks = server.store.get("nodes", "", "node-a")["metadata"]["annotations"]
-        assert {"hami.io/mutex.lock": "mine"} == marks
-
-        right = [{"op": "test", "path": path, "value": "mine"}, {"op": "remove", "path": path}]
-        assert {} == (await client.patch(NODE_A, right, JSON_PATCH)).body["metadata"]["annotations"]
-        assert (422, "Invalid") == (await client.patch(NODE_A, right, JSON_PATCH)).failure
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "failure"),
-    [
-        ({"a": 1}, "application/json", (415, "UnsupportedMediaType")),
-        ({"a": 1}, "application/apply-patch+yaml", (415, "UnsupportedMediaType")),
-        (b"{", MERGE, (400, "BadRequest")),
-        (b"[]", MERGE, (400, "BadRequest")),
-        ({"op": "add"}, JSON_PATCH, (400, "BadRequest")),
-        ({"metadata": {"name": "other"}}, MERGE, (400, "BadRequest")),
-        (b" " * (BODY_LIMIT + 1), MERGE, (413, "RequestEntityTooLarge")),
-    ],
-)
-async def test_a_bad_patch_is_refused(body: object, kind: str, failure: tuple[int, str]) -> None:
+async def test_a_patch_that_cannot_be_read_is_refused(body: bytes, kind: str) -> None:
     async with connected() as (server, client):
         before = server.store.version
 
-        assert failure == (await client.patch(NODE_A, body, kind)).failure
+        assert (400, "BadRequest") == (await client.patch(NODE_A, body, kind)).failure
         assert before == server.store.version
 
 
-async def test_a_pod_is_created_bound_and_deleted() -> None:
-    pods = "/api/v1/namespaces/default/pods"
-    async with connected() as (server, client):
-        pod = {"metadata": {"name": "new"}, "spec": {"containers": []}}
-        created = await client.call("POST", pods, pod)
-        assert (201, "Pending") == (created.code, created.body["status"]["phase"])
-        second = await client.call("POST", pods, pod)
-        assert (409, "AlreadyExists") == second.failure
-        assert 'pods "new" already exists' == second.body["message"]
-
-        notes = {"annotations": {"a": "b"}}
-        binding = {"metadata": {"name": "new"} | notes, "target": {"name": "node-a"}}
-        assert 201 == (await client.call("POST", pods + "/new/binding", binding)).code
-        bound = (await client.get(pods + "/new")).body
-        assert ("node-a", {"a": "b"}) == (
-            bound["spec"]["nodeName"],
-            bound["metadata"]["annotations"],
-        )
-        assert ["True"] == [one["status"] for one in bound["status"]["conditions"]]
-        again = await client.call("POST", pods + "/new/binding", binding)
-        assert (409, "Conflict") == again.failure
-        assert again.body["message"].endswith('pod new is already assigned to node "node-a"')
-
-        marked = await client.call("DELETE", pods + "/new", {"gracePeriodSeconds": 5})
-        assert 5 == marked.body["metadata"]["deletionGracePeriodSeconds"]
-        server.store.finalize("default", "new")
-        for verb, body in (("GET", None), ("DELETE", None), ("PUT", created.body)):
-            assert 404 == (await client.call(verb, pods + "/new", body)).code
-        assert 404 == (await client.patch(pods + "/new", {})).code
-
-
-async def test_a_deletion_with_the_wrong_uid_is_a_conflict() -> None:
-    options = {"preconditions": {"uid": "other"}}
+async def test_a_binding_names_a_node() -> None:
     async with connected() as (_, client):
-        assert (409, "Conflict") == (await client.call("DELETE", POD_A, options)).failure
-
-
-async def test_an_event_is_created_and_counted_on() -> None:
-    events = "/api/v1/namespaces/default/events"
-    async with connected() as (_, client):
-        created = await client.call("POST", events, {"metadata": {"generateName": "pa."}})
-        name = created.body["metadata"]["name"]
-        counted = await client.patch(f"{events}/{name}", {"count": 2})
-
-        assert 2 == counted.body["count"]
-
-
-async def test_an_object_of_another_namespace_is_refused() -> None:
-    pod = {"metadata": {"name": "x", "namespace": "other"}, "spec": {}}
-    async with connected() as (_, client):
-        refused = await client.call("POST", "/api/v1/namespaces/default/pods", pod)
+        binding = {"metadata": {"name": "free"}, "target": {}}
+        refused = await client.call("POST", f"{PODS}/free/binding", binding)
 
         assert (400, "BadRequest") == refused.failure
 
 
-@pytest.mark.parametrize(
-    ("binding", "code", "text"),
-    [
-        ({"target": {"name": "node-a"}}, 400, "name in URL does not match name in Binding object"),
-        ({"metadata": {"name": "free"}}, 500, "target.name: Required value"),
-        (
-            {"metadata": {"name": "free"}, "target": {"kind": "Pod", "name": "x"}},
-            500,
-            'target.kind: Unsupported value: "Pod": supported values: "Node", "<empty>"',
-        ),
-    ],
-)
-async def test_a_binding_that_is_wrong_is_refused(binding: Json, code: int, text: str) -> None:
+async def test_the_grace_of_a_deletion_may_stand_in_the_query() -> None:
     async with connected() as (_, client):
-        free = "/api/v1/namespaces/default/pods/free/binding"
-        refused = await client.call("POST", free, binding)
+        marked = (await client.call("DELETE", POD_A + "?gracePeriodSeconds=7")).body
 
-        assert (code, text) == (refused.code, refused.body["message"])
-        assert ("reason" in refused.body) == (code == 400)
+        assert 7 == marked["metadata"]["deletionGracePeriodSeconds"]
 
 
 async def test_new_pods_pass_the_webhook() -> None:
@@ -252,3 +88,105 @@ async def test_new_pods_pass_the_webhook() -> None:
 
     assert "hami-scheduler" == created.body["spec"]["schedulerName"]
     assert (403, "Forbidden") == refused.failure
+
+
+async def test_a_stranger_may_do_nothing() -> None:
+    async with connected("t-stranger") as (_, client):
+        answer = await client.get(POD_A)
+
+        assert (403, "Forbidden") == answer.failure
+        assert 'User "jane" cannot get resource "pods"' in answer.body["message"]
+
+
+async def test_every_request_is_recorded_and_counted_for_its_user() -> None:
+    async with served() as server:
+        async with server.as_user("t-node") as node, server.as_user("t-admin") as admin:
+            await node.get(NODE_A)
+            await node.patch(NODE_B, MARK)
+            await admin.patch(POD_A + "/status", MARK)
+        journal = server.api.journal
+
+    calls = [(call.user, call.verb, call.resource, call.name, call.code) for call in journal.calls]
+    assert [
+        ("system:node:node-a", "get", "nodes", "node-a", 200),
+        ("system:node:node-a", "patch", "nodes", "node-b", 403),
+        ("admin", "patch", "pods", "pa", 200),
+    ] == calls
+    assert "status" == journal.calls[2].subresource
+    assert 1 == journal.counts["admin", "patch", "pods"]
+    assert (1, 1, 0) == (
+        journal.reads("system:node:node-a"),
+        journal.writes("system:node:node-a"),
+        journal.watches("system:node:node-a"),
+    )
+
+
+@pytest.mark.parametrize("body", [b"{", {}, {"spec": {"resourceAttributes": []}}])
+async def test_a_review_of_nothing_is_a_bad_request(body: object) -> None:
+    async with connected("t-node") as (_, client):
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+        assert (400, "BadRequest") == (await client.call("POST", path, body)).failure
+
+
+async def test_ended_watches_can_be_continued() -> None:
+    async with connected() as (server, client):
+        path = f"{WATCH}&resourceVersion={server.store.version}"
+        async with client.watch(path) as frames:
+            server.store.update("pods", "default", "pa", mark)
+            version = (await anext(frames))["object"]["metadata"]["resourceVersion"]
+            server.api.end_watches()
+            assert [] == [frame async for frame in frames]
+
+        server.store.bind("default", "free", "node-a")
+        async with client.watch(f"{WATCH}&resourceVersion={version}") as frames:
+            assert "ADDED" == (await anext(frames))["type"]
+
+
+async def test_watches_that_are_ended_get_the_bookmark_of_their_end() -> None:
+    async with connected() as (server, client):
+        path = f"{WATCH}&resourceVersion={server.store.version}&allowWatchBookmarks=true"
+        async with client.watch(path) as frames:
+            server.store.update("nodes", "", "node-b", mark)
+            server.api.end_watches()
+            seen = [frame async for frame in frames]
+
+        assert [("BOOKMARK", "Pod")] == [(one["type"], one["object"]["kind"]) for one in seen]
+        assert str(server.store.version) == seen[0]["object"]["metadata"]["resourceVersion"]
+
+
+async def test_a_watch_that_falls_behind_the_history_is_told_so() -> None:
+    async with connected() as (server, client):
+        async with client.watch(f"{WATCH}&resourceVersion={server.store.version}") as frames:
+            for _ in range(1100):
+                server.store.update("pods", "default", "pb", mark)
+            seen = [frame async for frame in frames]
+
+        assert [("ERROR", 410)] == [(frame["type"], frame["object"]["code"]) for frame in seen]
+
+
+async def test_a_throttled_client_is_told_when_to_come_again() -> None:
+    async with connected() as (server, client):
+        server.api.throttle(2, retry_after=7)
+
+        for _ in range(2):
+            answer = await client.get(NODE_A)
+            assert (429, "TooManyRequests") == answer.failure
+            assert "7" == answer.headers["Retry-After"]
+        assert 200 == (await client.get(NODE_A)).code
+
+
+async def test_an_outage_cuts_watches_and_refuses_connections_until_it_ends() -> None:
+    async with connected() as (server, client):
+        port = server.api.port
+        async with client.watch(f"{WATCH}&resourceVersion={server.store.version}") as frames:
+            await server.api.begin_outage()
+            with pytest.raises(aiohttp.ClientError):
+                await anext(frames)
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.get(NODE_A)
+
+        await server.api.end_outage()
+
+        assert 200 == (await client.get(NODE_A)).code
+        assert port == server.api.port

@@ -38,17 +38,6 @@ async def test_a_watch_gets_a_bookmark_two_seconds_before_its_end() -> None:
         assert ["BOOKMARK"] == [frame["type"] for frame in seen]
 
 
-async def test_a_watch_without_a_version_says_when_all_objects_were_told() -> None:
-    async with connected() as (server, client):
-        async with client.watch(f"{WATCH}&allowWatchBookmarks=true") as frames:
-            seen = [await anext(frames), await anext(frames)]
-
-        assert ["ADDED", "BOOKMARK"] == [frame["type"] for frame in seen]
-        metadata = seen[1]["object"]["metadata"]
-        assert {"k8s.io/initial-events-end": "true"} == metadata["annotations"]
-        assert str(server.store.version) == metadata["resourceVersion"]
-
-
 async def test_the_time_of_a_watch_is_the_clients_to_choose() -> None:
     async with connected() as (server, client):
         path = f"{WATCH}&resourceVersion={server.store.version}&timeoutSeconds=45"

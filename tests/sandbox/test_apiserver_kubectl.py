@@ -15,6 +15,7 @@ pytestmark = pytest.mark.looptime(False)
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 TOKEN = "secret"  # noqa: S105 -- the model's
+KINDS_OF_BODY = {"PATCH": "application/merge-patch+json"}
 POD = {"metadata": {"name": "a", "namespace": "demo"}, "spec": {"containers": []}}
 
 
@@ -34,7 +35,10 @@ async def asked(server, path, method="GET", body=None):
         session.request(
             method,
             f"{server.url}{path}",
-            headers={"Accept": TABLE, "Content-Type": "application/json"},
+            headers={
+                "Accept": TABLE,
+                "Content-Type": KINDS_OF_BODY.get(method, "application/json"),
+            },
             data=body,
         ) as answer,
     ):
@@ -56,7 +60,7 @@ async def test_a_selector_may_say_what_is_not_wanted_as_for_the_pods_of_a_descri
         metadata = {"name": name, "namespace": "demo"}
         pod = {**POD, "metadata": metadata, "status": {"phase": phase}}
         await asked(server, path, "POST", json.dumps(pod))
-        await asked(server, f"{path}/{name}/status", "PUT", json.dumps(pod))
+        await asked(server, f"{path}/{name}/status", "PATCH", json.dumps(pod))
     query = "status.phase!%3DSucceeded,status.phase!%3DFailed,metadata.namespace%3Ddemo"
     status, found = await asked(server, f"{path}?fieldSelector={query}")
 

@@ -15,8 +15,7 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.placement import codes_of
-from agent.sandbox.explain.story import Explanation, GateVerdict
-from agent.sandbox.explain.words import span
+from agent.sandbox.explain.story import Explanation, GateVerdict, span
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer

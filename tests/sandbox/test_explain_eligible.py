@@ -3,7 +3,7 @@
 import pytest
 
 from agent.core.cluster.snapshot import ClusterNode, Taint
-from agent.sandbox.explain.eligible import refuse_node
+from agent.sandbox.explain.world import refuse_node
 
 NODE = ClusterNode("n1", labels={"zone": "a", "gpus": "8"})
 

@@ -8,22 +8,18 @@ from grpclib.exceptions import GRPCError
 from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.kubelet_rig import a_container_object
 from tests.fakes.node_rig import a_node_rig
-from tests.fakes.plugin import RESOURCE, a_device, devices
 
 
 async def test_a_bound_pod_is_admitted_and_reported_running(tmp_path):
     async with a_node_rig(tmp_path) as node:
-        uid = node.create("p", inits=[a_container_object("init")])
+        node.create("p", inits=[a_container_object("init")])
 
         await node.phases(p="Running")
         status = node.pod("p")["status"]
         (main,), (init,) = status["containerStatuses"], status["initContainerStatuses"]
-        (held,) = node.rig.ids()[uid, "main"]
         assert {"running"} == main["state"].keys()
         assert "Completed" == init["state"]["terminated"]["reason"]
         assert main["containerID"].startswith("containerd://")
-        resources = [{"resourceID": held, "health": "Healthy"}]
-        assert [{"name": RESOURCE, "resources": resources}] == main["allocatedResourcesStatus"]
         ready = {c["type"]: c["status"] for c in status["conditions"]}
         names = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         assert dict.fromkeys(names, "True") == ready
@@ -233,16 +229,6 @@ async def test_a_reboot_without_the_plugin_fails_running_pods(tmp_path):
 
         await node.phases(p="Failed")
         assert "containerStatuses" not in node.pod("p")["status"]
-
-
-async def test_the_health_of_held_ids_is_in_the_status(tmp_path):
-    async with a_node_rig(tmp_path, count=1) as node:
-        node.create("p")
-        await node.phases(p="Running")
-
-        node.plugin.publish([a_device("g0", health="Unhealthy"), *devices(2)[1:]])
-
-        await node.sees(lambda: "Unhealthy" in str(node.pod("p")["status"]))
 
 
 async def test_a_forgotten_history_loses_no_pod(tmp_path):

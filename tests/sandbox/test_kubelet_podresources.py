@@ -6,12 +6,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1 import (
-    AllocatableResourcesRequest,
     GetPodResourcesRequest,
     ListPodResourcesRequest,
 )
 from tests.fakes.kubelet_rig import KubeletRig, a_container_object, a_pod_object, a_rig_with_plugin
-from tests.fakes.plugin import a_device
 
 
 async def get(rig: KubeletRig, name: str) -> dict[str, int] | str | None:
@@ -52,17 +50,6 @@ async def test_sidecars_are_listed_first_and_init_containers_never(tmp_path):
         known = await get(rig, "u1")
         assert {"side": 1, "main": 1} == known
         assert ["side", "main"] == list(known)
-
-
-async def test_allocatable_lists_healthy_ids_held_or_not(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
-        await rig.admit(a_pod_object())
-        plugin.publish([a_device("g0"), a_device("g1"), a_device("ill", health="Unhealthy")])
-        await rig.until_listed(2)
-
-        async with rig.witness() as witness:
-            answer = await witness.get_allocatable_resources(AllocatableResourcesRequest())
-        assert {"g0", "g1"} == {entry.device_ids[0] for entry in answer.devices}
 
 
 async def test_the_rate_limit_is_a_burst_of_ten_then_a_hundred_a_second(tmp_path):

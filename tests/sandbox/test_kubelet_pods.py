@@ -2,24 +2,18 @@
 
 import pytest
 
-from agent.sandbox.kubelet.pods import read_pod, read_quantity
-from agent.sandbox.kubelet.records import DeviceRecord, merge
+from agent.sandbox.kubelet.books import DeviceRecord, merge
+from agent.sandbox.kubelet.pods import read_pod
 from agent.wire.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 from tests.fakes.plugin import RESOURCE
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("2", 2), (3, 3), ("1k", 1000), ("2Ki", 2048), ("0", 0), ("1M", 10**6)]
-)
-def test_whole_quantities_are_read(text, expected):
-    assert expected == read_quantity(text)
-
-
-@pytest.mark.parametrize("text", ["", "1.5", "100m", "-1", "k", "1kk", "one"])
-def test_other_quantities_are_refused(text):
+def test_a_limit_that_is_no_whole_number_is_refused():
+    container = a_container_object("a")
+    container["resources"]["limits"] = {RESOURCE: "1.5"}
     with pytest.raises(ValueError, match="no whole number"):
-        read_quantity(text)
+        read_pod(a_pod_object(containers=[container]))
 
 
 def test_init_containers_come_first_and_only_extended_limits_count():

@@ -6,10 +6,9 @@ import shutil
 import aiohttp
 import pytest
 
-from agent.sandbox.lab.cluster import RESOURCE, open_cluster
-from agent.sandbox.lab.journal import MOST_BYTES, AgentLog
+from agent.sandbox.lab.child import MOST_BYTES, AgentLog
+from agent.sandbox.lab.cluster import RESOURCE, Pulse, open_cluster
 from agent.sandbox.lab.places import MOST_CHARACTERS, open_places
-from agent.sandbox.lab.pulse import Pulse
 from tests.process.agent_process import options
 
 

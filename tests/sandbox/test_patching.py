@@ -1,25 +1,15 @@
 """The three kinds of patch."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sandbox.api_errors import BadRequestError, InvalidError, Json, UnclassifiedError
-from agent.sandbox.patching import difference, json_patch, merge_patch, strategic_merge_patch
+from agent.sandbox.api_errors import BadRequestError, InvalidError, Json
+from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patch
 
 VALUES = st.recursive(
     st.integers() | st.booleans() | st.text(max_size=3),
     lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
-    max_leaves=8,
-)
-WITH_LISTS = st.recursive(
-    st.none() | st.integers(0, 1) | st.booleans() | st.just("~/"),
-    lambda inner: (
-        st.dictionaries(st.sampled_from(["a", "b", "a/b", "~1"]), inner, max_size=3)
-        | st.lists(inner, max_size=3)
-    ),
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
@@ -71,16 +61,13 @@ def test_a_strategic_patch_treats_annotations_as_a_merge_patch_does() -> None:
     assert {"metadata": {"annotations": {"b": "2", "c": "3"}}} == merged
 
 
-def test_a_strategic_patch_obeys_delete_and_replace() -> None:
+def test_a_strategic_patch_obeys_delete() -> None:
     target = {"spec": {"x": 1, "containers": [{"name": "a"}, {"name": "b"}]}}
     deletion = {"spec": {"containers": [{"name": "a", "$patch": "delete"}]}}
 
     left = strategic_merge_patch(target, deletion)
 
     assert {"spec": {"x": 1, "containers": [{"name": "b"}]}} == left
-    assert {"spec": {"y": 2}} == strategic_merge_patch(
-        target, {"spec": {"y": 2, "$patch": "replace"}}
-    )
 
 
 def test_a_list_without_a_merge_key_is_replaced() -> None:
@@ -88,46 +75,26 @@ def test_a_list_without_a_merge_key_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patch", "text"),
-    [
-        ({"$patch": "sideways"}, "unknown patch type: sideways in map: map[$patch:sideways]"),
-        (
-            {"containers": [{"image": "x", "a": "b"}]},
-            "map: map[a:b image:x] does not contain declared merge key: name",
-        ),
-    ],
+    "patch", [{"$patch": "replace"}, {"$retainKeys": ["a"]}, {"containers": [{"image": "x"}]}]
 )
-def test_a_strategic_patch_that_is_wrong_is_refused_in_the_words_of_the_server(
-    patch: Json, text: str
-) -> None:
-    with pytest.raises(UnclassifiedError) as refused:
+def test_a_strategic_patch_that_the_model_does_not_know_is_refused(patch: Json) -> None:
+    with pytest.raises(BadRequestError):
         strategic_merge_patch({}, patch)
-
-    assert text == refused.value.message
-
-
-def test_a_directive_that_the_model_does_not_know_is_refused() -> None:
-    with pytest.raises(BadRequestError, match="not supported"):
-        strategic_merge_patch({}, {"$retainKeys": ["a"]})
 
 
 def test_a_json_patch_adds_replaces_removes_and_tests() -> None:
-    target = {"a": {"x/y": "1", "m~n": "2"}, "list": [1, 2, 3]}
+    target = {"a": {"x/y": "1", "m~n": "2"}, "list": [{"b": 1}]}
     operations: list[Json] = [
         {"op": "test", "path": "/a/x~1y", "value": "1"},
         {"op": "remove", "path": "/a/x~1y"},
         {"op": "replace", "path": "/a/m~0n", "value": "3"},
         {"op": "add", "path": "/a/new", "value": {"k": None}},
-        {"op": "add", "path": "/list/-", "value": 4},
-        {"op": "add", "path": "/list/0", "value": 0},
-        {"op": "test", "path": "/list/1", "value": 1},
-        {"op": "remove", "path": "/list/1"},
-        {"op": "replace", "path": "/list/0", "value": 9},
+        {"op": "add", "path": "/list/0/c", "value": 4},
     ]
 
     result = json_patch(target, operations)
 
-    assert {"a": {"m~n": "3", "new": {"k": None}}, "list": [9, 2, 3, 4]} == result
+    assert {"a": {"m~n": "3", "new": {"k": None}}, "list": [{"b": 1, "c": 4}]} == result
 
 
 @pytest.mark.parametrize(
@@ -135,16 +102,16 @@ def test_a_json_patch_adds_replaces_removes_and_tests() -> None:
     [
         {"op": "test", "path": "/a", "value": "2"},
         {"op": "test", "path": "/missing", "value": "2"},
-        {"op": "test", "path": "/list/0", "value": 5},
         {"op": "remove", "path": "/missing"},
-        {"op": "move", "from": "/missing", "path": "/b"},
-        {"op": "copy", "from": "/list/7", "path": "/b"},
+        {"op": "replace", "path": "/missing", "value": 1},
         {"op": "add", "path": "/missing/deeper", "value": 1},
         {"op": "add", "path": "/a/b", "value": 1},
-        {"op": "remove", "path": "/list/7"},
-        {"op": "remove", "path": "/list/x"},
+        {"op": "add", "path": "/list/7/b", "value": 1},
+        {"op": "remove", "path": "/list/0"},
         {"op": "remove", "path": ""},
-        {"op": "test", "path": "/list/3/x", "value": 1},
+        {"op": "move", "from": "/a", "path": "/b"},
+        {"op": "add"},
+        {},
     ],
 )
 def test_a_json_patch_that_does_not_apply_changes_nothing(operation: Json) -> None:
@@ -155,53 +122,3 @@ def test_a_json_patch_that_does_not_apply_changes_nothing(operation: Json) -> No
         json_patch(target, [{"op": "add", "path": "/new", "value": 1}, operation])
 
     assert before == target
-
-
-def test_a_json_patch_moves_and_copies() -> None:
-    target = {"a": {"x/y": {"k": 1}}, "b": {}}
-    operations: list[Json] = [
-        {"op": "copy", "from": "/a/x~1y", "path": "/b/copied"},
-        {"op": "move", "from": "/a/x~1y", "path": "/b/moved"},
-        {"op": "replace", "path": "/b/copied/k", "value": 2},
-    ]
-
-    assert {"a": {}, "b": {"copied": {"k": 2}, "moved": {"k": 1}}} == json_patch(target, operations)
-
-
-def test_a_json_patch_replaces_what_is_not_there_as_the_server_does() -> None:
-    operation = {"op": "replace", "path": "/b", "value": 1}
-
-    assert {"a": 0, "b": 1} == json_patch({"a": 0}, [operation])
-
-
-@pytest.mark.parametrize(
-    "operation", [{"op": "steal", "path": "/a"}, {"op": "add"}, {"op": "move", "path": "/a"}, {}]
-)
-def test_an_unknown_json_patch_operation_is_refused(operation: Json) -> None:
-    with pytest.raises(InvalidError):
-        json_patch({}, [operation])
-
-
-@given(
-    st.dictionaries(st.sampled_from(["a", "b", "c/~"]), WITH_LISTS, max_size=3),
-    st.dictionaries(st.sampled_from(["a", "b", "c/~"]), WITH_LISTS, max_size=3),
-)
-def test_the_difference_of_two_objects_makes_the_second_of_the_first(
-    before: Json, after: Json
-) -> None:
-    made = json_patch(before, difference(before, after))
-
-    assert json.dumps(after, sort_keys=True) == json.dumps(made, sort_keys=True)
-    assert [] == difference(after, made)
-
-
-def test_a_difference_names_only_what_differs() -> None:
-    before = {"a": {"b/c": 1, "d": 2}, "e": [{"f": 1, "g": 1}], "h": [1]}
-    after = {"a": {"b/c": 3, "d": 2}, "e": [{"f": 1}], "h": [1, 2], "i": None}
-
-    assert [
-        {"op": "replace", "path": "/a/b~1c", "value": 3},
-        {"op": "remove", "path": "/e/0/g"},
-        {"op": "replace", "path": "/h", "value": [1, 2]},
-        {"op": "add", "path": "/i", "value": None},
-    ] == difference(before, after)

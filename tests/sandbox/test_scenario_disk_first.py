@@ -7,7 +7,7 @@ from agent.codec.checkpoint import StateEncoder
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
 from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.sandbox.scenario.disk_first import DiskWatch
+from agent.sandbox.scenario.stage import DiskWatch
 from tests.builders import NOON, a_row
 
 ROW = a_row()

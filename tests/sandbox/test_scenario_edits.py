@@ -4,8 +4,7 @@ import pytest
 
 from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.lab.places import Places, open_places
-from agent.sandbox.scenario.edits import differences, promised
-from agent.sandbox.scenario.facts import PodFacts, parsed
+from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
 from agent.sandbox.scenario.workloads import Wish, Workload
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import a_gpu

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.sandbox.apiserver_journal import ApiCall
-from agent.sandbox.scenario.begin import pod_requests
+from agent.sandbox.apiserver import ApiCall
+from agent.sandbox.scenario.default import pod_requests
 from agent.sandbox.scenario.workloads import PLACED
 
 ONE, PAIR, TRIO, PREPARED = PLACED

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.sandbox.scenario import storm
+from agent.sandbox.scenario import default
 
 
 class WordJournal:
@@ -32,7 +32,7 @@ def stage(monkeypatch):
     async def is_quiet(stage):
         return True
 
-    monkeypatch.setattr(storm, "_is_quiet", is_quiet)
+    monkeypatch.setattr(default, "_is_quiet", is_quiet)
     settled = []
     return SimpleNamespace(
         cluster=SimpleNamespace(
@@ -45,6 +45,6 @@ def stage(monkeypatch):
 
 
 async def test_one_request_is_told_in_the_singular(stage):
-    await storm.idle(stage)
+    await default.idle(stage)
 
     assert ["2 writes, 1 read, 1 new watch beside 2"] == stage.settled

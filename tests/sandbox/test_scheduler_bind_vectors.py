@@ -1,5 +1,6 @@
 """Bind and node lock against what HAMi v2.10's own code answered."""
 
+import asyncio
 import datetime as dt
 import re
 from typing import Any
@@ -9,11 +10,10 @@ import pytest
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
-from agent.sandbox.scheduler.bind import Binder, BindError, Memory
 from agent.sandbox.scheduler.cluster import StoreCluster
-from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.usage import Reservation
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, ManualClock
@@ -59,23 +59,26 @@ def build_store(case: Case) -> ObjectStore:
     return store
 
 
-async def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
-    """The error of the bind ("" for none) and the UID of the pod."""
+async def bind(store: ObjectStore) -> tuple[str, bool]:
+    """The error of the bind ("" for none), and whether the pod's shares still count."""
     found = store.select("pods", fields={"metadata.name": "p"})
     uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
-    usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
-    cluster, clock, settings = StoreCluster(store), ManualClock(), SchedulerSettings()
-    events = EventRecorder(cluster, clock, settings.scheduler_name)
-    memory = Memory(usage)
+    settings = SchedulerSettings().quick()
+    hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), settings, eager=False)
+    hami.usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
     for resource in ("nodes", "pods"):
         for obj in store.select(resource):
-            memory.seen.see(resource, "ADDED", obj)
-    binder = Binder(cluster, clock, settings, Seeded(), events, memory)
-    try:
-        await binder.bind("default", "p", uid, "n1")
-    except BindError as error:
-        return str(error), uid
-    return "", uid
+            hami._seen.see(resource, "ADDED", obj)
+    error = ""
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(hami.run())
+        try:
+            await hami.bind("default", "p", uid, "n1")
+        except BindError as failure:
+            error = str(failure)
+        await asyncio.sleep(1)  # Events are sent beside the verbs
+        sending.cancel()
+    return error, uid in hami.usage
 
 
 def lock_of(store: ObjectStore) -> str | None:
@@ -93,14 +96,14 @@ def annotations_of(store: ObjectStore) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case_id", sorted(CASES))
 async def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
-    case, usage = CASES[case_id], Usage()
+    case = CASES[case_id]
     store = build_store(case)
     before = lock_of(store) if case_id != "BJ" else None
 
-    error, uid = await bind(store, usage)
+    error, still_counts = await bind(store)
 
     assert case["Error"] == error
-    assert case["usage_still_cached"] == (uid in usage)
+    assert case["usage_still_cached"] == still_counts
     assert case["events"] == [
         f"{event['type']} {event['reason']} {event['message']}" for event in store.select("events")
     ]
@@ -116,6 +119,6 @@ async def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
 async def test_a_bound_pod_has_its_node(case_id: str) -> None:
     store = build_store(CASES[case_id])
 
-    await bind(store, Usage())
+    await bind(store)
 
     assert "n1" == store.get("pods", "default", "p")["spec"]["nodeName"]

@@ -6,8 +6,7 @@ import pytest
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.scheduler.client import ClientQueue, QueuedCluster
-from agent.sandbox.scheduler.cluster import StoreCluster
+from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, StoreCluster
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import HamiVerbs
 from agent.sandbox.store import ObjectStore

@@ -15,10 +15,11 @@ from tests.fakes.scheduler_cluster import RecordedCluster
 POD: Json = {"metadata": {"namespace": "d", "name": "p", "uid": "u", "labels": {}}, "spec": {}}
 
 
-class Slow:
+class Slow(EventRecorder):
     """Takes one Event in each second."""
 
     def __init__(self) -> None:
+        super().__init__(StoreCluster(ObjectStore(ManualClock(), Seeded())), ManualClock(), "slow")
         self.told: list[tuple[Json, str]] = []
 
     async def record(self, pod: Json, notice: Notice) -> None:
@@ -45,20 +46,6 @@ async def test_events_are_sent_in_their_order_by_who_runs_the_queue() -> None:
 
     assert ["one", "two"] == [text for _, text in slow.told]
     assert {"namespace": "d", "name": "p", "uid": "u"} == slow.told[0][0]["metadata"]
-
-
-async def test_what_comes_when_too_many_events_wait_is_dropped() -> None:
-    slow = Slow()
-    queue = EventQueue(slow, capacity=2)
-    for text in ("one", "two", "three"):
-        await queue.record(POD, notice(text))
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run())
-        await asyncio.sleep(10)
-        running.cancel()
-
-    assert ["one", "two"] == [text for _, text in slow.told]
 
 
 def recording() -> tuple[RecordedCluster, EventRecorder]:

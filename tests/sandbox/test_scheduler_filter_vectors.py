@@ -5,14 +5,12 @@ import pytest
 from agent.codec.pod import decode_pod_devices, encode_pod_devices
 from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
-from agent.sandbox.scheduler.bind import placement_patch
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.requests import pod_requests
-from agent.sandbox.scheduler.steering import read_steering
-from agent.sandbox.scheduler.usage import Usage
+from agent.sandbox.scheduler.requests import pod_requests, read_steering
+from agent.sandbox.scheduler.usage import Quotas, Usage
+from agent.sandbox.scheduler.verbs import placement_patch
 from tests.fakes.chance import Seeded
 from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
 

@@ -9,9 +9,8 @@ from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import review_pod
 from tests.fakes.chance import Seeded
 from tests.fakes.scheduler_cluster import REGISTER, FakeCluster, register_of, scheduling

@@ -7,10 +7,8 @@ import pytest
 
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.scheduler.bind import Binder, BindError, Memory
-from agent.sandbox.scheduler.cluster import StoreCluster
-from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
@@ -68,15 +66,12 @@ def filled() -> ObjectStore:
     return store
 
 
-async def bind(cluster: Interrupted, name: str = "p", labels: dict[str, str] | None = None) -> None:
-    clock, settings, memory = ManualClock(), SchedulerSettings(), Memory()
-    events = EventRecorder(StoreCluster(cluster.store), clock, settings.scheduler_name)
+async def bind(cluster: Interrupted, name: str = "p") -> None:
     pod = cluster.store.get("pods", "default", name)
-    pod["metadata"]["labels"] = labels or {}
-    memory.seen.see("nodes", "ADDED", cluster.store.get("nodes", "", "n1"))
-    memory.seen.see("pods", "ADDED", pod)
-    binder = Binder(cluster, clock, settings, Seeded(), events, memory)
-    await binder.bind("default", name, pod["metadata"]["uid"], "n1")
+    hami = HamiVerbs(cluster, ManualClock(), Seeded(), SchedulerSettings().quick(), eager=False)
+    hami._seen.see("nodes", "ADDED", cluster.store.get("nodes", "", "n1"))
+    hami._seen.see("pods", "ADDED", pod)
+    await hami.bind("default", name, pod["metadata"]["uid"], "n1")
 
 
 async def test_a_bind_makes_six_requests_in_hamis_order() -> None:
@@ -204,28 +199,3 @@ async def test_a_failed_bind_of_a_pod_without_a_lock_leaves_the_lock_of_its_name
         await bind(cluster, "init")
 
     assert held == cluster.lock()
-
-
-async def test_a_member_of_a_pod_group_waits_for_the_lock() -> None:
-    cluster = Interrupted()
-    await bind(cluster, "other")
-    async with asyncio.TaskGroup() as group:
-        labels = {"scheduling.x-k8s.io/pod-group": "g"}
-        bound = group.create_task(bind(cluster, labels=labels))
-        await asyncio.sleep(20)
-        assert not bound.done()
-        cluster.store.delete("pods", "default", "other", grace=0)
-
-    assert cluster.lock().endswith(",default,p")
-
-
-async def test_a_member_of_a_pod_group_gives_up_after_28_seconds() -> None:
-    cluster = Interrupted()
-    await bind(cluster, "other")
-    labels = {"scheduling.x-k8s.io/pod-group": "g"}
-    began = asyncio.get_running_loop().time()
-
-    with pytest.raises(BindError, match="timed out after 28s waiting for node n1 to be unlocked"):
-        await bind(cluster, labels=labels)
-
-    assert 28 <= asyncio.get_running_loop().time() - began <= 28.2

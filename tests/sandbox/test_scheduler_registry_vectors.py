@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.scheduler.refresh import NodeSighting, check_node
-from agent.sandbox.scheduler.registry import Registry
+from agent.sandbox.scheduler.registry import NodeSighting, Registry, check_node
 from tests.fakes.clock import START
 from tests.fakes.scheduler_vectors import load_cases
 

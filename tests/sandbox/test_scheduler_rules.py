@@ -4,8 +4,8 @@ import pytest
 
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
+from agent.sandbox.scheduler.loop import PlacingBackoff
 from agent.sandbox.scheduler.model import Load, RegisteredNode
-from agent.sandbox.scheduler.pending import PlacingBackoff
 from agent.sandbox.scheduler.requests import parse_quantity
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from tests.fakes.scheduler_vectors import build_pod

@@ -6,7 +6,7 @@ from agent.codec.register import RegisteredGpu
 from agent.core.allocation.requests import ContainerRequest
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
-from agent.sandbox.scheduler.fit import Wishes, fit_pod
+from agent.sandbox.scheduler.filter import Wishes, fit_pod
 from agent.sandbox.scheduler.model import (
     GpuView,
     RegisteredNode,
@@ -14,7 +14,7 @@ from agent.sandbox.scheduler.model import (
     Weights,
 )
 from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.steering import BadWeightsError, Steering, read_steering
+from agent.sandbox.scheduler.requests import BadWeightsError, Steering, read_steering
 from tests.fakes.scheduler_cluster import REGISTER, register_of
 
 WEIGHTS = "hami.io/device-scoring-weights"

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.scheduler.refresh import NodeSighting, Version, check_node, decode
-from agent.sandbox.scheduler.registry import Registry
+from agent.sandbox.scheduler.registry import NodeSighting, Registry, Version, check_node, decode
 from tests.fakes.clock import START
 from tests.hami_vectors import Vector, cases, vectors
 

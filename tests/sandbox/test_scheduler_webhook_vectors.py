@@ -7,8 +7,7 @@ import pytest
 from agent.sandbox.api_errors import ForbiddenError, StatusError
 from agent.sandbox.patching import json_patch
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
-from agent.sandbox.scheduler.usage import Usage
+from agent.sandbox.scheduler.usage import Quotas, Usage
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod
 from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
 

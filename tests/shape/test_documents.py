@@ -8,7 +8,7 @@ from agent.app import codes
 from agent.cli.main import VERBS
 from agent.core.errors import RefusalReason
 from agent.core.node.findings import PreflightCheck
-from agent.sandbox.explain.words import ADVICE
+from agent.sandbox.explain.story import ADVICE
 from tests.shape import tree
 from tests.shape.typed import told
 

@@ -22,16 +22,16 @@ from agent.cli import run
 from agent.cli.logs import configure
 from agent.cli.settings_args import sources, started
 from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK, REGISTER
-from agent.sandbox.hardware_file import described
+from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import (
     NAMESPACE,
     RESOURCE,
     LabOptions,
     SandboxCluster,
+    free_port,
     open_cluster,
 )
-from agent.sandbox.lab.life import free_port
 from agent.sandbox.lab.web import fetch
 from agent.settings.reading import look
 from agent.settings.sources import NodeFacts

@@ -1,34 +1,276 @@
-"""Explains a pod: all gates in order, and the smallest changes if one blocks it."""
+"""Explains a pod: all gates in order, and the smallest changes if one blocks it.
 
+The scheduler's model has verified each change. Changes of the pod are tried on few Nodes of each
+kind of refusal, so that 5,000 Nodes cost little.
+"""
+
+import copy
 import datetime as dt
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from agent.codec.cluster import decode_moment
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterSnapshot, JsonObject
+from agent.core.cluster.snapshot import ClusterSnapshot, GpuHolder, JsonObject
 from agent.core.errors import cap
-from agent.sandbox.explain import searching
-from agent.sandbox.explain.admission import admission_gate, asks_for_gpus, quota_gate
-from agent.sandbox.explain.binding import binding_gate
-from agent.sandbox.explain.changes import smallest_changes
-from agent.sandbox.explain.on_node import allocation_gate, running_gate, start_gate
-from agent.sandbox.explain.placement import ModelPlacement, place, told_by_events
-from agent.sandbox.explain.story import Explanation, Gate, GateVerdict, PlacingChange
-from agent.sandbox.explain.words import request_words, span
-from agent.sandbox.explain.world import Edit, World
+from agent.sandbox.explain.gates import (
+    admission_gate,
+    allocation_gate,
+    asks_for_gpus,
+    binding_gate,
+    quota_gate,
+    running_gate,
+    start_gate,
+)
+from agent.sandbox.explain.placement import (
+    PLACEMENT,
+    ModelPlacement,
+    chosen_gate,
+    codes_of,
+    foreign_gate,
+    held_mib,
+    is_mixed,
+    place,
+    searched_gate,
+    told_by_events,
+)
+from agent.sandbox.explain.story import (
+    Explanation,
+    Gate,
+    GateVerdict,
+    PlacingChange,
+    counted,
+    mib,
+    request_words,
+    span,
+)
+from agent.sandbox.explain.world import NO_EDIT, Edit, World, refuse_node
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import all_containers, container_request
-from agent.sandbox.scheduler.steering import BadWeightsError
+from agent.sandbox.scheduler.requests import (
+    CORES,
+    COUNT,
+    MEMORY,
+    MEMORY_PERCENT,
+    WEIGHTS,
+    BadWeightsError,
+    all_containers,
+    container_request,
+)
 from agent.sandbox.scheduler.webhook import review_pod
 
+CHANGES_TOLD: Final = 3
+NODES_PER_KIND: Final = 16
+HOLDERS_TRIED: Final = 8
+_STEERING: Final = (
+    "nvidia.com/use-gputype",
+    "nvidia.com/nouse-gputype",
+    "nvidia.com/use-gpuuuid",
+    "nvidia.com/nouse-gpuuuid",
+    "nvidia.com/vgpu-mode",
+    "nvidia.com/numa-bind",
+    "hami.io/gpu-scheduler-policy",
+    WEIGHTS,
+)
 PLACING = frozenset({"admission", "quota", "placement"})
 """The gates whose blocks a change of the pod or of the cluster can open."""
 _OWNERS = frozenset({"E-REQUEST", "E-GATED"})
 """Only its owner knows what the request was to be, or when the pod is to start."""
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    """A change to try. `size` orders the changes; `nodes`: where, None for all chosen Nodes."""
+
+    size: tuple[int, int]
+    said: str
+    pod: JsonObject
+    edit: Edit = NO_EDIT
+    nodes: tuple[str, ...] | None = None
+
+
+def smallest_changes(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
+    """At most three changes with which the pod fits on some Node, the smallest first.
+
+    Raises BadWeightsError if the pod's weights stay bad.
+    """
+    names = _nodes_to_try(world, pod)
+    trials = [
+        *_cluster_trials(world, pod, names),
+        *_pod_trials(world, pod, names),
+        *_holder_trials(world, pod, names),
+    ]
+    found: list[PlacingChange] = []
+    for trial in sorted(trials, key=lambda trial: trial.size):
+        for name in names if trial.nodes is None else trial.nodes:
+            if world.fit(trial.pod, name, trial.edit).groups is not None:
+                found.append(PlacingChange(trial.said, name))
+                break
+        if len(found) == CHANGES_TOLD:
+            break
+    return tuple(found)
+
+
+def _nodes_to_try(world: World, pod: JsonObject) -> tuple[str, ...]:
+    """A few Nodes of each kind of refusal, those with most free memory first."""
+    kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
+    for name, node in world.nodes.items():
+        if world.has_gpus(node):
+            state = world.registered(name)
+            gpus = state.gpus if state else ()
+            free = [gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in gpus]
+            kind = codes_of(world.fit(pod, name).reason)
+            kinds[kind].append((-max(free, default=0), name))
+    return tuple(name for kind in kinds.values() for _, name in sorted(kind)[:NODES_PER_KIND])
+
+
+def _cluster_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
+    for name in names:
+        node = world.nodes[name]
+        if refuse_node(pod, node) and node.is_closed:
+            opened = Edit(opened=frozenset({name}))
+            is_only_closed = not refuse_node(pod, msgspec.structs.replace(node, is_closed=False))
+            if is_only_closed:
+                yield _Trial((1, 1), f"uncordon the Node {cap(name, 128)}", pod, opened, (name,))
+        state = world.registered(name)
+        for uuid in sorted(state.cordoned if state else ()):
+            edit = Edit(uncordoned=frozenset({uuid}))
+            said = f"uncordon the GPU {cap(uuid, 64)} of {cap(name, 128)}"
+            yield _Trial((1, 0), said, pod, edit, (name,))
+    if world.snapshot.quotas:
+        said = "raise the namespace's ResourceQuota"
+        yield _Trial((4, 0), said, pod, Edit(without_quotas=True))
+
+
+def _pod_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
+    spec = pod["spec"]
+    for key in _STEERING:
+        if key in (pod["metadata"].get("annotations") or {}):
+            yield _Trial((2, 0), f"drop the annotation {key}", _without(pod, key))
+    affinity = spec.get("affinity") or {}
+    parts = (
+        ("nodeSelector", spec.get("nodeSelector")),
+        ("nodeAffinity", affinity.get("nodeAffinity")),
+    )
+    selecting = [name for name, value in parts if value]
+    if selecting:
+        said = (
+            f"drop {' and '.join(selecting)}, which exclude{'s'[: 2 - len(selecting)]} other Nodes"
+        )
+        anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
+        anywhere["affinity"] = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
+        yield _Trial((3, 1), said, {**pod, "spec": anywhere})
+    for kind in (MEMORY, CORES, COUNT):
+        best, most = _greatest_cap(world, pod, names, kind)
+        if best:
+            size = (3, 1000 - 1000 * best // max(most, 1))
+            yield _Trial(size, _cap_words(kind, best, most), _capped(world, pod, kind, best))
+
+
+def _without(pod: JsonObject, key: str) -> JsonObject:
+    """The pod without one annotation."""
+    noted = {name: text for name, text in pod["metadata"]["annotations"].items() if name != key}
+    return {**pod, "metadata": {**pod["metadata"], "annotations": noted}}
+
+
+def _holder_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
+    holders = [holder for name in names for holder in world.holders(name)]
+    holders.sort(key=lambda holder: (held_mib(holder), holder.namespace, holder.name))
+    ending = [holder for holder in holders if holder.is_deleted]
+    staying = [holder for holder in holders if not holder.is_deleted]
+    for rank, holder in enumerate((*_some(ending), *_some(staying))):
+        name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
+        ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
+        held = f"it holds {mib(held_mib(holder))} on {cap(holder.node, 128)}"
+        edit = Edit(ended=frozenset({holder.uid}))
+        size = (0 if holder.is_deleted else 6, rank)
+        yield _Trial(size, f"wait for {name}{ends} ({held})", pod, edit, (holder.node,))
+
+
+def _some(holders: Sequence[GpuHolder]) -> Sequence[GpuHolder]:
+    """A few of the holders, from the smallest to the greatest."""
+    if len(holders) <= HOLDERS_TRIED:
+        return holders
+    step = (len(holders) - 1) / (HOLDERS_TRIED - 1)
+    return [holders[round(place * step)] for place in range(HOLDERS_TRIED)]
+
+
+def _greatest_cap(
+    world: World, pod: JsonObject, names: Sequence[str], kind: str
+) -> tuple[int, int]:
+    """The greatest limit with which the pod fits somewhere, and what it asks for now.
+
+    The first is 0 if there is none.
+    """
+    best, most = 0, _asked(world, pod, kind)
+
+    def fits(limit: int, name: str) -> bool:
+        return world.fit(_capped(world, pod, kind, limit), name).groups is not None
+
+    for name in names:
+        low, high = best, most - 1
+        if low >= high or not fits(low + 1, name):
+            continue
+        while low < high:  # a smaller request fits wherever a greater one does
+            middle = (low + high + 1) // 2
+            if fits(middle, name):
+                low = middle
+            else:
+                high = middle - 1
+        best = max(best, low)
+    return best, most
+
+
+def _asked(world: World, pod: JsonObject, kind: str) -> int:
+    """The most of a resource that a container asks for; percentages are of the greatest GPU."""
+    states = filter(None, map(world.registered, world.nodes))
+    sizes = (gpu.capacity.registered_mib for state in states for gpu in state.gpus)
+    greatest = max(sizes, default=0)
+    found = (container_request(one, world.settings) for one in all_containers(dict(pod)))
+    requests = [request for request in found if request]
+    asked = {
+        MEMORY: [
+            request.memory_mib or greatest * min(request.memory_percent, 100) // 100
+            for request in requests
+        ],
+        CORES: [min(request.core_percent, 100) for request in requests],
+        COUNT: [request.count for request in requests],
+    }
+    return max(asked[kind], default=0)
+
+
+def _capped(world: World, pod: JsonObject, kind: str, most: int) -> JsonObject:
+    """The pod whose containers ask for at most `most` of one resource."""
+
+    def limit(container: dict[str, Any]) -> None:
+        request = container_request(container, world.settings)
+        if request is None:
+            return
+        limits = dict((container.get("resources") or {}).get("limits") or {})
+        if kind == MEMORY:
+            limits.pop(MEMORY_PERCENT, None)
+            limits[MEMORY] = str(min(request.memory_mib or most, most))
+        elif kind == CORES:
+            limits[CORES] = str(min(request.core_percent, most))
+        else:
+            limits[COUNT] = str(min(request.count, most))
+        container["resources"] = {"limits": limits}
+
+    edited = copy.deepcopy(dict(pod))
+    for container in all_containers(edited):
+        limit(container)
+    return edited
+
+
+def _cap_words(kind: str, best: int, most: int) -> str:
+    if kind == MEMORY:
+        return f"ask for at most {mib(best)} ({MEMORY}) instead of {mib(most)}"
+    if kind == CORES:
+        return f"ask for at most {best} % of the cores ({CORES}) instead of {most} %"
+    return f"ask for at most {counted(best, 'GPU')} in one container ({COUNT}) instead of {most}"
 
 
 def explain_pod(
@@ -42,16 +284,26 @@ def explain_pod(
     pod = snapshot.pod
     if not asks_for_gpus(pod):
         gates = [Gate("admission", GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
-        gates.append(_without_gpus(world, pod, now))
+        if pod["spec"].get("nodeName"):
+            said = f"it is on {cap(pod['spec']['nodeName'], 128)}"
+            gates.append(Gate(PLACEMENT, GateVerdict.PASSED, said))
+        else:
+            gates.append(foreign_gate(world, now))
         gates += [start_gate(pod), running_gate(world, pod, now)]
         return _told(world, gates, None, (), now)
     placement: ModelPlacement | None = None
     changes: tuple[PlacingChange, ...] = ()
-    gates = [_admitted(world, pod)]
+    admitted, is_foreign = admission_gate(world, pod), _is_foreign(world, pod)
+    if admitted.verdict is GateVerdict.BLOCKED and (pod["spec"].get("nodeName") or is_foreign):
+        admitted = msgspec.structs.replace(admitted, verdict=GateVerdict.NOTED)
+    gates = [admitted]
     if pod["spec"].get("nodeName") or gates[0].verdict is GateVerdict.BLOCKED:
-        gates += [quota_gate(world, pod, is_refused=False), _chosen(pod)]
-    elif _is_foreign(world, pod):
-        gates += [quota_gate(world, pod, is_refused=False), searching.foreign_gate(world, now)]
+        not_reached = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
+        has_node = bool(pod["spec"].get("nodeName"))
+        gates.append(quota_gate(world, pod, is_refused=False))
+        gates.append(chosen_gate(pod) if has_node else not_reached)
+    elif is_foreign:
+        gates += [quota_gate(world, pod, is_refused=False), foreign_gate(world, now)]
     else:
         placement, (quota, searched) = _searched(world, pod, now)
         gates += [quota, searched]
@@ -74,20 +326,11 @@ def _advised(
     The advice of a gate's own reason stays if that is the only reason of the Nodes. If they have
     several, the reason of most Nodes may be one that no change removes.
     """
-    is_mixed = placement is not None and searching.is_mixed(placement)
-    if not changes or (gate.advice and not is_mixed):
+    has_several = placement is not None and is_mixed(placement)
+    if not changes or (gate.advice and not has_several):
         return gate
     first = changes[0]
     return msgspec.structs.replace(gate, advice=f"{first.said} -> {cap(first.node, 128)}")
-
-
-def _admitted(world: World, pod: JsonObject) -> Gate:
-    gate = admission_gate(world, pod)
-    if gate.verdict is GateVerdict.BLOCKED and (
-        pod["spec"].get("nodeName") or _is_foreign(world, pod)
-    ):
-        return msgspec.structs.replace(gate, verdict=GateVerdict.NOTED)
-    return gate
 
 
 def _is_foreign(world: World, pod: JsonObject) -> bool:
@@ -95,19 +338,6 @@ def _is_foreign(world: World, pod: JsonObject) -> bool:
     is_ours = pod["spec"].get("schedulerName") == world.settings.scheduler_name
     has_hami = any(annotations.REGISTER in node.annotations for node in world.snapshot.nodes)
     return not is_ours and not has_hami and world.snapshot.has("nodes")
-
-
-def _chosen(pod: JsonObject) -> Gate:
-    if pod["spec"].get("nodeName"):
-        return searching.chosen_gate(pod)
-    return Gate(searching.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
-
-
-def _without_gpus(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
-    if pod["spec"].get("nodeName"):
-        node = cap(pod["spec"]["nodeName"], 128)
-        return Gate(searching.PLACEMENT, GateVerdict.PASSED, f"it is on {node}")
-    return searching.foreign_gate(world, now)
 
 
 def _searched(
@@ -119,13 +349,13 @@ def _searched(
         placement = told_by_events(world.snapshot.events)
         if placement is None:
             said = "the Nodes and the use of their GPUs could not be read, and no Event tells it"
-            return None, (quota, Gate(searching.PLACEMENT, GateVerdict.UNKNOWN, said))
-        return placement, (quota, searching.searched_gate(world, placement, now))
+            return None, (quota, Gate(PLACEMENT, GateVerdict.UNKNOWN, said))
+        return placement, (quota, searched_gate(world, placement, now))
     try:
         placement = place(world, pod)
     except BadWeightsError as error:
         gate = Gate(
-            searching.PLACEMENT,
+            PLACEMENT,
             GateVerdict.BLOCKED,
             f"HAMi's scheduler refuses the pod: {cap(str(error))}",
             "E-REQUEST",
@@ -141,7 +371,7 @@ def _searched(
         )
         if fits or set(placement.reasons) == {"ResourceQuotaNotFit"}:
             quota = quota_gate(world, pod, is_refused=True)
-    return placement, (quota, searching.searched_gate(world, placement, now))
+    return placement, (quota, searched_gate(world, placement, now))
 
 
 def _is_complete(world: World) -> bool:
@@ -179,20 +409,13 @@ def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[PlacingChang
         try:
             return smallest_changes(world, pod)
         except BadWeightsError:
-            return _without_weights(world, pod)
+            return _placed(world, _without(pod, WEIGHTS), f"drop the annotation {WEIGHTS}")
     if blocked.reason in _OWNERS:
         return ()
     spec = {**pod["spec"], "schedulerName": ""}
     review = review_pod({**pod, "spec": spec}, world.settings, world.quotas)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
     return _placed(world, review.pod, said) if review.is_allowed else ()
-
-
-def _without_weights(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
-    key = "hami.io/device-scoring-weights"
-    noted = {name: text for name, text in pod["metadata"]["annotations"].items() if name != key}
-    edited = {**pod, "metadata": {**pod["metadata"], "annotations": noted}}
-    return _placed(world, edited, f"drop the annotation {key}")
 
 
 def _placed(world: World, edited: JsonObject, said: str) -> tuple[PlacingChange, ...]:

@@ -1,10 +1,29 @@
-"""The values of an explanation."""
+"""The values of an explanation, sentences about reasons of HAMi's scheduler, and figures."""
 
 import datetime as dt
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
+
+from agent.core.allocation.requests import ContainerRequest
+from agent.core.errors import cap
+from agent.sandbox.scheduler.model import GpuView
+from agent.sandbox.scheduler.requests import Steering
+
+NODE_UNREGISTERED: Final = "NodeUnregistered"
+"""The runbook's id for HAMi's text `node unregistered`."""
+KUBE_SCHEDULER: Final = "E-NODE"
+ADVICE: Final = {
+    "CardNotHealth": "`hami-agent status --node NODE` says what the GPU has and what to do",
+    "CardCordoned": "if the work on the GPU is done: `hami-agent uncordon GPU --node NODE`",
+    "CardTypeMismatch": "compare the pod's use-gputype, nouse-gputype and vgpu-mode with the GPUs",
+    "CardUuidMismatch": "compare the pod's use-gpuuuid and nouse-gpuuuid with the GPUs",
+    NODE_UNREGISTERED: "look at the agent's pod on that node",
+    KUBE_SCHEDULER: "compare what the pod's spec asks of a Node with the Nodes",
+}
+"""Where to look. A change is advised only if the scheduler's model has verified it."""
 
 
 class GateVerdict(enum.Enum):
@@ -108,3 +127,110 @@ class Explanation(msgspec.Struct, frozen=True):
     def gate(self, name: str) -> Gate:
         """The gate of that name. Raises StopIteration."""
         return next(gate for gate in self.gates if gate.name == name)
+
+
+def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: Steering) -> str:
+    """Why this GPU does not do for the container, with the figures; empty without a reason."""
+    if not reason:
+        return ""
+    has, used = gpu.capacity, gpu.load
+    free_mib = has.registered_mib - used.memory_mib
+    free_percent = has.core_percent - used.core_percent
+    sentences = {
+        "CardNotHealth": "the agent reports it as unhealthy",
+        "CardCordoned": "it is cordoned (hami.io/device-cordon)",
+        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, {_wanted_type(steering)}",
+        "CardUuidMismatch": f"{cap(has.uuid, 64)} found, {_wanted_uuid(steering)}",
+        "CardTimeSlicingExhausted": f"{used.slots} of {has.split_count} slices are held",
+        "CardInsufficientMemory": (
+            f"{mib(free_mib)} free ({has.registered_mib:,} registered - {used.memory_mib:,} "
+            f"promised to others), {request.memory_on(has.registered_mib):,} asked"
+        ),
+        "CardInsufficientCore": (
+            f"{free_percent} % of cores free ({has.core_percent} registered - {used.core_percent} "
+            f"promised to others), {min(request.core_percent, 100)} asked"
+        ),
+        "CardComputeUnitsExhausted": (
+            f"all {has.core_percent} % of its cores are promised to others"
+        ),
+        "ExclusiveDeviceAllocateConflict": (
+            f"the pod wants it alone, and {held_slices(used.slots)}"
+        ),
+        "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
+        "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} GPUs are asked for",
+        "ResourceQuotaNotFit": "the namespace's ResourceQuota has no room for this share",
+    }
+    return sentences[reason]
+
+
+def held_slices(number: int) -> str:
+    """How many slices of a GPU are held, as a clause."""
+    return "1 of its slices is held" if number == 1 else f"{number} of its slices are held"
+
+
+def request_words(request: ContainerRequest) -> str:
+    """What one container asks for."""
+    gpus = "1 GPU slice" if request.count == 1 else f"{request.count} GPU slices, each"
+    if request.memory_mib:
+        memory = mib(request.memory_mib)
+    else:
+        memory = f"{min(request.memory_percent, 100)} % of the memory"
+    counted_as = " (which counts as 100 %)" if request.core_percent > 100 else ""
+    return f"{gpus} with {memory} and {core_words(request.core_percent)}{counted_as}"
+
+
+def core_words(percent: int) -> str:
+    """A core share; 0 is no limit."""
+    return f"{percent} % of the cores" if percent else "no limit of cores"
+
+
+def mib(number: int) -> str:
+    """Memory with its unit."""
+    return f"{number:,} MiB"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two greatest units, such as `12 min` or `3 h 5 min`; at least 0 s."""
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, last = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes >= 2 else f"{minutes * 60 + last} s"
+
+
+def ago(moment: dt.datetime, now: dt.datetime) -> str:
+    """How long ago it was."""
+    return f"{span((now - moment).total_seconds())} ago"
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, in the plural where it needs one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _wanted_type(steering: Steering) -> str:
+    parts = []
+    if steering.use_types is not None:
+        parts.append(f"{_listed(steering.use_types)} wanted")
+    if steering.avoid_types is not None:
+        parts.append(f"{_listed(steering.avoid_types)} excluded")
+    if steering.mode is not None:
+        parts.append(f"mode {cap(steering.mode, 64)} wanted")
+    return ", ".join(parts) or "another wanted"
+
+
+def _wanted_uuid(steering: Steering) -> str:
+    parts = []
+    if steering.use_uuids is not None:
+        parts.append(f"{_listed(steering.use_uuids)} wanted")
+    if steering.avoid_uuids is not None:
+        parts.append(f"{_listed(steering.avoid_uuids)} excluded")
+    return ", ".join(parts) or "another wanted"
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return cap(" or ".join(words), 128) or "none"

@@ -1,7 +1,7 @@
 """The cluster of a snapshot, as HAMi's scheduler would see it now.
 
 It runs the scheduler's model. Its flags are not in any object that can be read, so HAMi's defaults
-are assumed.
+are assumed. Before that, each Node is held to what kube-scheduler itself asks of it.
 """
 
 import dataclasses
@@ -13,18 +13,83 @@ import msgspec
 
 from agent.codec.register_colon import SHORT, is_json_form
 from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject
-from agent.sandbox.explain.eligible import refuse_node
-from agent.sandbox.scheduler.fit import NodeFit, Wishes, fit_pod
+from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
+from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
-from agent.sandbox.scheduler.refresh import Version
-from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.requests import init_count, pod_requests
-from agent.sandbox.scheduler.steering import Steering, read_steering
-from agent.sandbox.scheduler.usage import TERMINAL, Usage
+from agent.sandbox.scheduler.registry import Version, read_offer
+from agent.sandbox.scheduler.requests import Steering, init_count, pod_requests, read_steering
+from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Usage
 
+_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 UNREGISTERED: Final = "node unregistered"
+
+
+def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
+    """Why kube-scheduler does not offer the Node for this pod; empty if it does."""
+    spec = pod["spec"]
+    tolerations = spec.get("tolerations") or ()
+    closed = Taint(_UNSCHEDULABLE, "", "NoSchedule")
+    if node.is_closed and not _is_tolerated(closed, tolerations):
+        return "the Node is cordoned (kubectl cordon)"
+    for taint in node.taints:
+        if taint.effect in _EFFECTS and not _is_tolerated(taint, tolerations):
+            return f"the pod does not tolerate the taint {taint.key}={taint.value}:{taint.effect}"
+    for key, value in (spec.get("nodeSelector") or {}).items():
+        if node.labels.get(key) != value:
+            return f"the pod's nodeSelector wants the label {key}={value}"
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = (required or {}).get("nodeSelectorTerms") or ()
+    if required is not None and not any(_matches(term, node) for term in terms):
+        return "the pod's required nodeAffinity does not match its labels"
+    return ""
+
+
+def _is_tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
+    return any(_tolerates(toleration, taint) for toleration in tolerations)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    if toleration.get("effect") not in (None, "", taint.effect):
+        return False
+    operator, key = toleration.get("operator") or "Equal", toleration.get("key") or ""
+    if not key:
+        return bool(operator == "Exists")
+    if key != taint.key:
+        return False
+    return bool(operator == "Exists" or (toleration.get("value") or "") == taint.value)
+
+
+def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
+    """Whether all rules of the term hold. A term without rules matches nothing."""
+    labels = [(rule, node.labels) for rule in term.get("matchExpressions") or ()]
+    fields = [(rule, {"metadata.name": node.name}) for rule in term.get("matchFields") or ()]
+    rules = [*labels, *fields]
+    return bool(rules) and all(_holds(rule, values) for rule, values in rules)
+
+
+def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value, wanted = labels.get(rule.get("key") or ""), rule.get("values") or ()
+    operator = str(rule.get("operator"))
+    if operator in ("Gt", "Lt"):
+        return _is_beyond(value, wanted, is_greater=operator == "Gt")
+    answers = {
+        "In": value is not None and value in wanted,
+        "NotIn": value is None or value not in wanted,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }
+    return answers.get(operator, False)
+
+
+def _is_beyond(value: str | None, wanted: Iterable[str], *, is_greater: bool) -> bool:
+    try:
+        (bound,) = wanted
+        number, limit = int(value or ""), int(bound)
+    except ValueError:  # kube-scheduler, too, takes no other text as a number
+        return False
+    return number > limit if is_greater else number < limit
 
 
 class Edit(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Allocate for one container, in the kubelet's order of steps, with its errors and its panic.
+"""Admission of one pod, and Allocate for one container, in the kubelet's order of steps.
 
 Only the calls to the plugin and the write of the checkpoint wait, without a lock around them. So
 overlapping callers see each other's marks exactly as in the real kubelet.
@@ -6,13 +6,18 @@ overlapping callers see each other's marks exactly as in the real kubelet.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from agent.sandbox.kubelet.books import KubeletBooks
+from agent.sandbox.kubelet.books import DeviceRecord, KubeletBooks, merge
 from agent.sandbox.kubelet.devices import Demand, DeviceError, DeviceTable, draw, fill, shuffled
 from agent.sandbox.kubelet.endpoint import PluginEndpoint
-from agent.sandbox.kubelet.pods import ContainerKey, ContainerSpec, PodSpec
-from agent.sandbox.kubelet.records import DeviceRecord, merge
+from agent.sandbox.kubelet.pods import (
+    ContainerKey,
+    ContainerSpec,
+    KubeletAdmission,
+    KubeletNode,
+    PodSpec,
+)
 from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
@@ -207,3 +212,76 @@ class DeviceAllocator:
     ) -> None:
         uid, container = owner
         self._seen.note(kind, resource=resource, pod=uid, container=container, ids=ids, text=text)
+
+
+class Admitter:
+    """Admits one pod at a time. `active`: every pod that is admitted or being admitted."""
+
+    def __init__(
+        self, node: KubeletNode, books: KubeletBooks, allocator: DeviceAllocator, seen: KubeletLog
+    ) -> None:
+        self.active: dict[str, PodSpec] = {}
+        self._node = node
+        self._books = books
+        self._allocator = allocator
+        self._seen = seen
+
+    async def admit(self, pod: PodSpec) -> KubeletAdmission:
+        """Run all handlers. A rejected pod is inactive at once.
+
+        Raises:
+            KubeletPanicError: see Allocator.allocate.
+        """
+        self.active[pod.uid] = pod
+        self._seen.note("admitting", pod=pod.uid)
+        refusal = await self._allocate(pod) or self._predicate(pod)
+        if refusal is None:
+            answers = {c.name: self._allocator.answers((pod.uid, c.name)) for c in pod.containers}
+            self._seen.note("admitted", pod=pod.uid)
+            return KubeletAdmission(admitted=True, containers=answers)
+        del self.active[pod.uid]
+        reason, text = refusal
+        message = f"Pod was rejected: {text}"
+        self._seen.note("rejected", pod=pod.uid, text=message)
+        return KubeletAdmission(admitted=False, reason=reason, message=message)
+
+    async def _allocate(self, pod: PodSpec) -> tuple[str, str] | None:
+        for container in pod.containers:
+            try:
+                await self._allocator.allocate(pod, container)
+            except DeviceError as error:
+                text = f"Allocate failed due to {error}, which is unexpected"
+                return "UnexpectedAdmissionError", text
+        return None
+
+    def _predicate(self, pod: PodSpec) -> tuple[str, str] | None:
+        room = self._raised(pod)
+        refusal = self._lacking(pod, room)
+        if refusal is not None or pod.node_selector.items() <= self._node.labels.items():
+            return refusal
+        # Only the labels do not match. The Node is read again, and nothing is raised this time.
+        published = {name: self._node.published.get(name, 0) for name in room}
+        text = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+        return self._lacking(pod, published) or ("NodeAffinity", text)
+
+    def _lacking(self, pod: PodSpec, room: Mapping[str, int]) -> tuple[str, str] | None:
+        """The first resource that does not suffice. Resources that the Node lacks are ignored."""
+        resources = {name for container in pod.containers for name in container.limits}
+        for resource in sorted(resources & room.keys()):
+            asked, capacity = pod.request(resource), room[resource]
+            others = (other for other in self.active.values() if other.uid != pod.uid)
+            used = sum(other.request(resource) for other in others)
+            if asked and asked > capacity - used:
+                return f"OutOf{resource}", (
+                    f"Node didn't have enough resource: {resource}, "
+                    f"requested: {asked}, used: {used}, capacity: {capacity}"
+                )
+        return None
+
+    def _raised(self, pod: PodSpec) -> Mapping[str, int]:
+        """The Node's allocatable, raised to what is held if the pod itself holds some of it."""
+        room = dict(self._node.published)
+        if self._books.records.has_pod(pod.uid):
+            for resource, ids in self._books.in_use.items():
+                room[resource] = max(room.get(resource, 0), len(ids))
+        return room

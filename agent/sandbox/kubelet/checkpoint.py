@@ -116,7 +116,16 @@ def decode(raw: bytes) -> Checkpoint:
     try:
         document = json.loads(raw)
         data, stored = document["Data"], document["Checksum"]
-        entries = tuple(_decode_entry(entry) for entry in data["PodDeviceEntries"] or ())
+        entries = tuple(
+            CheckpointEntry(
+                pod_uid=entry["PodUID"],
+                container=entry["ContainerName"],
+                resource=entry["ResourceName"],
+                numa={int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()},
+                response=base64.b64decode(entry["AllocResp"], validate=True),
+            )
+            for entry in data["PodDeviceEntries"] or ()
+        )
         registered = data["RegisteredDevices"]
         if registered is not None:
             registered = {str(name): tuple(ids) for name, ids in registered.items()}
@@ -126,16 +135,6 @@ def decode(raw: bytes) -> Checkpoint:
     if stored != checksum(content):
         raise CheckpointError("checkpoint is corrupted")
     return content
-
-
-def _decode_entry(entry: Json) -> CheckpointEntry:
-    return CheckpointEntry(
-        pod_uid=entry["PodUID"],
-        container=entry["ContainerName"],
-        resource=entry["ResourceName"],
-        numa={int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()},
-        response=base64.b64decode(entry["AllocResp"], validate=True),
-    )
 
 
 def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None:

@@ -42,26 +42,20 @@ class ListedDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTable:
-    """All ids of one resource. An id that was listed twice can be in both sets.
-
-    `ill`: the ids that the plugin last listed as unhealthy. They stay when the plugin ends.
-    """
+    """All ids of one resource. An id that was listed twice can be in both sets."""
 
     nodes: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
     healthy: frozenset[str] = frozenset()
     unhealthy: frozenset[str] = frozenset()
-    ill: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, listed: Iterable[ListedDevice]) -> "DeviceTable":
         """The table after a list, which replaces everything before it."""
         entries = tuple(listed)
-        last = {entry.id: entry.health for entry in entries}
         return cls(
             nodes={entry.id: entry.nodes for entry in entries},
             healthy=frozenset(entry.id for entry in entries if entry.health == HEALTHY),
             unhealthy=frozenset(entry.id for entry in entries if entry.health != HEALTHY),
-            ill=frozenset(device_id for device_id, health in last.items() if health != HEALTHY),
         )
 
     def without_plugin(self) -> "DeviceTable":

@@ -10,7 +10,7 @@ from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
+from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
 from agent.sandbox.kubelet.devices import DeviceError, ListedDevice
@@ -28,13 +28,10 @@ from agent.wire.v1beta1 import (
 
 if TYPE_CHECKING:
     from grpclib._typing import IProtoMessage
-    from grpclib.metadata import _Headers
-    from grpclib.utils import Wrapper
 
 MESSAGE_LIMIT: Final = 4 * 1024 * 1024
 DIAL_TIMEOUT: Final = 10.0
 GRACE_PERIOD: Final = 300.0
-_GO_HEADERS: Final = (("user-agent", "grpc-go/1.79.3"), ("grpc-accept-encoding", "gzip"))
 _PRE_START_TIMEOUT: Final = 30.0
 _FIRST_REDIAL: Final = 1.0
 _REDIAL_GROWTH: Final = 1.6
@@ -71,28 +68,6 @@ class _BoundedCodec(ProtoCodec):
             raise GRPCError(Status.INTERNAL, text) from error
 
 
-class _GoStream(Stream):
-    """A call with the headers of kubelet 1.36."""
-
-    @override
-    async def send_request(
-        self, headers: "_Headers", end_stream: bool = False, **given: EventsProcessor
-    ) -> Callable[[], None]:
-        spoken = [pair for pair in headers if pair[0] != "user-agent"]
-        return await super().send_request([*spoken, *_GO_HEADERS], end_stream, **given)
-
-
-class _GoConnection(Connection):
-    """A connection whose calls are grpc-go's."""
-
-    @override
-    def create_stream(
-        self, *, stream_id: int | None = None, wrapper: "Wrapper | None" = None
-    ) -> Stream:
-        h2, transport = self._connection, self._transport
-        return _GoStream(self, h2, transport, stream_id=stream_id, wrapper=wrapper)
-
-
 class _GreetedProtocol(H2Protocol):
     """Knows when the server's first frame came: before, grpc-go does not count as connected."""
 
@@ -100,14 +75,6 @@ class _GreetedProtocol(H2Protocol):
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self.settled = asyncio.Event()
         self.greeted = False
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        plain = self.connection
-        h2, pipe = plain._connection, plain._transport  # noqa: SLF001 -- there is no other way in
-        ours = _GoConnection(h2, pipe, config=self.config)
-        self.connection = self.processor.connection = ours
 
     @override
     def data_received(self, data: bytes) -> None:

@@ -1,21 +1,333 @@
-"""The kubelet of one node, with the interface for tests and the sandbox."""
+"""The kubelet of one node: its processes from start to exit or panic, and what tests do to it.
+
+A process has one loop, and pod workers that start and restart containers, in parallel to the
+admission of other pods.
+"""
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping
+import stat
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet import checkpoint
+from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletPanicError
 from agent.sandbox.kubelet.books import KubeletBooks, NodeResources
-from agent.sandbox.kubelet.life import Life, Paths
-from agent.sandbox.kubelet.node import KubeletAdmission, KubeletNode, NodePod
-from agent.sandbox.kubelet.pods import ContainerKey, read_pod
-from agent.sandbox.kubelet.seen import KubeletLog
-from agent.sandbox.kubelet.workers import Timings
+from agent.sandbox.kubelet.devices import DeviceError
+from agent.sandbox.kubelet.pods import (
+    ContainerKey,
+    ContainerSpec,
+    KubeletAdmission,
+    KubeletNode,
+    NodePod,
+    read_pod,
+)
+from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
+from agent.sandbox.kubelet.services import PodResourcesLister, RegistrationServer, SocketServer
+
+SOCKET_NAME: Final = "kubelet.sock"
+_JOB_LIMIT: Final = 4096
+Job = Callable[[], Coroutine[object, object, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long the real kubelet (1.36) takes, in seconds. Pairs are ranges of a uniform draw.
+
+    - `housekeeping`, `full_report`: from the start of the kubelet. Before the first housekeeping,
+      containers of a pod may still run, so the API server gets a rejection only with the first
+      full report.
+    - `container_start`: the runtime's part of a start; 0 by default.
+    - `init_run`: the run of an ordinary init container; 0 by default.
+    - `crash_backoff`: before the second restart of a container that keeps dying, doubled each time;
+      0 by default.
+    """
+
+    socket: float = 0.35
+    first_admission: tuple[float, float] = (0.9, 1.0)
+    between_pods: tuple[float, float] = (0.008, 0.020)
+    after_panic: float = 1.0
+    container_restart: tuple[float, float] = (0.2, 1.0)
+    container_retry: tuple[float, float] = (8.0, 10.0)
+    container_start: tuple[float, float] = (0.0, 0.0)
+    init_run: tuple[float, float] = (0.0, 0.0)
+    crash_backoff: float = 0.0
+    most_backoff: float = 300.0
+    housekeeping: float = 2.0
+    full_report: float = 10.0
+
+
+class PodWorkers:
+    """One worker for each pod. `turn` waits until the kubelet's loop can handle an event.
+
+    If a plugin refuses a container, the container waits with CreateContainerConfigError and is
+    tried again. The pod does not fail.
+    """
+
+    def __init__(
+        self,
+        node: KubeletNode,
+        allocator: DeviceAllocator,
+        chance: random.Random,
+        seen: KubeletLog,
+        timings: Timings,
+        turn: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._node = node
+        self._allocator = allocator
+        self._chance = chance
+        self._seen = seen
+        self._timings = timings
+        self._turn = turn
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._deaths: dict[str, int] = {}
+
+    async def run(self, uid: str) -> None:
+        """Start the pod's containers that should run, until they do or the pod has ended."""
+        async with self._locks.setdefault(uid, asyncio.Lock()):
+            while (pod := self._node.pods.get(uid)) is not None and not pod.is_rejected:
+                if await self._start_missing(pod):
+                    return
+                await asyncio.sleep(self._chance.uniform(*self._timings.container_retry))
+                await self._turn()
+
+    async def revive(self, uid: str) -> None:
+        """Restart a dead container of the pod, after a short pause or its back-off."""
+        await asyncio.sleep(self._chance.uniform(*self._timings.container_restart))
+        self._deaths[uid] = deaths = self._deaths.get(uid, 0) + 1
+        if deaths > 1:
+            wait = self._timings.crash_backoff * 2.0 ** (deaths - 2)
+            await asyncio.sleep(min(wait, self._timings.most_backoff))
+        await self._turn()
+        await self.run(uid)
+
+    async def _start_missing(self, pod: NodePod) -> bool:
+        complete = pod.has_cgroup = True
+        for container in pod.spec.containers:
+            if container.kind == "app":
+                pod.is_initialised = True
+            if container.name in pod.running or (container.kind == "init" and pod.is_initialised):
+                continue
+            if not await self._start(pod, container):
+                complete = False
+                if container.kind != "app":
+                    break
+        return complete
+
+    async def _start(self, pod: NodePod, container: ContainerSpec) -> bool:
+        uid, name = pod.spec.uid, container.name
+        try:
+            await self._allocator.start(pod.spec, container)
+        except DeviceError as error:
+            pod.waiting[name] = error.said
+            self._seen.note("container_waiting", pod=uid, container=name, text=error.said)
+            return False
+        pod.waiting.pop(name, None)
+        await self._take(self._timings.container_start)
+        if self._node.pods.get(uid) is not pod or pod.is_rejected:
+            return True
+        pod.starts[name] = pod.starts.get(name, 0) + 1
+        pod.running.add(name)
+        self._seen.note("container_started", pod=uid, container=name)
+        if container.kind == "init":
+            await self._take(self._timings.init_run)
+            pod.running.discard(name)
+            self._seen.note("init_ended", pod=uid, container=name)
+        return True
+
+    async def _take(self, span: tuple[float, float]) -> None:
+        """Sleep for a time in that range; for 0, do not yield to the loop."""
+        if any(span):
+            await asyncio.sleep(self._chance.uniform(*span))
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The kubelet's directories for device plugins and for PodResources."""
+
+    plugins: Path
+    pod_resources: Path
+
+
+class _ExitError(Exception):
+    """Ends the process from inside its own TaskGroup."""
+
+
+class Life:
+    """A process. Its loop handles one event after the other; an Allocate blocks it."""
+
+    def __init__(
+        self,
+        node: KubeletNode,
+        paths: Paths,
+        chance: random.Random,
+        seen: KubeletLog,
+        timings: Timings,
+    ) -> None:
+        self._node = node
+        self._paths = paths
+        self._chance = chance
+        self._seen = seen
+        self._timings = timings
+        self.is_serving = False
+        self._exit = asyncio.Event()
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue(_JOB_LIMIT)
+        self._group = asyncio.TaskGroup()
+        self.books = KubeletBooks(paths.plugins, chance, seen)
+        self.allocator = DeviceAllocator(self.books, chance, seen, node.running(), self._active)
+        self._admitter = Admitter(node, self.books, self.allocator, seen)
+        self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
+        self._registration = RegistrationServer(paths.plugins, self.books, seen, self._spawn)
+        lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
+        self._servers = {
+            paths.plugins: SocketServer([self._registration]),
+            paths.pod_resources: SocketServer([lister]),
+        }
+
+    async def run(self, up: Callable[[], None]) -> bool:
+        """Run the process. `up` is called once when both sockets are served.
+
+        Returns:
+            True if it panicked, False if exit() was called.
+
+        Raises:
+            ExceptionGroup: it could not start, or the model itself is broken.
+        """
+        panicked = False
+        try:
+            async with self._group:
+                self._spawn(self._live(up))
+                await self._until_exit()
+        except* _ExitError:
+            self._end("exited")
+        except* KubeletPanicError as group:
+            panicked = True
+            self._end("panicked", str(group.exceptions[0]))
+        finally:
+            self._end()
+            self._registration.close()
+            for server in self._servers.values():
+                await server.die()
+        return panicked
+
+    def exit(self) -> None:
+        """Exit at once, without cleaning up."""
+        self._exit.set()
+
+    def submit_pod(self, uid: str) -> None:
+        """Tell the loop of a new pod."""
+        self._jobs.put_nowait(partial(self._admit, uid))
+
+    def submit_death(self, uid: str) -> None:
+        """Tell the loop that a container of the pod has died."""
+
+        async def hear() -> None:
+            if uid in self._admitter.active:
+                self._spawn(self._workers.revive(uid))
+
+        self._jobs.put_nowait(hear)
+
+    async def end_pod(self, uid: str, stop_seconds: float) -> None:
+        """Tell the loop that a pod is to end. The stop runs beside the loop.
+
+        Returns when the pod has ended or this process has died.
+        """
+
+        async def end() -> None:
+            await asyncio.sleep(stop_seconds)
+            self._admitter.active.pop(uid, None)
+            self._node.remove(uid)
+            done.set()
+            self._seen.note("ended", pod=uid)
+
+        async def hear() -> None:
+            if stop_seconds:
+                self._spawn(end())
+            else:
+                await end()
+
+        done = asyncio.Event()
+        self._jobs.put_nowait(hear)
+        await self._seen.until(lambda: done.is_set() or self._exit.is_set())
+
+    def _active(self) -> frozenset[str]:
+        return frozenset(self._admitter.active)
+
+    def _spawn(self, activity: Coroutine[object, object, None]) -> None:
+        self._group.create_task(activity)
+
+    async def _turn(self) -> None:
+        heard = asyncio.Event()
+
+        async def hear() -> None:
+            heard.set()
+
+        await self._jobs.put(hear)
+        await heard.wait()
+
+    async def _until_exit(self) -> NoReturn:
+        await self._exit.wait()
+        raise _ExitError
+
+    def _end(self, kind: SeenKind | None = None, text: str = "") -> None:
+        self.is_serving = False
+        self._exit.set()
+        if kind is not None:
+            self._seen.note(kind, text=text)
+
+    async def _start(self) -> None:
+        await asyncio.sleep(self._timings.socket)
+        self.books.load()
+        _sweep(self._paths.plugins)
+        self._paths.pod_resources.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for directory, server in self._servers.items():
+            await server.serve(directory / SOCKET_NAME)
+
+    async def _live(self, up: Callable[[], None]) -> None:
+        await self._start()
+        self.is_serving = True
+        self._seen.note("started")
+        up()
+        await asyncio.sleep(self._chance.uniform(*self._timings.first_admission))
+        for uid in self._node.in_order(self._chance):
+            await self._admit(uid)
+        self.allocator.sources_ready = True
+        while True:
+            job = await self._jobs.get()
+            await job()
+
+    async def _admit(self, uid: str) -> None:
+        pod = self._node.pods.get(uid)
+        if pod is None or pod.is_rejected or uid in self._admitter.active:
+            return
+        admission = await self._admitter.admit(pod.spec)
+        pod.settle(admission)
+        if admission.admitted:
+            self._spawn(self._workers.run(uid))
+        await asyncio.sleep(self._chance.uniform(*self._timings.between_pods))
+
+
+def _sweep(directory: Path) -> None:
+    """Create the directory, or remove the sockets in it and nothing else.
+
+    Raises:
+        OSError: it cannot be created, or a socket cannot be removed; the kubelet does not start.
+    """
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    for entry in directory.iterdir():
+        try:
+            mode = entry.stat().st_mode
+        except FileNotFoundError:  # a dangling symbolic link stays
+            continue
+        if stat.S_ISSOCK(mode):
+            entry.unlink()
+
 
 _MACHINE_TIMINGS: Final = Timings()
 
@@ -172,21 +484,6 @@ class KubeletModel:
     @property
     def _books(self) -> KubeletBooks | None:
         return self._life.books if self._life is not None and self._life.is_serving else None
-
-    def health(self, uid: str, container: str) -> Mapping[str, Mapping[str, bool]]:
-        """Resource → id → healthy in the plugin's last list, as in the pod status.
-
-        As in the real kubelet, an id that is in no list counts as healthy.
-        """
-        books = self._books
-        if books is None:
-            return {}
-        found: dict[str, dict[str, bool]] = {}
-        for resource, record in books.records.of_container((uid, container)).items():
-            table = books.tables.get(resource)
-            ill = table.ill if table else frozenset()
-            found[resource] = {device_id: device_id not in ill for device_id in record.ids}
-        return found
 
     def _lose_checkpoint(self) -> None:
         (self._paths.plugins / checkpoint.FILE_NAME).unlink(missing_ok=True)

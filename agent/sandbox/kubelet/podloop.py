@@ -1,23 +1,27 @@
-"""Connects the kubelet with the API server: hosts the pods of its node and reports their status.
+"""Connects the kubelet with the API server: hosts the pods of its node, reports them and the Node.
 
 As with the real kubelet, a pod that is deleted while it waits for admission is still admitted. The
 kubelet handles the deletion afterwards.
 """
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from agent.sandbox.api_errors import ConflictError, GoneError, Json, NotFoundError
-from agent.sandbox.history import Change
-from agent.sandbox.kubelet import podstatus
+from agent.sandbox.kubelet.books import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.nodestatus import NodeReporter
+from agent.sandbox.kubelet.pods import ContainerSpec, NodePod
 from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.store import ObjectStore
 
+_OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
+_PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
+_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 RUN_SECONDS: Final = "sandbox/run-seconds"
 _STATUS_DELAY: Final = (0.016, 0.047)
 _STOP_SECONDS: Final = 1.0
@@ -28,6 +32,202 @@ _RETOLD: Final = frozenset(
 _STARTED: Final = {"startedAt": "container_started"}
 _TIMES: Final = {"running": _STARTED, "terminated": _STARTED | {"finishedAt": "init_ended"}}
 """The events that times in a container's state are of."""
+
+
+def running_status(pod: NodePod, now: str) -> Json:
+    """The status of an admitted pod."""
+    containers = pod.spec.containers
+    apps = [c for c in containers if c.kind == "app"]
+    started = [c for c in apps if pod.starts.get(c.name)]
+    status: Json = {
+        "phase": "Running" if started else "Pending",
+        "startTime": now,
+        "conditions": _conditions(pod, is_ready=all(c.name in pod.running for c in apps)),
+        "containerStatuses": [_container(pod, c, now) for c in apps],
+    }
+    inits = [c for c in containers if c.kind != "app"]
+    if inits:
+        status["initContainerStatuses"] = [_container(pod, c, now) for c in inits]
+    return status
+
+
+def ended_status(pod: NodePod, now: str) -> Json:
+    """The status of a pod whose containers have all ended with exit code 0."""
+    done = {"exitCode": 0, "reason": "Completed", "finishedAt": now}
+    return {
+        "phase": "Succeeded",
+        "conditions": _conditions(pod, is_ready=False),
+        "containerStatuses": [
+            _identity(pod, c) | {"ready": False, "started": False, "state": {"terminated": done}}
+            for c in pod.spec.containers
+            if c.kind == "app"
+        ],
+    }
+
+
+def rejected_status(reason: str, message: str, now: str) -> Json:
+    """The status of a pod that the kubelet rejected."""
+    return {"phase": "Failed", "reason": reason, "message": message, "startTime": now}
+
+
+def merged(old: Json, new: Json) -> Json:
+    """`new` merged into `old`: fields of other writers and transition times stay.
+
+    The kubelet tells PodScheduled of each pod that it has admitted, whoever bound it; of a rejected
+    pod it removes the condition.
+    """
+    kept = {key: value for key, value in old.items() if key not in _OWNED}
+    whole = kept | new
+    whole |= {"startTime": old["startTime"]} if "startTime" in old else {}
+    held = {(c["type"], c["status"]): c for c in old.get("conditions") or ()}
+    whole["conditions"] = [
+        held.get((told["type"], told["status"]), told) for told in new.get("conditions") or ()
+    ]
+    for key in ("containerStatuses", "initContainerStatuses"):
+        before = {entry["name"]: entry for entry in old.get(key) or ()}
+        for entry in whole.get(key) or ():
+            _keep_times(before.get(entry["name"], {}), entry)
+    return whole
+
+
+def _keep_times(before: Json, entry: Json) -> None:
+    if before.get("containerID") != entry.get("containerID"):
+        return
+    for name, state in entry["state"].items():
+        known = (before.get("state") or {}).get(name)
+        if known is not None:
+            state.update({key: known[key] for key in ("startedAt", "finishedAt") if key in known})
+
+
+def _container(pod: NodePod, container: ContainerSpec, now: str) -> Json:
+    is_up = container.name in pod.running
+    return _identity(pod, container) | {
+        "ready": is_up,
+        "started": is_up,
+        "state": _state(pod, container, now),
+    }
+
+
+def _identity(pod: NodePod, container: ContainerSpec) -> Json:
+    starts = pod.starts.get(container.name, 0)
+    identity: Json = {"name": container.name, "restartCount": max(0, starts - 1)}
+    if starts:
+        text = f"{pod.spec.uid}/{container.name}/{starts}"
+        identity["containerID"] = f"containerd://{hashlib.sha256(text.encode()).hexdigest()}"
+    return identity
+
+
+def _state(pod: NodePod, container: ContainerSpec, now: str) -> Json:
+    name = container.name
+    if name in pod.waiting:
+        refusal = {"reason": "CreateContainerConfigError", "message": pod.waiting[name]}
+        return {"waiting": refusal}
+    if name in pod.running:
+        return {"running": {"startedAt": now}}
+    if pod.starts.get(name):
+        exit_code = 0 if container.kind == "init" else 137
+        reason = "Completed" if container.kind == "init" else "Error"
+        return {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": now}}
+    early = container.kind == "app" and not pod.is_initialised
+    return {"waiting": {"reason": "PodInitializing" if early else "ContainerCreating"}}
+
+
+def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
+    initialised = "True" if pod.is_initialised else "False"
+    ready = "True" if is_ready else "False"
+    return [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Initialized", "status": initialised},
+        {"type": "ContainersReady", "status": ready},
+        {"type": "Ready", "status": ready},
+    ]
+
+
+class NodeReporter:
+    """Writes the Node's status every `period` seconds while the kubelet is up; `eager`: at once.
+
+    As with the real kubelet, a removed resource stays in the Node as 0.
+    """
+
+    def __init__(
+        self,
+        model: KubeletModel,
+        store: ObjectStore,
+        node_name: str,
+        period: float,
+        *,
+        eager: bool,
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._name = node_name
+        self._period = period
+        self._eager = eager
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Register the Node at each start of the kubelet, then report for ever."""
+        self._model.history.listen(self._hear)
+        if self._model.is_up:
+            self._register()
+        while True:
+            self._wake.clear()
+            if self._model.is_up:
+                self._report(self._model.tick())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period):
+                    await self._wake.wait()
+
+    def _hear(self, event: KubeletEvent) -> None:
+        if event.kind == "started":
+            self._register()
+        if event.kind == "started" or (self._eager and event.kind in _CHANGES):
+            self._wake.set()
+
+    def _register(self) -> None:
+        try:
+            self._store.get("nodes", "", self._name)
+        except NotFoundError:
+            labels = {"kubernetes.io/hostname": self._name, "kubernetes.io/os": "linux"}
+            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+            self._store.create(
+                "nodes",
+                {
+                    "metadata": {"name": self._name, "labels": labels},
+                    "spec": {},
+                    "status": {
+                        "capacity": dict(_PLAIN),
+                        "allocatable": dict(_PLAIN),
+                        "conditions": [ready],
+                    },
+                },
+            )
+
+    def _report(self, resources: NodeResources) -> None:
+        gone = dict.fromkeys(resources.removed, 0)
+        counted, offered = _texts(gone | dict(resources.capacity)), _texts(resources.allocatable)
+
+        def change(node: Json) -> Json:
+            status = node.setdefault("status", {})
+            capacity = status["capacity"] = {**(status.get("capacity") or {}), **counted}
+            # If an earlier kubelet knew a resource and this one does not, all of it is allocatable.
+            whole = {name: text for name, text in capacity.items() if "/" in name}
+            status["allocatable"] = {**(status.get("allocatable") or {}), **whole, **offered}
+            return node
+
+        try:
+            node = self._store.update("nodes", "", self._name, change)
+        except NotFoundError:
+            return  # a deleted Node comes back with the kubelet's next start
+        self._model.node.labels = dict(node["metadata"].get("labels") or {})
+        allocatable = node["status"]["allocatable"]
+        self._model.node.published = {
+            name: int(text) for name, text in allocatable.items() if "/" in name
+        }
+
+
+def _texts(counts: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(count) for name, count in counts.items()}
 
 
 @dataclass(slots=True)
@@ -119,15 +319,12 @@ class KubeletPodLoop:
             async for change in changes:
                 if any(self._lag):
                     await asyncio.sleep(self._model.random.uniform(*self._lag))
-                self._take(group, change)
+                if change.type == "DELETED":
+                    self._lose(group, change.object["metadata"]["uid"])
+                else:
+                    self._see(group, change.object)
         except GoneError:
             return
-
-    def _take(self, group: asyncio.TaskGroup, change: Change) -> None:
-        if change.type == "DELETED":
-            self._lose(group, change.object["metadata"]["uid"])
-        else:
-            self._see(group, change.object)
 
     def _see(self, group: asyncio.TaskGroup, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
@@ -171,7 +368,9 @@ class KubeletPodLoop:
         self._untold.pop(hosted.uid, None)
         self._times = {key: at for key, at in self._times.items() if key[0] != hosted.uid}
         if not hosted.is_gone:
-            self._finalize(hosted)
+            # It may have been deleted with grace 0 meanwhile.
+            with suppress(NotFoundError, ConflictError):
+                self._store.finalize(*hosted.key, uid=hosted.uid)
 
     async def _is_asked_for_again(self, hosted: _Hosted) -> bool:
         """Wait for the rejected pod's deletion, or (True) for a kubelet that was not told of it."""
@@ -207,13 +406,7 @@ class KubeletPodLoop:
         if pod is not None:
             await self._model.pod_gone(hosted.uid)
             await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
-            self._write(hosted, podstatus.ended_status(pod, self._stamp()))
-
-    def _finalize(self, hosted: _Hosted) -> None:
-        try:
-            self._store.finalize(*hosted.key, uid=hosted.uid)
-        except (NotFoundError, ConflictError):
-            return  # it was deleted with grace 0 meanwhile
+            self._write(hosted, ended_status(pod, self._stamp()))
 
     def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings
@@ -258,9 +451,7 @@ class KubeletPodLoop:
             return
         verdict = pod.admission
         if verdict.admitted:
-            names = [container.name for container in pod.spec.containers]
-            health = {name: self._model.health(uid, name) for name in names}
-            status = podstatus.running_status(pod, health, self._stamp())
+            status = running_status(pod, self._stamp())
             entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
             for entry in entries:
                 for state, told in entry["state"].items():
@@ -272,12 +463,12 @@ class KubeletPodLoop:
             status = {"startTime": self._stamp()}
         else:
             self._untold.pop(uid, None)
-            status = podstatus.rejected_status(verdict.reason, verdict.message, self._stamp())
+            status = rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)
 
     def _write(self, hosted: _Hosted, status: Json) -> None:
         def change(pod: Json) -> Json:
-            pod["status"] = podstatus.merged(pod.get("status") or {}, status)
+            pod["status"] = merged(pod.get("status") or {}, status)
             return pod
 
         try:

@@ -1,16 +1,23 @@
-"""Starts the agent as a child process, reads its log, signals it and waits for it."""
+"""Starts the agent as a child process, keeps its log, signals it and waits for it."""
 
 import asyncio
+import contextlib
+import json
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import agent
-from agent.sandbox.lab.journal import AgentLog
 
+KEPT_LINES: Final = 5000
+LASTING: Final = "web.listening"
+"""An event that is logged once at the start. It is kept while the agent runs."""
+MOST_BYTES: Final = 64 * 1024
 STOP_DEADLINE: Final = 12.0
 """Seconds after SIGTERM. The agent promises to end within 10 s."""
 KILL_DEADLINE: Final = 5.0
@@ -19,12 +26,82 @@ _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_
 _KEPT_PREFIXES: Final = ("PYTHON", "COVERAGE")
 _DROPPED: Final = "PYTHONDONTWRITEBYTECODE"
 """This variable is not passed on, because on nodes the agent's bytecode is cached."""
-
-
 _BARE: Final = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 _STATUS: Final = "/proc/self/status"
 _SETPCAP: Final = 8
 """CAP_SETPCAP, which a process needs to drop the capabilities that root gets at each exec."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line that `pid` wrote at `elapsed`. `fields` is empty if it is not a JSON object."""
+
+    elapsed: float
+    pid: int
+    text: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def event(self) -> str:
+        """The name of the log event."""
+        return str(self.fields.get("event", ""))
+
+
+class AgentLog:
+    """The last lines of the agents of one sandbox. Calls `heard` after each line."""
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._lasting: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._heard = heard
+        self._copy: TextIO | None = None
+
+    @contextlib.contextmanager
+    def copied(self, path: Path) -> Iterator[None]:
+        """Write the kept lines, and new ones while the block lasts, to a file. Raises OSError."""
+        with path.open("w", encoding="utf-8") as copy:
+            self._copy = copy
+            try:
+                for line in self:
+                    self._write(line)
+                yield
+            finally:
+                self._copy = None
+
+    def add(self, elapsed: float, pid: int, line: bytes) -> None:
+        """Keep one line."""
+        text = line[:MOST_BYTES].decode(errors="replace").rstrip()
+        found = LogLine(elapsed, pid, text, _parsed(text))
+        self._lines.append(found)
+        if found.event == LASTING:
+            self._lasting.append(found)
+        self._write(found)
+        self._heard()
+
+    def of(self, event: str, pid: int | None = None) -> list[LogLine]:
+        """The kept lines with that event, of one process or of all."""
+        lines = self._lasting if event == LASTING else self._lines
+        return [line for line in lines if line.event == event and (pid is None or line.pid == pid)]
+
+    def last(self, count: int) -> list[str]:
+        """The text of the last `count` lines."""
+        return [line.text for line in self._lines][-count:]
+
+    def _write(self, line: LogLine) -> None:
+        if self._copy is not None:
+            self._copy.write(f"{line.text}\n")
+            self._copy.flush()
+
+    def __iter__(self) -> Iterator[LogLine]:
+        return iter(tuple(self._lines))
+
+
+def _parsed(text: str) -> Mapping[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class AgentChild:

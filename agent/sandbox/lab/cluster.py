@@ -1,12 +1,17 @@
-"""One simulated node with its cluster in this process, and the agent as a child process."""
+"""One simulated node with its cluster in this process, and the agent as a child process.
+
+A sandbox that stays up restarts the agent and prints changes.
+"""
 
 import asyncio
 import contextlib
 import json
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from agent.core.errors import host_port
@@ -15,16 +20,12 @@ from agent.host.clock import SystemClock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import SimulatedHardware
-from agent.sandbox.hardware_file import Description
+from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.sandbox.hardware_socket import serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.lab.cgroups import CgroupTree
-from agent.sandbox.lab.child import AgentChild, child_environment, start_child
-from agent.sandbox.lab.journal import AgentLog
+from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
+from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
 from agent.sandbox.lab.places import Places, open_places
-from agent.sandbox.lab.pulse import Pulse
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
@@ -34,6 +35,54 @@ NODE: Final = "sandbox"
 RESOURCE: Final = "nvidia.com/gpu"
 NAMESPACE: Final = "demo"
 _HISTORY: Final = 20_000
+RESTART_DELAY: Final = 1.0
+"""Seconds. More than in the systemd unit, so that people can follow."""
+Snapshot = Mapping[str, str]
+
+
+class Pulse:
+    """Wakes all waiters after every change."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def beat(self) -> None:
+        """Note a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until `holds()`. The caller sets the deadline."""
+        while not holds():
+            await self._changed.wait()
+
+
+class CgroupTree:
+    """The tree. Call `sync` after each event that can start or end a container."""
+
+    def __init__(self, root: Path, kubelet: KubeletModel) -> None:
+        self._home = root / "kubepods"
+        self._home.mkdir()
+        self._kubelet = kubelet
+        self._there: set[str] = set()
+
+    def sync(self) -> None:
+        """Create and remove directories, so that there is one for each running container."""
+        running = self._running()
+        for name in running - self._there:
+            (self._home / name).mkdir()
+        for name in self._there - running:
+            (self._home / name).rmdir()
+        self._there = running
+
+    def _running(self) -> set[str]:
+        running: set[str] = set()
+        for pod in self._kubelet.node.pods.values():
+            status = running_status(pod, "")
+            for key in ("initContainerStatuses", "containerStatuses"):
+                ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
+                running |= {text.rpartition("://")[2] for text in ids}
+        return running
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +352,52 @@ async def _follow(store: ObjectStore, kind: str, pulse: Pulse) -> None:
 
 def _clock() -> Clock:
     return SystemClock()
+
+
+def free_port() -> int:
+    """A free port of loopback, to be used by all agents of one sandbox."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
+        opened.bind(("127.0.0.1", 0))
+        port: int = opened.getsockname()[1]
+        return port
+
+
+async def keep_agent(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
+    """Start the agent again whenever it has ended, for ever."""
+    while True:
+        agent = cluster.agent
+        code = await agent.wait()
+        tell(f"the agent, pid {agent.pid}, ended with {code}")
+        await asyncio.sleep(RESTART_DELAY)
+        tell(f"agent started, pid {(await cluster.start_agent()).pid}")
+
+
+async def tell_news(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
+    """Print the changes of slices and pods, for ever."""
+    known = _snapshot(cluster)
+    while True:
+        before = known
+        await cluster.pulse.until(lambda: _snapshot(cluster) != before)  # noqa: B023 -- awaited here
+        known = _snapshot(cluster)
+        for text in _changes(before, known):
+            tell(text)
+
+
+def _snapshot(cluster: SandboxCluster) -> Snapshot:
+    pods = {
+        f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}": _state(pod["status"])
+        for pod in cluster.store.select("pods")
+    }
+    return {"slices": f"{cluster.allocatable()} allocatable", **pods}
+
+
+def _state(status: Mapping[str, object]) -> str:
+    return " ".join(str(status[key]) for key in ("phase", "reason") if status.get(key))
+
+
+def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    for name in after:
+        if before.get(name) != after[name]:
+            yield f"{name}: {after[name]}"
+    for name in before.keys() - after.keys():
+        yield f"{name}: gone"

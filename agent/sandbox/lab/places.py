@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,61 +13,26 @@ MOST_CHARACTERS: Final = 60
 STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts no container\n"
 
 
-@dataclass(frozen=True, slots=True)
 class Places:
     """The directory of a sandbox and the paths in it."""
 
-    root: Path
-
-    @property
-    def plugins(self) -> Path:
-        """The kubelet's device plugin directory."""
-        return self.root / "device-plugins"
-
-    @property
-    def pod_resources(self) -> Path:
-        """The directory of the kubelet's PodResources socket."""
-        return self.root / "pod-resources"
-
-    @property
-    def hardware_socket(self) -> Path:
-        """The control socket of the simulated GPUs."""
-        return self.root / "gpus.sock"
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The kubeconfig with the agent's identity."""
-        return self.root / "kubeconfig"
-
-    @property
-    def log(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.plugins = root / "device-plugins"
+        self.pod_resources = root / "pod-resources"
+        self.hardware_socket = root / "gpus.sock"
+        self.kubeconfig = root / "kubeconfig"
+        """The one with the agent's identity."""
+        self.log = root / "agent.log"
         """The agents' log, while a sandbox stays up."""
-        return self.root / "agent.log"
-
-    @property
-    def config(self) -> Path:
+        self.config = root / "config.yaml"
         """The agent's settings file; absent unless a person or test writes it."""
-        return self.root / "config.yaml"
-
-    @property
-    def hook(self) -> Path:
+        self.hook = root / "hook"
         """HAMi's HOOK_PATH: above vgpu/."""
-        return self.root / "hook"
-
-    @property
-    def state(self) -> Path:
-        """The agent's state directory."""
-        return self.root / "state"
-
-    @property
-    def run(self) -> Path:
-        """The agent's run directory."""
-        return self.root / "run"
-
-    @property
-    def cgroup(self) -> Path:
+        self.state = root / "state"
+        self.run = root / "run"
+        self.cgroup = root / "cgroup"
         """The cgroup tree of the running containers."""
-        return self.root / "cgroup"
 
 
 @contextlib.contextmanager

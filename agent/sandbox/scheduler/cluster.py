@@ -1,5 +1,11 @@
-"""The scheduler's port to an API server, and its implementation over the object store."""
+"""The scheduler's port to an API server, and the queue in which all its requests wait.
 
+Source: client-go's flow control (util/flowcontrol, a token bucket per client) with the values of
+HAMi v2.10 cmd/scheduler/main.go, `--kube-qps` and `--kube-burst`. The scheduler has one client:
+reads, writes, bindings and Events share its queue. A waiting request delays only its caller.
+"""
+
+import asyncio
 from typing import Protocol
 
 from agent.sandbox.api_errors import Json
@@ -74,3 +80,81 @@ class StoreCluster:
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
         """See `SchedulerCluster.bind`."""
         self._store.bind(namespace, name, node_name, uid=uid)
+
+
+class ClientQueue:
+    """A token bucket on the running loop's clock: `burst` requests at once, then `rate` a second.
+
+    Requests are sent in the order of their calls. A rate of 0 or less means no limit.
+    """
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = float(burst)
+        """A negative value is the number of waiting requests."""
+        self._counted: float | None = None
+
+    async def turn(self) -> None:
+        """Wait until the next request may be sent."""
+        if self._rate <= 0:
+            return
+        missing = -self._spend(asyncio.get_running_loop().time())
+        if missing > 0:
+            await asyncio.sleep(missing / self._rate)
+
+    def try_turn(self) -> bool:
+        """Take a turn only if it costs no wait."""
+        now = asyncio.get_running_loop().time()
+        if self._filled(now) < 1:
+            return False
+        self._spend(now)
+        return True
+
+    def _spend(self, now: float) -> float:
+        self._tokens, self._counted = self._filled(now) - 1, now
+        return self._tokens
+
+    def _filled(self, now: float) -> float:
+        if self._counted is None:
+            return self._tokens
+        return min(float(self._burst), self._tokens + (now - self._counted) * self._rate)
+
+
+class QueuedCluster:
+    """Implements `SchedulerCluster` over another one, behind a queue: each call is one request."""
+
+    def __init__(self, cluster: SchedulerCluster, queue: ClientQueue) -> None:
+        self._cluster = cluster
+        self._queue = queue
+
+    async def get(self, resource: str, namespace: str, name: str) -> Json:
+        """See `SchedulerCluster.get`."""
+        await self._queue.turn()
+        return await self._cluster.get(resource, namespace, name)
+
+    async def patch(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        changes: Json,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> Json:
+        """See `SchedulerCluster.patch`."""
+        await self._queue.turn()
+        return await self._cluster.patch(
+            resource, namespace, name, changes, uid=uid, version=version
+        )
+
+    async def create(self, resource: str, namespace: str, obj: Json) -> None:
+        """See `SchedulerCluster.create`."""
+        await self._queue.turn()
+        await self._cluster.create(resource, namespace, obj)
+
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+        """See `SchedulerCluster.bind`."""
+        await self._queue.turn()
+        await self._cluster.bind(namespace, name, uid, node_name)

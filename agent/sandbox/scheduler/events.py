@@ -1,56 +1,38 @@
 """Events about pods: sent one after another beside the verbs; a repeated Event is counted.
 
-Source: client-go's tools/record: a queue of 1000, one request for each Event (POST, then PATCH for
+Source: client-go's tools/record: one request for each Event (POST, then PATCH for
 the same text), and at most 25 at once and one in five minutes about the same pod.
 """
 
 import asyncio
 import hashlib
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn
 
 import structlog
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.client import ClientQueue
-from agent.sandbox.scheduler.cluster import SchedulerCluster
+from agent.sandbox.scheduler.cluster import ClientQueue, SchedulerCluster
 from agent.sandbox.scheduler.filter import Notice
 
 log = structlog.get_logger(__name__)
-CAPACITY: Final = 1000
-"""The most Events that wait; further ones are dropped."""
-REMEMBERED: Final = 4096
-"""The most texts, and the most pods, that are remembered; the oldest are forgotten."""
 _ABOUT_ONE_POD: Final = (1 / 300, 25)
 _NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-class Events(Protocol):
-    """Receives the decisions about pods."""
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event written about a pod. A failure has no consequence."""
-        ...
 
 
 class EventQueue:
-    """Takes Events at once and passes them to `recorder` while it runs (`Events`)."""
+    """Takes Events at once and passes them to `recorder` while it runs."""
 
-    def __init__(self, recorder: Events, capacity: int = CAPACITY) -> None:
+    def __init__(self, recorder: "EventRecorder") -> None:
         self._recorder = recorder
-        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue(capacity)
+        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event sent later. If too many wait, it is only logged."""
+        """Have one Event sent later."""
         metadata = pod["metadata"]
         named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
-        try:
-            self._waiting.put_nowait((named, notice))
-        except asyncio.QueueFull:
-            log.warning("scheduler.event_lost", reason=notice.reason, err="too many Events wait")
+        self._waiting.put_nowait((named, notice))
 
     async def run(self) -> NoReturn:
         """Send for ever, one after another. Events that wait at the end are lost."""
@@ -77,7 +59,6 @@ class EventRecorder:
         """
         metadata = pod["metadata"]
         quota = self._quotas.setdefault(metadata["uid"], ClientQueue(*_ABOUT_ONE_POD))
-        _bound(self._quotas)
         if not quota.try_turn():
             return
         try:
@@ -98,31 +79,17 @@ class EventRecorder:
             moment = int(now.timestamp() * 1e6)
             text = f"{' '.join(key)} {moment}".encode()
             name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
-            fresh = self._fresh(metadata, name, notice, now.strftime(_STAMP))
+            about = {key: metadata[key] for key in _NAMED_BY}
+            fresh = {
+                "metadata": {"name": name, "namespace": metadata["namespace"]},
+                "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                "type": notice.type,
+                "reason": notice.reason,
+                "message": notice.message,
+                "source": {"component": self._component},
+                "firstTimestamp": now.strftime(_STAMP),
+                "lastTimestamp": now.strftime(_STAMP),
+                "count": 1,
+            }
             await self._cluster.create("events", metadata["namespace"], fresh)
         self._written[key] = (name, count + 1)
-        _bound(self._written)
-
-    def _fresh(self, metadata: Json, name: str, notice: Notice, now: str) -> Json:
-        return {
-            "metadata": {"name": name, "namespace": metadata["namespace"]},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "uid": metadata["uid"],
-            },
-            "type": notice.type,
-            "reason": notice.reason,
-            "message": notice.message,
-            "source": {"component": self._component},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-
-
-def _bound(memory: dict[_Key, _Value]) -> None:
-    if len(memory) > REMEMBERED:
-        del memory[next(iter(memory))]

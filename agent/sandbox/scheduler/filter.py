@@ -1,27 +1,224 @@
-"""Chooses the node of a pod, or gives the reasons of every candidate.
+"""Decides on which node and GPUs a pod fits, or gives HAMi's reasons for every candidate.
 
-Source: HAMi v2.10 pkg/scheduler/scheduler.go:Filter, pkg/scheduler/score.go.
+Source: HAMi v2.10 pkg/device/nvidia/device.go:Fit, pkg/scheduler/score.go, scheduler.go:Filter.
 """
 
 import dataclasses
 import functools
+import itertools
 import random
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.core.allocation.requests import ContainerRequest
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.fit import Groups, Wishes, fit_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
-from agent.sandbox.scheduler.requests import init_count, pod_requests
-from agent.sandbox.scheduler.steering import BadWeightsError, read_steering
+from agent.sandbox.scheduler.model import (
+    GpuView,
+    Links,
+    Load,
+    Reasons,
+    RegisteredNode,
+    SchedulerSettings,
+)
+from agent.sandbox.scheduler.requests import (
+    BadWeightsError,
+    Steering,
+    init_count,
+    pod_requests,
+    read_steering,
+)
+from agent.sandbox.scheduler.usage import Quotas, Reservation
 
+Groups = tuple[tuple[Share, ...], ...]
 NORMAL: Final = "Normal"
 WARNING: Final = "Warning"
 _TOKEN: Final = re.compile(r"\d+/\d+ (\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFit:
+    """The fit on one node: the groups of shares, or the reason (then `groups` is None).
+
+    If there is a reason, `position` is the container that does not fit, `gpus` are the GPUs with
+    the use that it found, and `refusals` has the reason of each GPU. HAMi itself tells only their
+    counts.
+    """
+
+    groups: Groups | None
+    reason: str = ""
+    position: int = 0
+    gpus: tuple[GpuView, ...] = ()
+    refusals: Mapping[GpuUuid, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The requests of a pod; the first `inits` are those of init containers.
+
+    `fits_quota` gets the memory and the cores that the pod would hold; None: no quota counts.
+    """
+
+    requests: Sequence[ContainerRequest | None]
+    inits: int
+    steering: Steering
+    fits_quota: Callable[[int, int], bool] | None = None
+
+
+def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
+    """Place all containers of a pod on one node.
+
+    Init containers run one after another, so each sees the node as it is. The others add up. A
+    container without a request has no group: HAMi keeps empty groups under the name of the GPU's
+    model and does not write them.
+    """
+    steering = wishes.steering
+    visible = tuple(gpu for gpu in node.gpus if "nvidia" in gpu.capacity.type_name.lower())
+    inits: list[tuple[Share, ...]] = []
+    groups: list[tuple[Share, ...]] = []
+    running: Sequence[GpuView] = visible
+    for position, request in enumerate(wishes.requests):
+        if request is None:
+            continue
+        is_init = position < wishes.inits
+        gpus = steering.order(visible if is_init else running)
+        if request.count > len(gpus):
+            return NodeFit(None, "NodeInsufficientDevice", position, tuple(gpus))
+        before = inits if is_init else groups
+        refusals: dict[GpuUuid, str] = {}
+        shares, reasons = _ContainerFit(node, wishes, request, before, refusals).fit(gpus)
+        if shares is None:
+            told = ", ".join(
+                sorted(f"{count}/{len(gpus)} {reason}" for reason, count in reasons.items())
+            )
+            return NodeFit(None, told, position, tuple(gpus), refusals)
+        if not is_init:
+            # In the sorted order, on which later ties depend.
+            loads = {one.uuid: Load(1, one.memory_mib, one.core_percent) for one in shares}
+            running = [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]
+        before.append(shares)
+    return NodeFit((*inits, *groups))
+
+
+@dataclass(frozen=True, slots=True)
+class _ContainerFit:
+    """One container's request. `before`: the groups of earlier containers of its kind.
+
+    `refusals` receives the reason of each GPU that is not chosen.
+    """
+
+    node: RegisteredNode
+    wishes: Wishes
+    request: ContainerRequest
+    before: Sequence[tuple[Share, ...]]
+    refusals: dict[GpuUuid, str]
+
+    def fit(self, gpus: Sequence[GpuView]) -> tuple[tuple[Share, ...] | None, Reasons]:
+        """The shares, or the reasons. The last of `gpus` is tried first."""
+        steering, count = self.wishes.steering, self.request.count
+        reasons: Counter[str] = Counter()
+        picked: list[Share] = []
+        numa: int | None = None
+        for gpu in reversed(gpus):
+            refusal = _refuse_kind(gpu, self.node.cordoned, steering)
+            if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
+                if picked and not steering.needs_topology:
+                    reasons["NumaNotFit"] += len(picked)
+                    self._refuse_all(picked, "NumaNotFit")
+                numa, picked = gpu.capacity.numa, []
+            memory_mib = self.request.memory_on(gpu.capacity.registered_mib)
+            share = Share(gpu.capacity.uuid, memory_mib, self.request.cores)
+            refusal = refusal or self._refuse_share(gpu, share, picked)
+            if refusal is not None:
+                reasons[refusal] += 1
+                self.refusals[gpu.capacity.uuid] = refusal
+                continue
+            picked.append(share)
+            if len(picked) == count and not steering.needs_topology:
+                return tuple(picked), {}
+        if steering.needs_topology and len(picked) >= count:
+            return _connected(picked, count, self.node.links), {}
+        if picked:
+            reasons["AllocatedCardsInsufficientRequest"] = len(picked)
+            self._refuse_all(picked, "AllocatedCardsInsufficientRequest")
+        return None, reasons
+
+    def _refuse_all(self, picked: Sequence[Share], reason: str) -> None:
+        self.refusals.update((share.uuid, reason) for share in picked)
+
+    def _refuse_share(self, gpu: GpuView, share: Share, picked: Sequence[Share]) -> str | None:
+        steering = self.wishes.steering
+        if refusal := _refuse_use(gpu, steering):
+            return refusal
+        if not self._fits_quota((*picked, share)):
+            return "ResourceQuotaNotFit"
+        return _refuse_room(gpu, share)
+
+    def _fits_quota(self, picked: tuple[Share, ...]) -> bool:
+        """HAMi counts all GPUs that it looks at as picked, even if it chooses among them later."""
+        if self.wishes.fits_quota is None:
+            return True
+        groups = (*self.before, picked)
+        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
+        memory_mib = sum(load.memory_mib for load in loads)
+        return self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads))
+
+
+def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share, ...]:
+    """The best connected GPUs. For one GPU, the one that is connected worst to the others."""
+
+    def link(one: Share, other: Share) -> int:
+        return links.get(one.uuid, {}).get(other.uuid, 0)
+
+    if count == 1 and len(shares) > 1:
+        others = {share.uuid: [o for o in shares if o.uuid != share.uuid] for share in shares}
+        return (min(shares, key=lambda share: sum(link(share, o) for o in others[share.uuid])),)
+    return max(
+        itertools.combinations(shares, count),
+        key=lambda some: sum(link(*pair) for pair in itertools.combinations(some, 2)),
+    )
+
+
+def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> str | None:
+    """The reason against a GPU before the check of its NUMA node."""
+    if not gpu.capacity.healthy:
+        return "CardNotHealth"
+    if gpu.capacity.uuid in cordoned:
+        return "CardCordoned"
+    return None if steering.admits_type(gpu.capacity) else "CardTypeMismatch"
+
+
+def _refuse_use(gpu: GpuView, steering: Steering) -> str | None:
+    """The reason against a GPU for any share, checked in HAMi's order."""
+    has, used = gpu.capacity, gpu.load
+    if not steering.admits_uuid(has):
+        return "CardUuidMismatch"
+    if has.split_count <= used.slots:
+        return "CardTimeSlicingExhausted"
+    if steering.is_mutex and used.slots > 0:
+        return "ExclusiveDeviceAllocateConflict"
+    return None
+
+
+def _refuse_room(gpu: GpuView, share: Share) -> str | None:
+    """The reason against this share on the GPU, checked in HAMi's order."""
+    has, used = gpu.capacity, gpu.load
+    asked = share.core_percent
+    is_full = has.core_percent != 0 and used.core_percent == has.core_percent
+    refusals = (
+        ("CardInsufficientMemory", has.registered_mib - used.memory_mib < share.memory_mib),
+        ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
+        (
+            "ExclusiveDeviceAllocateConflict",
+            has.core_percent == 100 and asked == 100 and used.slots > 0,
+        ),
+        ("CardComputeUnitsExhausted", is_full and asked == 0),
+    )
+    return next((reason for reason, applies in refusals if applies), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,31 +4,122 @@ Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as i
 """
 
 import asyncio
+import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import structlog
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
-from agent.sandbox.history import Change
-from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.pending import PendingPods, PlacingBackoff
-from agent.sandbox.scheduler.quota import full_name
 from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
-from agent.sandbox.scheduler.usage import TERMINAL, has_passed_init
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs, is_closed
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
+from agent.sandbox.store import Change, ObjectStore
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0
 """Seconds that kube-scheduler waits for its extender, by HAMi's chart. HAMi itself continues."""
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingBackoff:
+    """Seconds before a pod whose placing failed is tried again: doubling from first to most.
+
+    kube-scheduler checks once a second which pods are due.
+    """
+
+    first: float = 1.0
+    most: float = 10.0
+
+    def delay(self, failures: int) -> float:
+        """The wait after that many failures in a row."""
+        return min(self.first * 2.0 ** (failures - 1), self.most)
+
+
+@dataclass(slots=True)
+class _UnplacedPod:
+    namespace: str
+    name: str
+    due: float = 0.0
+    failures: int = 0
+    is_taken: bool = False
+    """It is being placed, so it is not due."""
+
+
+class PendingPods:
+    """The queue, in order of arrival; times are of the running loop's clock."""
+
+    def __init__(self, scheduler_name: str, backoff: PlacingBackoff) -> None:
+        self._scheduler_name = scheduler_name
+        self._backoff = backoff
+        self._waiting: dict[str, _UnplacedPod] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def observe(self, pod: Json) -> bool:
+        """Take in a pod that was added or changed. Returns True if it is new here."""
+        uid = pod["metadata"]["uid"]
+        if not self.is_waiting(pod):
+            self.forget(uid)
+            return False
+        if uid in self._waiting:
+            return False
+        self._waiting[uid] = _UnplacedPod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        return True
+
+    def is_waiting(self, pod: Json) -> bool:
+        """Whether this scheduler has to place the pod."""
+        is_ours = pod["spec"].get("schedulerName") == self._scheduler_name
+        is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
+        return is_ours and not is_over and not pod["spec"].get("nodeName")
+
+    def forget(self, uid: str) -> None:
+        """Remove the pod."""
+        self._waiting.pop(uid, None)
+
+    def due(self, now: float) -> Iterator[tuple[str, str, str]]:
+        """UID, namespace and name of the pods to try now."""
+        for uid, waiting in list(self._waiting.items()):
+            if not waiting.is_taken and waiting.due <= now:
+                yield uid, waiting.namespace, waiting.name
+
+    def next_due(self) -> float | None:
+        """The loop time at which the next pod is due, or None."""
+        free = (waiting for waiting in self._waiting.values() if not waiting.is_taken)
+        return min((waiting.due for waiting in free if waiting.due < math.inf), default=None)
+
+    def take(self, uid: str) -> None:
+        """Mark the pod as being placed, until it is parked, delayed or forgotten."""
+        self._waiting[uid].is_taken = True
+
+    def park(self, uid: str) -> None:
+        """Let a pod that fits nowhere wait for a change."""
+        if uid in self._waiting:
+            self._waiting[uid].is_taken = False
+            self._waiting[uid].due = math.inf
+
+    def delay(self, uid: str, now: float) -> None:
+        """Let a pod whose placing failed wait for its back-off and the next whole second."""
+        if uid in self._waiting:
+            waiting = self._waiting[uid]
+            waiting.is_taken = False
+            waiting.failures += 1
+            waiting.due = math.ceil(now + self._backoff.delay(waiting.failures))
+
+    def stir(self) -> None:
+        """Make parked pods due after a change. Pods that wait after a failure still wait."""
+        for waiting in self._waiting.values():
+            if waiting.due == math.inf:
+                waiting.due = 0.0
 
 
 class SchedulerModel:
@@ -115,7 +206,8 @@ class SchedulerModel:
             self._pending.forget(uid)
             self._stir()
             return
-        self._pod_signatures[uid] = _pod_signature(pod)
+        # What can free room for another pod when it changes.
+        self._pod_signatures[uid] = (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))
         if self._pending.observe(pod):
             self._wake.set()
         elif before is not None and before != self._pod_signatures[uid]:
@@ -137,7 +229,9 @@ class SchedulerModel:
             return
         self._pending.take(uid)
         try:
-            filtered = await _ask(group, self._hami.filter(pod, self._open_nodes()))
+            nodes = self._store.select("nodes")
+            names = [node["metadata"]["name"] for node in nodes if not is_closed(node)]
+            filtered = await _ask(group, self._hami.filter(pod, names))
         except (StatusError, TimeoutError) as failure:
             await self._fail(pod, str(failure))
             return
@@ -173,10 +267,6 @@ class SchedulerModel:
             return None
         same = pod["metadata"]["uid"] == uid
         return pod if same and self._pending.is_waiting(pod) else None
-
-    def _open_nodes(self) -> list[str]:
-        nodes = self._store.select("nodes")
-        return [node["metadata"]["name"] for node in nodes if not is_closed(node)]
 
     async def _fail(self, pod: Json, text: str) -> None:
         """Write an Event that placing the pod failed, and retry after the back-off."""
@@ -236,8 +326,3 @@ def _explain(filtered: Filtered) -> str:
     total, reasons = len(filtered.failed), list(filtered.failed.values())
     told = sorted(f"{reasons.count(reason)} {reason}" for reason in set(reasons))
     return f"0/{total} nodes are available: {', '.join(told)}."
-
-
-def _pod_signature(pod: Json) -> object:
-    """The part of a pod whose change can free room for another pod."""
-    return (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))

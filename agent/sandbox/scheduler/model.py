@@ -86,7 +86,6 @@ class SchedulerSettings:
     """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
 
     - `lock_timeout`: seconds until a lock may be taken over.
-    - `lock_retry_timeout`: seconds that a member of a pod group waits for a lock.
     - `memory_factor`: multiplies requested memory.
     - `kube_qps`, `kube_burst`: limit all requests of the scheduler's client; HAMi's defaults.
     """
@@ -103,7 +102,6 @@ class SchedulerSettings:
     runtime_class_name: str = ""
     overwrite_env: bool = False
     lock_timeout: float = 300.0
-    lock_retry_timeout: float = 28.0
     kube_qps: float = 5.0
     kube_burst: int = 10
 

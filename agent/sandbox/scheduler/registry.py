@@ -1,27 +1,159 @@
-"""The registered nodes and their GPUs.
+"""The registered nodes and their GPUs, and when each scheduler version reads an annotation.
 
-Source: HAMi v2.10 pkg/scheduler/scheduler.go:register; earlier versions where they differ.
+Source: HAMi v2.4.0 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
+GetNodeDevices, pkg/device/devices.go:CheckHealth.
 """
 
 import datetime as dt
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from agent.codec.register import RegisteredGpu
+import msgspec
+
+from agent.codec.register import RegisteredGpu, decode_register
+from agent.codec.register_colon import SHORT, decode_register_colon
 from agent.codec.score import decode_scores
 from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
 from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
-from agent.sandbox.scheduler.refresh import (
-    NodeSighting,
-    Version,
-    check_node,
-    decode,
-    deleted,
-    requesting,
-)
+from agent.sandbox.scheduler.requests import COUNT, parse_quantity
+
+REQUESTING: Final = "Requesting"
+DELETED: Final = "Deleted"
+_STALE: Final = dt.timedelta(seconds=60)
+_STAMP: Final = "%Y-%m-%d %H:%M:%S"
+
+
+class Version(enum.Enum):
+    """The releases of HAMi's scheduler that read a Node in the same way."""
+
+    V2_4 = "2.4"
+    V2_7 = "2.5 to 2.7.1"
+    V2_8 = "2.8"
+    V2_9 = "2.9"
+    V2_10 = "2.10"
+
+    @property
+    def reads_json(self) -> bool:
+        """True from 2.8 on. Earlier releases read records of fields."""
+        return self not in {Version.V2_4, Version.V2_7}
+
+    @property
+    def marks_deleted(self) -> bool:
+        """True if a dropped node gets `Deleted_<now>`. Later releases remove its handshake.
+
+        These releases ignore a node while its annotation cannot be decoded.
+        """
+        return self is not Version.V2_10
+
+
+@dataclass(slots=True)
+class NodeSighting:
+    """The last seen state of a node, with which the refresh rule compares."""
+
+    allocatable: int = 0
+    annotation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """The refresh rule's answer. `asks`: write `Requesting_<now>`."""
+
+    healthy: bool
+    refresh: bool
+    asks: bool = False
+
+
+def check_node(
+    seen: NodeSighting, node: Json, now: dt.datetime, version: Version = Version.V2_10
+) -> Checkup:
+    """Apply the version's refresh rule to one node, and update `seen`."""
+    noted = node["metadata"].get("annotations") or {}
+    handshake = noted.get(annotations.HANDSHAKE, "")
+    if not version.reads_json:
+        return _check_stamps(handshake, now)
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
+    allocatable = parse_quantity(offered) or 0
+    shared = _check_shared(handshake, allocatable, now, version)
+    return _check_count(seen, allocatable, noted.get(annotations.REGISTER, ""), shared, version)
+
+
+def decode(text: str, version: Version) -> tuple[RegisteredGpu, ...] | None:
+    """The GPUs that the version reads, or None if it cannot.
+
+    Numbers and booleans that old versions guess are refused, because the agent writes none.
+    """
+    records = [record for record in text.split(":") if record]
+    if version is Version.V2_4 and any(record.count(",") + 1 != SHORT for record in records):
+        return None
+    try:
+        gpus = decode_register(text) if version.reads_json else decode_register_colon(text)
+    except MalformedText:
+        return None
+    if version is not Version.V2_4:
+        return gpus
+    return tuple(msgspec.structs.replace(gpu, mode="") for gpu in gpus)
+
+
+def requesting(now: dt.datetime) -> str:
+    """The stamp by which a scheduler requests a new stamp of the node."""
+    return f"{REQUESTING}_{now.strftime(_STAMP)}"
+
+
+def deleted(now: dt.datetime) -> str:
+    """The stamp of a scheduler that has dropped the node."""
+    return f"{DELETED}_{now.strftime(_STAMP)}"
+
+
+def _check_stamps(text: str, now: dt.datetime) -> Checkup:
+    """Up to and including 2.7.1: drop a node that leaves a request unanswered for 60 s."""
+    if REQUESTING in text:
+        asked = _time(text)
+        return Checkup(healthy=asked is not None and now - asked < _STALE, refresh=False)
+    if DELETED in text:
+        return Checkup(healthy=True, refresh=False)
+    return Checkup(healthy=True, refresh=True, asks=True)
+
+
+def _check_shared(text: str, allocatable: int, now: dt.datetime, version: Version) -> Checkup:
+    """The handshake rule that all vendors share. 2.8 has none for NVIDIA's GPUs."""
+    if version is Version.V2_8:
+        return Checkup(healthy=True, refresh=False)
+    stamp = _time(text)
+    if REQUESTING in text:
+        lives = stamp is None or now - stamp < _STALE or allocatable > 0
+        return Checkup(healthy=lives, refresh=False)
+    if version is Version.V2_9 and DELETED in text and (stamp is None or now - stamp < _STALE):
+        return Checkup(healthy=True, refresh=False)
+    return Checkup(healthy=True, refresh=True, asks=True)
+
+
+def _check_count(
+    seen: NodeSighting, allocatable: int, text: str, shared: Checkup, version: Version
+) -> Checkup:
+    """From 2.8 on: compare the slices that the kubelet offers; from 2.10 on: also the text."""
+    before = seen.allocatable
+    if allocatable == before == 0:
+        return shared
+    is_new = version is Version.V2_10 and text != seen.annotation
+    seen.allocatable, seen.annotation = allocatable, text
+    if allocatable == 0:
+        return Checkup(healthy=False, refresh=shared.refresh, asks=shared.asks)
+    if allocatable != before:
+        return Checkup(healthy=True, refresh=True, asks=shared.asks)
+    return Checkup(shared.healthy, shared.refresh or is_new, shared.asks)
+
+
+def _time(text: str) -> dt.datetime | None:
+    _, _, stamp = text.partition("_")
+    try:
+        return dt.datetime.strptime(stamp, _STAMP).replace(tzinfo=dt.UTC)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +227,12 @@ class Registry:
 
 def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Offer | None:
     """The offer of a Node's annotations; None if there is none or it cannot be decoded."""
-    gpus = decode(noted.get(annotations.REGISTER, ""), version)
-    links = _read_links(noted.get(annotations.SCORE))
-    if gpus is None or links is None:
-        return None
-    words = noted.get(annotations.CORDON, "").split(",")
-    return Offer(gpus, frozenset(word.strip() for word in words) - {""}, links)
-
-
-def _read_links(text: str | None) -> Links | None:
-    """The points of pairs of GPUs; None if the text cannot be decoded."""
+    gpus, links = decode(noted.get(annotations.REGISTER, ""), version), noted.get(annotations.SCORE)
     try:
-        return {} if text is None else decode_scores(text)
+        points = {} if links is None else decode_scores(links)
     except MalformedText:
         return None
+    if gpus is None:
+        return None
+    words = noted.get(annotations.CORDON, "").split(",")
+    return Offer(gpus, frozenset(word.strip() for word in words) - {""}, points)

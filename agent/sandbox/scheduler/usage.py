@@ -1,6 +1,8 @@
-"""The use of GPUs by all placed pods, computed from their annotations.
+"""What the scheduler knows of the cluster: pods and nodes as last seen, the use of GPUs, quotas.
 
-Source: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pods.go.
+Sources: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pods.go,
+pkg/device/quota.go; client-go's informers, from whose listers HAMi 2.9 and later read in Bind.
+Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what it gave them.
 """
 
 from collections import Counter, defaultdict
@@ -15,9 +17,37 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import Load
-from agent.sandbox.scheduler.requests import init_count
+from agent.sandbox.scheduler.requests import CORES, MEMORY, init_count, parse_quantity
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+_PREFIX: Final = "limits."
+_KEYS: Final = {_PREFIX + MEMORY: MEMORY, _PREFIX + CORES: CORES}
+
+
+class Informers:
+    """Objects by name. Reading makes no request and may be late."""
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[str, str, str], Json] = {}
+
+    def see(self, resource: str, kind: str, obj: Json) -> None:
+        """Take in an object that was ADDED, MODIFIED or DELETED."""
+        metadata = obj["metadata"]
+        key = (resource, metadata.get("namespace", ""), metadata["name"])
+        if kind != "DELETED":
+            self._objects[key] = obj
+        elif (held := self._objects.get(key)) and held["metadata"]["uid"] == metadata["uid"]:
+            del self._objects[key]
+
+    def get(self, resource: str, namespace: str, name: str) -> Json | None:
+        """The object as it was last seen, or None."""
+        return self._objects.get((resource, namespace, name))
+
+    def retain_pods(self, uids: frozenset[str]) -> None:
+        """Drop all pods except these: the others were deleted while no watch was open."""
+        for key, obj in list(self._objects.items()):
+            if key[0] == "pods" and obj["metadata"]["uid"] not in uids:
+                del self._objects[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +169,57 @@ def _greater(one: Load, other: Load) -> Load:
         max(one.memory_mib, other.memory_mib),
         max(one.core_percent, other.core_percent),
     )
+
+
+class Quotas:
+    """The limits of all namespaces. If several quotas limit one resource, the last seen counts.
+
+    `memory_factor` multiplies limits on memory, like requests.
+    """
+
+    def __init__(self, usage: Usage, memory_factor: int) -> None:
+        self._usage = usage
+        self._factor = max(memory_factor, 1)
+        self._limits: dict[tuple[str, str], int] = {}
+        self._seen: dict[str, Json] = {}
+
+    def see(self, kind: str, quota: Json) -> None:
+        """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED.
+
+        Its former limits end, even if another quota has the same limit.
+        """
+        namespace, key = quota["metadata"]["namespace"], full_name(quota)
+        for resource in _hard(self._seen.pop(key, {})):
+            self._limits.pop((namespace, resource), None)
+        if kind != "DELETED":
+            self._seen[key] = quota
+            for resource, limit in _hard(quota).items():
+                self._limits[namespace, resource] = limit
+
+    def retain(self, names: frozenset[str]) -> None:
+        """Forget all quotas except these: the others were deleted while no watch was open."""
+        for key in self._seen.keys() - names:
+            self.see("DELETED", self._seen[key])
+
+    def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
+        """Whether the namespace may hold this much more. A limit of 0 blocks all."""
+        memory = self._limits.get((namespace, MEMORY))
+        cores = self._limits.get((namespace, CORES))
+        if memory is None and cores is None:
+            return True
+        held = self._usage.held(namespace)
+        if memory is not None and held.memory_mib + memory_mib > memory * self._factor:
+            return False
+        return cores is None or held.core_percent + core_percent <= cores
+
+
+def full_name(quota: Json) -> str:
+    """Namespace and name of a quota."""
+    return f"{quota['metadata']['namespace']}/{quota['metadata']['name']}"
+
+
+def _hard(quota: Json) -> dict[str, int]:
+    """HAMi's limits in the quota. A value that is not a whole number is ignored."""
+    hard = (quota.get("spec") or {}).get("hard") or {}
+    found = {_KEYS[key]: parse_quantity(value) for key, value in hard.items() if key in _KEYS}
+    return {resource: limit for resource, limit in found.items() if limit is not None}

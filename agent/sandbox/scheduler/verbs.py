@@ -1,34 +1,239 @@
-"""HAMi's part of scheduling: its state of nodes and pods, and the verbs filter and bind.
+"""HAMi's part of scheduling: its state of nodes and pods, the node lock, and its verbs.
 
-Source: HAMi v2.10 pkg/scheduler/scheduler.go.
+Source: HAMi v2.10 pkg/scheduler/scheduler.go, pkg/device/nvidia/device.go:LockNode,
+pkg/util/nodelock/nodelock.go (LockNode, SetNodeLock, ReleaseNodeLock). The number and order of the
+requests are HAMi's, because each waits in the client's queue.
 """
 
 import asyncio
+import datetime as dt
 import random
-from collections.abc import Mapping, Sequence
+import re
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
 
 import structlog
 
+from agent.codec.nodelock import encode_node_lock
+from agent.codec.pod import encode_pod_devices
 from agent.core.cluster import annotations
 from agent.core.ports import Clock
-from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.scheduler.bind import Binder, Memory, placement_patch
-from agent.sandbox.scheduler.client import ClientQueue, QueuedCluster
-from agent.sandbox.scheduler.cluster import SchedulerCluster
+from agent.kit.backoff import Backoff
+from agent.sandbox.api_errors import Json, NotFoundError, StatusError
+from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster
 from agent.sandbox.scheduler.events import EventQueue, EventRecorder
-from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice, filter_pod
-from agent.sandbox.scheduler.informers import Informers
+from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
-from agent.sandbox.scheduler.refresh import REQUESTING
-from agent.sandbox.scheduler.registry import Registry
-from agent.sandbox.scheduler.requests import COUNT, init_count
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.registry import REQUESTING, Registry
+from agent.sandbox.scheduler.requests import COUNT, init_count, pod_requests
+from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
 
+_TRIES: Final = 5
+_PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
+_JITTER: Final = 0.5
+_STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
+_PARTS: Final = 3
+LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
+"""How Go writes the form of a lock's time."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d([.,]\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
+
+
+class LockError(Exception):
+    """The lock cannot be taken; the text is the scheduler's."""
+
+
+class ContentionError(LockError):
+    """Another existing pod holds the lock."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}: node lock contention")
+
+
+class NodeLocks:
+    """Takes and releases the locks of nodes for pods; `timeout` in seconds.
+
+    Writes to the lock of one node are serialised; the first read of `take` is not.
+    """
+
+    def __init__(
+        self, cluster: SchedulerCluster, clock: Clock, rng: random.Random, timeout: float
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._rng = rng
+        self._timeout = timeout
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def take(self, node_name: str, pod: Json) -> None:
+        """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
+
+        Raises:
+            ContentionError: another existing pod took it less than `timeout` seconds ago.
+            LockError: the text is not a lock, or it could not be written.
+            StatusError: the API server refuses the read.
+        """
+        text = _lock_of(await self._node(node_name))
+        if text is None:
+            await self._set(node_name, pod)
+            return
+        stamp, namespace, name = parse_lock(text)
+        if (self._clock.now() - stamp).total_seconds() <= self._timeout:
+            if (namespace, name) == _owner(pod):
+                return
+            if not (namespace and name) or await self._is_alive(namespace, name):
+                span = go_duration(int(self._timeout))
+                raise ContentionError(f"node {node_name} has been locked within {span}")
+        await self._remove(node_name, pod, whoever=True)
+        await self._set(node_name, pod)
+
+    async def release(self, node_name: str, pod: Json) -> None:
+        """Remove the pod's lock, or one without an owner; any other stays.
+
+        Raises:
+            LockError: it could not be written.
+            StatusError: the API server refuses the read.
+        """
+        await self._remove(node_name, pod, whoever=False)
+
+    async def _set(self, node_name: str, pod: Json) -> None:
+        """Write the lock if there is none. Its time is taken before the wait in the queue."""
+        owner = _owner(pod)
+
+        async def write() -> None:
+            node = await self._node(node_name)
+            held = _lock_of(node)
+            if held is not None and held.endswith(",{},{}".format(*owner)):
+                return
+            if held is not None:
+                raise ContentionError(f"node {node_name} is locked")
+            await self._patch(node, encode_node_lock(self._clock.now(), *owner))
+
+        async with self._turn(node_name):
+            if _lock_of(await self._node(node_name)) is not None:
+                raise ContentionError(f"node {node_name} is locked")
+            await self._insist("set", node_name, write)
+
+    async def _remove(self, node_name: str, pod: Json, *, whoever: bool) -> None:
+        """Remove the lock as first read, if it is the pod's, without an owner, or `whoever`."""
+        ending = ",{},{}".format(*_owner(pod))
+        async with self._turn(node_name):
+            first = _lock_of(await self._node(node_name))
+            if first is None or not (whoever or "," not in first or first.endswith(ending)):
+                return
+
+            async def write() -> None:
+                node = await self._node(node_name)
+                held = _lock_of(node)
+                if held is None:
+                    return
+                by_text = whoever or "," not in held
+                if (held == first) if by_text else held.endswith(ending):
+                    await self._patch(node, None)
+
+            await self._insist("release", node_name, write)
+
+    async def _insist(
+        self, verb: str, node_name: str, write: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Try a refused write up to five times in all. ContentionError ends it at once."""
+        pauses = Backoff(_PAUSES, _JITTER, self._rng)
+        said = f"failed to {verb} node lock (node={node_name}, retry strategy={_STRATEGY})"
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                await write()
+            except ContentionError as taken:
+                raise ContentionError(
+                    f"{said}: {str(taken).removesuffix(': node lock contention')}"
+                ) from taken
+            except StatusError as refusal:
+                if not tries_left:
+                    raise LockError(f"{said}: {refusal}") from refusal
+                await asyncio.sleep(pauses.next())
+            else:
+                return
+
+    def _turn(self, node_name: str) -> asyncio.Lock:
+        return self._turns.setdefault(node_name, asyncio.Lock())
+
+    async def _node(self, node_name: str) -> Json:
+        return await self._cluster.get("nodes", "", node_name)
+
+    async def _patch(self, node: Json, text: str | None) -> None:
+        metadata = node["metadata"]
+        patch = {"metadata": {"annotations": {annotations.MUTEX_LOCK: text}}}
+        version = metadata["resourceVersion"]
+        await self._cluster.patch("nodes", "", metadata["name"], patch, version=version)
+
+    async def _is_alive(self, namespace: str, name: str) -> bool:
+        try:
+            await self._cluster.get("pods", namespace, name)
+        except NotFoundError:
+            return False
+        return True
+
+
+def go_duration(seconds: int) -> str:
+    """A duration as Go prints it, such as `5m0s`."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, last = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{last}s"
+    return f"{minutes}m{last}s" if minutes else f"{last}s"
+
+
+def parse_lock(text: str) -> tuple[dt.datetime, str, str]:
+    """Parse a lock into time, namespace and name. The number of parts is checked first.
+
+    Raises:
+        LockError: the text is not a lock.
+    """
+    parts = text.split(",")
+    if len(parts) not in (1, _PARTS):
+        raise LockError(
+            f"malformed lock annotation: expected 3 parts, got {len(parts)} from {text}"
+        )
+    try:
+        if not _TIME.fullmatch(parts[0]):
+            # Go names the first part that is wrong; this one is right for a text without a year.
+            wrong = f'cannot parse "{parts[0]}" as "2006"'
+            raise LockError(f'parsing time "{parts[0]}" as "{LAYOUT}": {wrong}')
+        stamp = dt.datetime.fromisoformat(parts[0])
+    except ValueError as bad:
+        raise LockError(f'parsing time "{parts[0]}": {bad}') from bad
+    return (stamp, parts[1], parts[2]) if len(parts) == _PARTS else (stamp, "", "")
+
+
+def _lock_of(node: Json) -> str | None:
+    text: str | None = (node["metadata"].get("annotations") or {}).get(annotations.MUTEX_LOCK)
+    return text
+
+
+def _owner(pod: Json) -> tuple[str, str]:
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+
+class BindError(Exception):
+    """The pod was not bound; the text is the scheduler's."""
+
+
+def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
+    """The patch that the filter writes on a placed pod; `seconds` is Unix time."""
+    text = encode_pod_devices(groups)
+    return {
+        "metadata": {
+            "annotations": {
+                annotations.VGPU_NODE: node,
+                annotations.VGPU_TIME: str(seconds),
+                annotations.TO_ALLOCATE: text,
+                annotations.ALLOCATED: text,
+            },
+            "labels": {annotations.VGPU_NODE: node},
+        }
+    }
 
 
 class HamiVerbs:
@@ -61,8 +266,7 @@ class HamiVerbs:
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
         self._seen = Informers()
-        memory = Memory(self.usage, self._seen)
-        self._binder = Binder(self._cluster, clock, settings, rng, self._events, memory)
+        self._locks = NodeLocks(self._cluster, clock, rng, settings.lock_timeout)
         self._signatures: dict[str, object] = {}
 
     async def run(self) -> NoReturn:
@@ -136,8 +340,54 @@ class HamiVerbs:
         return review_pod(pod, self.settings, self.quotas)
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """Lock the node for the pod and bind it there; see `Binder.bind`. Raises BindError."""
-        await self._binder.bind(namespace, name, uid, node_name)
+        """Lock the node, mark the pod as allocating, and bind it.
+
+        As in HAMi since 2.5, the clock for `hami.io/bind-time` is read first, although each later
+        request may wait in the client's queue without a deadline. Only the API server checks the
+        UID of the pod and whether it is bound.
+
+        Raises:
+            BindError: a step failed; the pod's lock, also of an earlier bind, is released.
+        """
+        pod = self._seen.get("pods", namespace, name)
+        if pod is None:
+            self.usage.forget(uid)
+            raise BindError(f'pod "{name}" not found')
+        if self._seen.get("nodes", "", node_name) is None:
+            await self._events.record(
+                pod, Notice(WARNING, "BindingFailed", f"failed to get node {node_name}")
+            )
+            self.usage.forget(pod["metadata"]["uid"])
+            raise BindError(f'node "{node_name}" not found')
+        marks = {
+            annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
+            annotations.BIND_TIME: str(int(self._clock.now().timestamp())),
+        }
+        try:
+            if self._needs_lock(pod):
+                await self._locks.take(node_name, pod)
+            patch = {"metadata": {"annotations": marks}}
+            await self._cluster.patch("pods", namespace, name, patch)
+            await self._cluster.bind(namespace, name, uid, node_name)
+        except (LockError, StatusError) as failure:
+            await self._release(pod, node_name)
+            await self._events.record(pod, Notice(WARNING, "BindingFailed", str(failure)))
+            raise BindError(str(failure)) from failure
+        text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
+        await self._events.record(pod, Notice(NORMAL, "BindingSucceed", text))
+
+    async def _release(self, pod: Json, node_name: str) -> None:
+        """Release the pod's lock. If that fails, only the lock's timeout ends it."""
+        if not self._needs_lock(pod):
+            return
+        try:
+            await self._locks.release(node_name, pod)
+        except (LockError, StatusError) as failure:
+            log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
+
+    def _needs_lock(self, pod: Json) -> bool:
+        """Whether the pod takes the lock: not if only init containers request GPUs."""
+        return any(pod_requests(pod, self.settings)[init_count(pod) :])
 
     def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose and reserve without a wait, so that the next decision counts this one."""
@@ -163,16 +413,14 @@ class HamiVerbs:
         if not writes:
             return
         try:
-            node = await self._annotate(name, writes)
+            # As in HAMi, an unused read comes first.
+            await self._cluster.get("nodes", "", name)
+            patch = {"metadata": {"annotations": writes}}
+            node = await self._cluster.patch("nodes", "", name, patch)
         except StatusError as refusal:  # written again at the next ingestion
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
         else:
             self._signatures[name] = _signature(node)
-
-    async def _annotate(self, name: str, marks: Mapping[str, str | None]) -> Json:
-        """Write annotations of a Node. As in HAMi, an unused read comes first."""
-        await self._cluster.get("nodes", "", name)
-        return await self._cluster.patch("nodes", "", name, {"metadata": {"annotations": marks}})
 
 
 def is_closed(node: Json) -> bool:
@@ -180,14 +428,9 @@ def is_closed(node: Json) -> bool:
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
-def _noted(node: Json) -> Json:
-    noted: Json = node["metadata"].get("annotations") or {}
-    return noted
-
-
 def _signature(node: Json) -> object:
     """The part of a Node whose change can make a pod fit or cause an ingestion."""
-    noted = _noted(node)
+    noted = node["metadata"].get("annotations") or {}
     keys = (annotations.REGISTER, annotations.CORDON, annotations.MUTEX_LOCK)
     return (
         *(noted.get(key) for key in keys),

@@ -12,7 +12,6 @@ from typing import Final
 from agent.core.cluster.selector import Requirement
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.requests import (
     CORES,
     COUNT,
@@ -25,6 +24,7 @@ from agent.sandbox.scheduler.requests import (
     pod_requests,
     quantity_value,
 )
+from agent.sandbox.scheduler.usage import Quotas
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 REVIEWED: Final = Requirement("hami.io/webhook", ("ignore",), wanted=False)
@@ -55,7 +55,10 @@ def review_pod(
 ) -> WebhookAdmission:
     """Admit or deny a new pod, and add HAMi's defaults to a copy of it."""
     spec = pod["spec"]
-    if spec.get("containers") and _belongs_to_another(spec.get("schedulerName") or "", settings):
+    name = spec.get("schedulerName") or settings.scheduler_name
+    is_ours = name == settings.scheduler_name
+    is_taken_over = name == DEFAULT_SCHEDULER and settings.force_overwrite
+    if spec.get("containers") and not (is_ours or is_taken_over):
         return WebhookAdmission(pod, message="pod already has different scheduler assigned")
     try:
         return WebhookAdmission(_mutate_pod(deepcopy(pod), settings, quotas))
@@ -78,12 +81,6 @@ def admit_pod(
         return admission.pod
     refusal = ForbiddenError if admission.code == ForbiddenError.code else StatusError
     raise refusal(_DENIED + admission.message)
-
-
-def _belongs_to_another(name: str, settings: SchedulerSettings) -> bool:
-    if not name or name == settings.scheduler_name:
-        return False
-    return name != DEFAULT_SCHEDULER or not settings.force_overwrite
 
 
 def _mutate_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None) -> Json:
@@ -122,7 +119,9 @@ def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) 
         _add_env(container, "CUDA_TASK_PRIORITY", str(quantity_value(limits[PRIORITY]) or 0))
     if settings.gpu_core_policy not in ("", "default"):
         _add_env(container, "GPU_CORE_UTILIZATION_POLICY", settings.gpu_core_policy)
-    _default_count(limits, settings)
+    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, MEMORY_PERCENT))
+    if COUNT not in limits and shares_a_gpu and settings.default_gpu_count > 0:
+        limits[COUNT] = str(settings.default_gpu_count)
     asks = COUNT in limits
     is_whole = percent == 100 or (percent is None and lookup(container, MEMORY) is None)
     has_count = asks or lookup(container, COUNT) is not None
@@ -137,12 +136,6 @@ def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) 
     if settings.runtime_class_name and spec.get("runtimeClassName") is None:
         spec["runtimeClassName"] = settings.runtime_class_name
     return True
-
-
-def _default_count(limits: Json, settings: SchedulerSettings) -> None:
-    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, MEMORY_PERCENT))
-    if COUNT not in limits and shares_a_gpu and settings.default_gpu_count > 0:
-        limits[COUNT] = str(settings.default_gpu_count)
 
 
 def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:

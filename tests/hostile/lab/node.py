@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 
 from agent.sandbox.api_errors import Json
-from agent.sandbox.kubelet import podstatus
+from agent.sandbox.kubelet.podloop import ended_status, merged
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import DEADLINE, fetch
-from agent.sandbox.scenario.sums import SumWatch
+from agent.sandbox.scenario.stage import SumWatch
 from agent.sandbox.scenario.workloads import Wish, Workload
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.hostile.lab.disks import disk, mounted
@@ -100,10 +100,10 @@ class Node:
         pod = kubelet.pod(tenant.uid)
         assert pod is not None
         await kubelet.pod_gone(tenant.uid)
-        status = podstatus.ended_status(pod, kubelet.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        status = ended_status(pod, kubelet.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
         def succeeded(found: Json) -> Json:
-            found["status"] = podstatus.merged(found["status"], status)
+            found["status"] = merged(found["status"], status)
             return found
 
         store.update("pods", NAMESPACE, tenant.name, succeeded, uid=tenant.uid)

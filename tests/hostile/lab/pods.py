@@ -9,8 +9,7 @@ from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.api_errors import NotFoundError
 from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
-from agent.sandbox.scenario.edits import differences
-from agent.sandbox.scenario.facts import answers, is_locked, is_running, pod_facts
+from agent.sandbox.scenario.facts import answers, differences, is_locked, is_running, pod_facts
 from agent.sandbox.scenario.workloads import Wish, Workload
 
 PODS: Final = 20

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import agent
-from agent.sandbox.hardware_client import ask
-from agent.sandbox.hardware_talk import HardwareRequest
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.places import place_library
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from agent.sandbox.lab.pulse import Pulse
+from agent.sandbox.lab.cluster import Pulse
 
 Object = dict[str, Any]
 MERGE: Final = "application/merge-patch+json"

@@ -79,7 +79,7 @@ async def open_confined(binaries: Path, tools: Path) -> AsyncIterator[Confined]:
                 await job.ask("PATCH", f"{path}?dryRun=All", marks(seen="1")) for path in paths
             ]
             return {403} == {answer.code for answer in tried} and all(
-                "who cleans up" in answer.refusal[2] for answer in tried
+                "who cleans up" in answer.told[2] for answer in tried
             )
 
         await until_answer(is_in_force, _IN_FORCE, lambda: "the policy is not in force")

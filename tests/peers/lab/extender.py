@@ -24,10 +24,8 @@ from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from agent.host.kube.watch import WatchTimes, frames
 from agent.sandbox import api_errors
 from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.patching import difference
-from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
 
 log = structlog.get_logger(__name__)
 LONGEST_REVIEW: Final = 7 * 1024 * 1024
@@ -147,8 +145,9 @@ class Extender:
         if admission.message:
             answer["status"] = {"code": admission.code, "message": admission.message}
         if admission.is_allowed:
-            patch = json.dumps(difference(pod, admission.pod)).encode()
-            answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+            spec = {"op": "replace", "path": "/spec", "value": admission.pod["spec"]}
+            patch = base64.b64encode(json.dumps([spec]).encode()).decode()
+            answer |= {"patchType": "JSONPatch", "patch": patch}
         kind = {"apiVersion": review["apiVersion"], "kind": "AdmissionReview"}
         return web.json_response(kind | {"response": answer})
 

@@ -92,7 +92,7 @@ def an_event(name: str, host: str, pod: str = OWN_POD) -> Object:
 
 def is_of_policy(answer: Answer) -> bool:
     """Whether a policy refused: where a right is not known yet, the refusal is another one."""
-    code, _, text = answer.refusal
+    code, _, text = answer.told
     return code == _FORBIDDEN and "ValidatingAdmissionPolicy" in text
 
 

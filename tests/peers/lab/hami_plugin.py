@@ -28,8 +28,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from typing_extensions import override
 
-from agent.sandbox.hardware_file import described
-from agent.sandbox.kubelet.serving import SocketServer
+from agent.sandbox.hardware import described
+from agent.sandbox.kubelet.services import SocketServer
 from agent.wire.v1beta1 import (
     AllocateRequest,
     AllocateResponse,

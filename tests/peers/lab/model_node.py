@@ -8,9 +8,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from agent.sandbox.api_errors import NotFoundError
-from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.kubelet.workers import Timings
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock

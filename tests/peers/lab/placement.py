@@ -7,7 +7,7 @@ from typing import Final
 from agent.codec.nodelock import encode_node_lock
 from agent.core.cluster import annotations
 from agent.core.inventory.share import Share
-from agent.sandbox.scheduler.bind import placement_patch
+from agent.sandbox.scheduler.verbs import placement_patch
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import NODE

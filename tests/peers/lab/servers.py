@@ -37,43 +37,15 @@ EVENTS: Final = "/api/v1/namespaces/default/events"
 _DEADLINE: Final = 20.0
 
 
-Refusal = tuple[int, str, str]
-"""Code, reason and message of a Status."""
+Refusal = tuple[int, str]
+"""Code and reason of a Status."""
 
-
-def bad_request(text: str) -> Refusal:
-    """400."""
-    return 400, "BadRequest", text
-
-
-def forbidden(text: str) -> Refusal:
-    """403."""
-    return 403, "Forbidden", text
-
-
-def not_found(what: str) -> Refusal:
-    """404 for an object, as in `pods "none"`."""
-    return 404, "NotFound", f"{what} not found"
-
-
-def already_exists(what: str) -> Refusal:
-    """409 for an object that is to be created."""
-    return 409, "AlreadyExists", f"{what} already exists"
-
-
-def conflict(text: str) -> Refusal:
-    """409."""
-    return 409, "Conflict", text
-
-
-def invalid(text: str) -> Refusal:
-    """422."""
-    return 422, "Invalid", text
-
-
-def unclassified(text: str) -> Refusal:
-    """500 without a reason: an error that the server's code has no class for."""
-    return 500, "", text
+BAD_REQUEST: Final = (400, "BadRequest")
+FORBIDDEN: Final = (403, "Forbidden")
+NOT_FOUND: Final = (404, "NotFound")
+ALREADY_EXISTS: Final = (409, "AlreadyExists")
+CONFLICT: Final = (409, "Conflict")
+INVALID: Final = (422, "Invalid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +58,14 @@ class Answer:
 
     @property
     def refusal(self) -> Refusal:
+        """Code and reason of a Status."""
+        return self.code, self.body.get("reason", "") if isinstance(self.body, dict) else ""
+
+    @property
+    def told(self) -> tuple[int, str, str]:
         """Code, reason and message of a Status."""
         body = self.body if isinstance(self.body, dict) else {"message": self.body}
-        return self.code, body.get("reason", ""), body.get("message", "")
+        return (*self.refusal, body.get("message", ""))
 
 
 class User:
@@ -135,15 +112,23 @@ class User:
     async def have(self, method: str, path: str, body: object = None, **more: str) -> Object:
         """The object of an answer that must be no refusal."""
         answer = await self.ask(method, path, body, **more)
-        assert answer.code < 300, answer.refusal
+        assert answer.code < 300, answer.body
         found: Object = answer.body
         return found
 
     async def refused(self, method: str, path: str, body: object = None, **more: str) -> Refusal:
-        """Code, reason and message of an answer that must be a refusal."""
+        """Code and reason of an answer that must be a refusal."""
         answer = await self.ask(method, path, body, **more)
         assert answer.code >= 400, answer.body
         return answer.refusal
+
+    async def told(
+        self, method: str, path: str, body: object = None, **more: str
+    ) -> tuple[int, str, str]:
+        """Code, reason and message of an answer that must be a refusal."""
+        answer = await self.ask(method, path, body, **more)
+        assert answer.code >= 400, answer.body
+        return answer.told
 
     @contextlib.asynccontextmanager
     async def watch(

@@ -12,8 +12,7 @@ import pytest
 from agent.core.cluster import annotations
 from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.lab.cluster import kubeconfig
-from agent.sandbox.lab.life import free_port
+from agent.sandbox.lab.cluster import free_port, kubeconfig
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import ObjectStore
@@ -60,9 +59,9 @@ async def test_a_pod_is_admitted_filtered_and_bound_as_kube_scheduler_asks(tmp_p
         serving.cancel()
     await api.stop()
 
-    changes = json.loads(base64.b64decode(review["response"]["patch"]))
+    (change,) = json.loads(base64.b64decode(review["response"]["patch"]))
     assert review["response"]["allowed"]
-    assert "/spec/schedulerName" in {change["path"] for change in changes}
+    assert ("/spec", "hami-scheduler") == (change["path"], change["value"]["schedulerName"])
     assert (["n1"], "") == (filtered["NodeNames"], filtered["Error"])
     assert refused["Error"]
     assert {"Error": ""} == bound

@@ -18,8 +18,7 @@ from agent.host.watch import DirectoryWatch
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
 from agent.plugin.registration import KubeletWatch, Registration
-from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.workers import Timings
+from agent.sandbox.kubelet.model import KubeletModel, Timings
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list

@@ -17,8 +17,7 @@ from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
 from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.sandbox.scheduler.refresh import Version
-from agent.sandbox.scheduler.registry import Registry
+from agent.sandbox.scheduler.registry import Registry, Version
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock

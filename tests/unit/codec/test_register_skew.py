@@ -13,7 +13,7 @@ import pytest
 from agent.codec.node_report import NodeReport, report_of
 from agent.codec.register import RegisteredGpu
 from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.sandbox.scheduler.refresh import Version, decode
+from agent.sandbox.scheduler.registry import Version, decode
 from tests.unit.codec.skew import inventory
 from tests.unit.codec.test_register_vectors import gpu_of
 

@@ -1,0 +1,311 @@
+"""The kubelet's gRPC services on unix sockets: Registration and PodResources.
+
+Registration is that of kubelets up to and including 1.36, with one client per resource name. A
+second Register replaces the first and leaves its stream open. The end of *any* stream of a resource
+disconnects the current client.
+"""
+
+import asyncio
+import os.path
+import random
+import socket
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server
+from typing_extensions import override
+
+from agent.sandbox.kubelet.allocation import DeviceAllocator
+from agent.sandbox.kubelet.books import KubeletBooks
+from agent.sandbox.kubelet.devices import NO_NUMA, DeviceError, is_extended_resource
+from agent.sandbox.kubelet.endpoint import (
+    PLUGIN_FAULTS,
+    PluginChannel,
+    PluginEndpoint,
+    dial,
+    go_text,
+)
+from agent.sandbox.kubelet.pods import PodSpec
+from agent.sandbox.kubelet.seen import KubeletLog
+from agent.wire.v1 import (
+    AllocatableResourcesRequest,
+    AllocatableResourcesResponse,
+    ContainerDevices,
+    ContainerResources,
+    GetPodResourcesRequest,
+    GetPodResourcesResponse,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+    NumaNode,
+    PodResources,
+    PodResourcesListerBase,
+    TopologyInfo,
+)
+from agent.wire.v1beta1 import DevicePluginStub, Empty, RegisterRequest, RegistrationBase
+
+if TYPE_CHECKING:
+    from grpclib._typing import IServable
+
+_DEATH_TIMEOUT: Final = 2.0
+_TURNS: Final = 3
+"""Turns of the loop until a connection that was just accepted can be closed."""
+VERSION: Final = "v1beta1"
+_BURST: Final = 10
+_PER_SECOND: Final = 100.0
+
+
+class SocketServer(Server):
+    """One incarnation of one socket; built and used inside one event loop."""
+
+    def __init__(self, services: "Collection[IServable]") -> None:
+        super().__init__(services)
+        self._connections: list[H2Protocol] = []
+        self._has_served = False
+
+    @override
+    def _protocol_factory(self) -> H2Protocol:
+        self._connections = [c for c in self._connections if not _is_closed(c)]
+        connection = super()._protocol_factory()
+        self._connections.append(connection)
+        return connection
+
+    async def serve(self, path: Path) -> None:
+        """Bind and listen. An existing file is replaced.
+
+        asyncio gets a bound socket, so that no version of it removes the file at the end.
+
+        Raises:
+            OSError: the path cannot be bound.
+        """
+        listener = _bind(path)
+        try:
+            await self.start(sock=listener)
+            self._has_served = True
+        except BaseException:
+            listener.close()
+            raise
+
+    def open_connections(self) -> int:
+        """The number of open connections."""
+        return sum(not _is_closed(connection) for connection in self._connections)
+
+    async def die(self) -> None:
+        """Cut all connections and stop listening; the socket file stays.
+
+        If it never served, this does nothing.
+        """
+        if not self._has_served:
+            return
+        self.close()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        for connection in self._connections:
+            if hasattr(connection, "processor"):
+                connection.processor.close("kubelet is gone")
+        async with asyncio.timeout(_DEATH_TIMEOUT):
+            await self.wait_closed()
+
+
+def _bind(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_closed(connection: H2Protocol) -> bool:
+    return hasattr(connection, "connection") and connection.connection.is_closing()
+
+
+@dataclass(slots=True)
+class _Client:
+    """The client of a resource. It has no channel while it dials."""
+
+    channel: PluginChannel | None = None
+
+
+class RegistrationServer(RegistrationBase):
+    """Serves `Register`. Everything after it runs in tasks given to `spawn`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        books: KubeletBooks,
+        seen: KubeletLog,
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._directory = directory
+        self._books = books
+        self._seen = seen
+        self._spawn = spawn
+        self._clients: dict[str, _Client] = {}
+        self._channels: set[PluginChannel] = set()
+
+    @override
+    async def register(self, message: RegisterRequest) -> Empty:
+        resource = message.resource_name
+        try:
+            _require_valid(message)
+            await self._connect(resource, self._socket(message.endpoint))
+        except DeviceError as error:
+            self._seen.note("register_refused", resource=resource, text=str(error))
+            raise GRPCError(Status.UNKNOWN, str(error)) from error
+        return Empty()
+
+    def close(self) -> None:
+        """Cut every connection to a plugin."""
+        for channel in self._channels:
+            channel.close()
+
+    def _socket(self, endpoint: str) -> Path:
+        # Go's filepath.Join: an absolute name stays below the directory, dots are resolved
+        return Path(os.path.normpath(f"{self._directory}/{endpoint}"))
+
+    async def _connect(self, resource: str, path: Path) -> None:
+        client = self._clients[resource] = _Client()
+        try:
+            client.channel = await dial(path)
+            self._channels.add(client.channel)
+            endpoint = await self._ask_options(resource, client.channel)
+        except BaseException:
+            # The failed client is dropped *by name*: an earlier client is forgotten, but its stream
+            # stays.
+            self._clients.pop(resource, None)
+            raise
+        self._books.connected(resource, endpoint)
+        self._spawn(self._run(resource, endpoint))
+
+    async def _ask_options(self, resource: str, channel: PluginChannel) -> PluginEndpoint:
+        try:
+            options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
+        except PLUGIN_FAULTS as error:
+            text = f"failed to get device plugin options: {go_text(error)}"
+            raise DeviceError(text) from error
+        return PluginEndpoint(resource, channel, options)
+
+    async def _run(self, resource: str, endpoint: PluginEndpoint) -> None:
+        text = "the plugin ended the stream"
+        try:
+            await endpoint.follow(lambda devices: self._books.listed(resource, devices))
+        except PLUGIN_FAULTS as error:
+            text = go_text(error)
+        except DeviceError as error:  # an older stream ended before this one started
+            text = str(error)
+        # The current client is disconnected, even if it is still dialling. If there is none, this
+        # stream's connection stays open, and its plugin still gets calls.
+        current = self._clients.pop(resource, None)
+        if current is not None:
+            if current.channel is not None:
+                current.channel.close()
+                self._channels.discard(current.channel)
+            self._books.disconnected(resource, text)
+
+
+def _require_valid(message: RegisterRequest) -> None:
+    if message.version != VERSION:
+        raise DeviceError(
+            f'requested API version "{message.version}" is not supported by kubelet. '
+            f'Supported version is ["{VERSION}"]'
+        )
+    if not is_extended_resource(message.resource_name):
+        raise DeviceError(f'the ResourceName "{message.resource_name}" is invalid')
+
+
+class RateLimit:
+    """A token bucket on loop time, shared by all clients: 10 at once, then 100 a second."""
+
+    def __init__(self) -> None:
+        self._tokens = float(_BURST)
+        self._filled_at = asyncio.get_running_loop().time()
+
+    def take(self) -> None:
+        """Take one token.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED, if there is none.
+        """
+        now = asyncio.get_running_loop().time()
+        self._tokens = min(_BURST, self._tokens + (now - self._filled_at) * _PER_SECOND)
+        self._filled_at = now
+        if self._tokens < 1:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._tokens -= 1
+
+
+class PodResourcesLister(PodResourcesListerBase):
+    """Answers from the records without waiting. `pods`: the active pods by UID."""
+
+    def __init__(
+        self,
+        books: KubeletBooks,
+        allocator: DeviceAllocator,
+        pods: Mapping[str, PodSpec],
+        chance: random.Random,
+    ) -> None:
+        self._books = books
+        self._allocator = allocator
+        self._pods = pods
+        self._chance = chance
+        self._limit = RateLimit()
+
+    @override
+    async def list(self, message: ListPodResourcesRequest) -> ListPodResourcesResponse:
+        self._limit.take()
+        self._allocator.collect()
+        return ListPodResourcesResponse([self._describe(pod) for pod in self._pods.values()])
+
+    @override
+    async def get(self, message: GetPodResourcesRequest) -> GetPodResourcesResponse:
+        self._limit.take()
+        wanted = (message.pod_namespace, message.pod_name)
+        found = [pod for pod in self._pods.values() if pod.full_name == wanted]
+        if not found:
+            text = f"pod {message.pod_name} in namespace {message.pod_namespace} not found"
+            raise GRPCError(Status.UNKNOWN, text)
+        return GetPodResourcesResponse(self._describe(found[-1]))
+
+    @override
+    async def get_allocatable_resources(
+        self, message: AllocatableResourcesRequest
+    ) -> AllocatableResourcesResponse:
+        self._limit.take()
+        entries: list[ContainerDevices] = []
+        for resource, table in self._books.tables.items():
+            for device_id in table.healthy:
+                nodes = table.nodes.get(device_id)
+                entries += _entries(resource, device_id, (NO_NUMA,) if nodes is None else nodes)
+        return AllocatableResourcesResponse(entries)
+
+    def _describe(self, pod: PodSpec) -> PodResources:
+        listed = [c for c in pod.containers if c.kind != "init"]
+        return PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[ContainerResources(c.name, [*self._held(pod.uid, c.name)]) for c in listed],
+        )
+
+    def _held(self, uid: str, container: str) -> Sequence[ContainerDevices]:
+        entries = [
+            entry
+            for resource, record in self._books.records.of_container((uid, container)).items()
+            for node, ids in record.numa.items()
+            for device_id in ids
+            for entry in _entries(resource, device_id, (node,))
+        ]
+        self._chance.shuffle(entries)
+        return entries
+
+
+def _entries(resource: str, device_id: str, nodes: tuple[int, ...]) -> Iterator[ContainerDevices]:
+    for node in nodes:
+        topology = None if node == NO_NUMA else TopologyInfo([NumaNode(node)])
+        yield ContainerDevices(resource, [device_id], topology)
