@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector
 
-from agent.codec.status_document import NodeStatus
-from agent.core.errors import RefusalReason
+from agent.errors import RefusalReason
+from agent.status import NodeStatus
 from agent.web.api import BuildInfo
 from agent.web.metrics import PREFIX, AgentCollector
 from agent.web.policy import HamiNames

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from agent.core.node.drained import RESOURCE, SCHEDULER
+from agent.node.devices import RESOURCE, SCHEDULER
 from agent.settings import fields as kinds
 from agent.settings.fields import Field
 from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT

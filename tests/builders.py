@@ -3,19 +3,25 @@
 import datetime as dt
 from collections.abc import Iterable, Mapping
 
-from agent.codec.pod import decode_pod_devices
-from agent.core.cluster.annotations import ALLOCATED
-from agent.core.cluster.pods import ContainerView, NodeLock, Phase, PodUid, PodView, Role
-from agent.core.containers.edits import ContainerEdits
-from agent.core.inventory.condition import Condition, Health
-from agent.core.inventory.gpu import Gpu, GpuUuid, Link
-from agent.core.inventory.inventory import Inventory, SharedGpu
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import MIB, SliceId, slice_id, type_name
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Holder, Row
-from agent.core.usage.region import MemoryUse, RegionState
-from agent.core.usage.use import ContainerGpuUse, ContainerUse
+from agent.cluster import ALLOCATED, ContainerView, NodeLock, Phase, PodUid, PodView, Role
+from agent.hami.pod import decode_pod_devices
+from agent.hami.region import MemoryUse, RegionState
+from agent.ledger import ContainerEdits, ContainerKey, Holder, KubeletEpoch, Row
+from agent.model import (
+    MIB,
+    Condition,
+    Gpu,
+    GpuUuid,
+    Health,
+    Inventory,
+    Link,
+    Share,
+    SharedGpu,
+    SliceId,
+    slice_id,
+    type_name,
+)
+from agent.usage import ContainerGpuUse, ContainerUse
 
 NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""

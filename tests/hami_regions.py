@@ -8,9 +8,8 @@ import pathlib
 import zlib
 from typing import Any
 
-from agent.codec.region import NoRegion
-from agent.core.usage.region import RegionReading, RegionState
-from agent.host.hook.regions import read_region
+from agent.hami.region import NoRegion, RegionReading, RegionState
+from agent.regions import read_region
 
 FILE = pathlib.Path(__file__).parent / "vectors" / "hami-core-vectors.json"
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from agent.core.ports import Driver
-from agent.host.cdi import CdiDirectories
-from agent.host.clock import SystemClock
-from agent.host.disk import HostDisk
-from agent.host.hook.directories import HostHookDirs
-from agent.host.kubelet import KubeletRegistrar
-from agent.host.watch import HostFileWatch
-from agent.host.worker import Worker
+from agent.hookdirs import HostHookDirs
+from agent.host.files import HostDisk, HostFileWatch
+from agent.host.node import CdiDirectories
+from agent.host.process import SystemClock, Worker
 from agent.kit.offload import Offload
+from agent.kubelet.register import KubeletRegistrar
+from agent.ports import Driver
 from agent.settings.sections import Settings
 
 DISK_QUEUE = 64
@@ -112,8 +110,8 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
         async with open_simulation(spec, socket_path=socket_path) as simulated:
             yield simulated
         return
-    from agent.host.nvml.driver import NvmlDriver  # noqa: PLC0415
-    from agent.host.nvml.library import pynvml  # noqa: PLC0415
+    from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
+    from agent.gpu.library import pynvml  # noqa: PLC0415
 
     library = settings.driver.nvml_library
     driver = NvmlDriver(

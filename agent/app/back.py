@@ -5,50 +5,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import msgspec
 
+from agent.allocate.calls import AllocationPeers, AllocationViews
+from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
+from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
 from agent.app.adapters import Adapters
 from agent.app.front import Front
-from agent.core.allocation.plain import PlainSettings
-from agent.core.cluster.pods import PodTable
-from agent.core.errors import SettingsError
-from agent.core.node.readiness import Check
-from agent.core.ports import NodeApi, PodApi, Witness
-from agent.core.reconcile.by_kubelet import judge_by_kubelet
-from agent.core.reconcile.reconcile import judge_by_scheduler
-from agent.core.state.ledger import Effect
-from agent.host.cgroups import CgroupContainers
-from agent.host.hook.processes import ContainerProcesses
-from agent.host.hook.regions import HostRegions
-from agent.host.kube.api import KubeNode, KubeNodeStatus, KubePods
-from agent.host.kube.connection import Connection
-from agent.host.kube.events import EventPoster
-from agent.host.kube.observed import ObservedNode, ObservedPods
-from agent.host.kube.session import KubeSession
-from agent.host.kubelet_records import KubeletRecordsFile
-from agent.host.podresources import PodResourcesWitness
+from agent.cluster import PodTable
+from agent.errors import SettingsError
+from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
-from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
-from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
-from agent.services.allocation.service import Allocation
-from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import AllocationPeers, AllocationViews
-from agent.services.cluster.node import NodeWatch
-from agent.services.cluster.pods import PodWatch
-from agent.services.health.news import GpuCondition
-from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.changes import unread
-from agent.services.reconcile.service import (
-    Reconcile,
-    ReconcilePeers,
-    ReconcileRule,
-    ReconcileViews,
-)
-from agent.services.report.announce import Announcer, NoticeLog
-from agent.services.report.service import ReportCells, Reporter, ReportState
-from agent.services.usage.pressure import MemoryPressure
-from agent.services.usage.service import ContainerUsage
+from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, ObservedPods
+from agent.kube.client import Connection, KubeSession
+from agent.kube.events import EventPoster
+from agent.kube.watches import NodeWatch, PodWatch
+from agent.ledger import Effect
+from agent.node.findings import Check
+from agent.ports import NodeApi, PodApi, Witness
+from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
+from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
+from agent.regions import ContainerProcesses, HostRegions
+from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
+from agent.settle import Outbox, OutboxViews, Settlement
+from agent.usage import ContainerUsage, MemoryPressure
+from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
 OPEN_DEADLINE = 2.0
 """Seconds that a start waits for the API client's import and its credentials."""

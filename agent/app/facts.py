@@ -4,13 +4,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.pods import NodeView, PodTable, PodUid
-from agent.core.containers.edits import EditSettings
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList
-from agent.core.report_settings import ReportSettings
+from agent.allocate.steps import MatchSettings
+from agent.cluster import NodeView, PodTable, PodUid
+from agent.hami.register import ReportSettings
 from agent.kit.cell import Cell
+from agent.ledger import EditSettings
+from agent.model import Inventory, SharingSettings, SliceList
 from agent.settings.sections import Settings
 
 

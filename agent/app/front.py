@@ -6,48 +6,43 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from agent.allocate.edits import check_library
+from agent.allocate.steps import AllocateStep
 from agent.app.adapters import Adapters
 from agent.app.facts import SharedCells, new_facts
 from agent.app.policies import EXPECTED, POLICIES
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.core.allocation.steps import AllocateStep
-from agent.core.containers.container_edits import check_library
-from agent.core.containers.edits import ContainerEdits
-from agent.core.errors import Refusal, StateError
-from agent.core.inventory.condition import Health
-from agent.core.inventory.gpu import GpuUuid, Scan
-from agent.core.inventory.slices import SliceId, SliceList
-from agent.core.node.withholding import Withholding
-from agent.core.ports import ServiceNotifier
-from agent.core.reconcile.mismatch import check_start
-from agent.core.state.last_good import LastGood
-from agent.core.state.ledger import Row
-from agent.host.watch import DirectoryWatch, HostFileWatch
+from agent.errors import Refusal, StateError
+from agent.health.watch import HealthWatch
+from agent.host.files import DirectoryWatch, HostFileWatch
+from agent.inventory import (
+    Cue,
+    Discovery,
+    InventoryKeeper,
+    Listing,
+    NodeCheck,
+    Samples,
+    Withholder,
+    Withholding,
+)
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
 from agent.kit.tasks import supervise
 from agent.kit.ticks import Lull
-from agent.plugin.handlers import SliceAllocator
-from agent.plugin.registration import KubeletWatch, Registration
-from agent.plugin.rival import Rival, Rivals
-from agent.plugin.server import PluginServer
-from agent.plugin.sockets import check_directory
-from agent.services.cluster.recent import RecentlyRegistered
-from agent.services.health.news import GpuEvents, LeftOut
-from agent.services.health.watch import HealthWatch
-from agent.services.inventory.discovery import Discovery
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.samples import Samples
-from agent.services.inventory.service import InventoryKeeper
-from agent.services.inventory.withholding import Cue, NodeCheck, Withholder
-from agent.services.journal import NodeJournal
-from agent.services.reconcile.clearing import Clearing
-from agent.services.report.announce import NodeEventQueue
-from agent.services.report.cordons import CordonEvents
-from agent.services.state import Recovered, StateService
+from agent.kube.watches import RecentlyRegistered
+from agent.kubelet.door import SliceAllocator
+from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
+from agent.kubelet.server import PluginServer, check_directory
+from agent.ledger import ContainerEdits, LastGood, Row
+from agent.model import GpuUuid, Health, Scan, SliceId, SliceList
+from agent.ports import ServiceNotifier
+from agent.reconcile.rules import check_start
+from agent.reconcile.service import Clearing
+from agent.report import CordonEvents, GpuEvents, LeftOut, NodeEventQueue
 from agent.settings.reading import SourcesRead
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources
+from agent.state import NodeJournal, Recovered, StateService
 
 
 class HostFacts(msgspec.Struct, frozen=True):

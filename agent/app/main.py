@@ -27,12 +27,9 @@ from agent.app.codes import (
 )
 from agent.app.front import Front, HostFacts, join_front
 from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_systemd, tiers
-from agent.app.watching import WebDoor, WebSubjects
-from agent.app.webdoor import open_web, serve_web
-from agent.codec.last_good import decode_last_good
-from agent.core.cluster.changes import NodeEvent
-from agent.core.containers.edits import container_directory
-from agent.core.errors import (
+from agent.app.web import WebDoor, WebSubjects, open_web, serve_web
+from agent.cluster import NodeEvent
+from agent.errors import (
     AgentError,
     DirectoryLost,
     DriverError,
@@ -40,23 +37,19 @@ from agent.core.errors import (
     SettingsError,
     StateError,
 )
-from agent.core.ports import Disk, ServiceNotifier
-from agent.core.state.last_good import LastGood
-from agent.core.state.ledger import Ledger
-from agent.host.clock import SystemClock
-from agent.host.identity import boot_id, machine_id
-from agent.host.kube.connection import Connection, check
-from agent.host.lockfile import LockFile
-from agent.host.mounts import WrittenDirectory
-from agent.host.systemd import service_notifier
+from agent.host.node import WrittenDirectory
+from agent.host.process import LockFile, SystemClock, boot_id, machine_id, service_notifier
 from agent.kit.cell import Cell
 from agent.kit.offload import Offload, show_thread_name
 from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
-from agent.plugin.rival import Rival
-from agent.services.state import Recovered, recover
+from agent.kube.client import Connection, check
+from agent.kubelet.register import Rival
+from agent.ledger import LastGood, Ledger, container_directory
+from agent.ports import Disk, ServiceNotifier
 from agent.settings.reading import COPY, SourcesRead, recalled
 from agent.settings.sections import Settings
 from agent.settings.sources import NodeFacts, Sources
+from agent.state import Recovered, decode_last_good, recover
 
 log = structlog.get_logger(__name__)
 

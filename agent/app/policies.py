@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from agent.core.errors import AgentError
+from agent.errors import AgentError
 from agent.kit.tasks import RestartPolicy
 
 EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)

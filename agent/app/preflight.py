@@ -10,12 +10,10 @@ from pathlib import Path
 import msgspec
 
 import agent
+from agent.allocate.edits import looks_up_cdi
 from agent.app.adapters import cdi_directories, open_driver
-from agent.codec.node_report import register_differences, report_of
-from agent.core.cluster.annotations import REGISTER
-from agent.core.cluster.pods import NodeView
-from agent.core.containers.device_list import looks_up_cdi
-from agent.core.errors import (
+from agent.cluster import REGISTER, NodeView
+from agent.errors import (
     AgentError,
     ApiError,
     DriverMissing,
@@ -24,25 +22,23 @@ from agent.core.errors import (
     StateError,
     WitnessUnsupported,
 )
-from agent.core.inventory.gpu import Scan, Trouble
-from agent.core.inventory.inventory import Inventory
-from agent.core.node import api_rights, preflight
-from agent.core.node.findings import Finding, PreflightVerdict
-from agent.core.node.library_files import judge_library_files
-from agent.core.node.preflight import ClusterAnswer
-from agent.host.clock import SystemClock
-from agent.host.hook.directories import HostHookDirs
-from agent.host.inspection import library_file, uncompiled
-from agent.host.kube.api import KubeNode
-from agent.host.kube.connection import Connection
-from agent.host.kube.review import KubeReview
-from agent.host.kube.session import KubeSession
-from agent.host.podresources import PodResourcesWitness
-from agent.host.surroundings import look_at, plugin_sockets
-from agent.host.worker import Worker
+from agent.hami.register import register_differences, report_of
+from agent.hookdirs import HostHookDirs
+from agent.host.node import library_file, look_at, plugin_sockets, uncompiled
+from agent.host.process import SystemClock, Worker
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.services.inventory.service import InventoryKeeper
+from agent.kube.api import KubeNode
+from agent.kube.client import Connection, KubeSession
+from agent.kube.reader import KubeReview
+from agent.model import Inventory, Scan, Trouble
+from agent.node import preflight
+from agent.node import preflight as api_rights
+from agent.node.devices import judge_library_files
+from agent.node.findings import Finding, PreflightVerdict
+from agent.node.preflight import ClusterAnswer
 from agent.settings.sections import Settings
+from agent.witness import PodResourcesWitness
 
 DRIVER_SECONDS = 15.0
 """8 GPUs that initialise one after the other take 12 s."""

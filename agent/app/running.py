@@ -13,12 +13,12 @@ import msgspec
 from agent.app.back import Back, PlainBack, Run
 from agent.app.front import Front
 from agent.app.policies import EXPECTED, POLICIES
-from agent.core.errors import DirectoryLost
-from agent.core.ports import ServiceNotifier
+from agent.errors import DirectoryLost
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.ticks import until_tick
-from agent.plugin.registration import RegistrationState
+from agent.kubelet.register import RegistrationState
+from agent.ports import ServiceNotifier
 
 OBSERVING = frozenset({"node", "announcer", "usage"})
 """Tasks of the back half with `observe`: none acts on pods, locks, rows or directories."""

@@ -15,23 +15,22 @@ import msgspec
 import structlog
 
 from agent.app.facts import SharedCells
-from agent.codec.last_good import encode_last_good
-from agent.core.cluster.changes import NodeEvent
-from agent.core.errors import SettingsError, StateError
-from agent.core.inventory.gpu import GpuUuid, Scan
-from agent.core.node.drained import SCHEDULER
-from agent.core.ports import Disk, FileWatch, ServiceNotifier
-from agent.core.state.last_good import LastGood
-from agent.core.state.ledger import Ledger
+from agent.cluster import NodeEvent
+from agent.errors import SettingsError, StateError
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
 from agent.kit.ticks import Lull
-from agent.plugin.handlers import PREFERENCE_FOLLOWED
+from agent.kubelet.door import PREFERENCE_FOLLOWED
+from agent.ledger import LastGood, Ledger
+from agent.model import GpuUuid, Scan
+from agent.node.devices import SCHEDULER
+from agent.ports import Disk, FileWatch, ServiceNotifier
 from agent.settings.fields import Values
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
+from agent.state import encode_last_good
 
 STILL: Final = 0.2
 """Files count as written after this many seconds without a change."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from agent.core.errors import AgentError
+from agent.errors import AgentError
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/api.sock")
 ANSWER_LIMIT: Final = 8 * 1024 * 1024

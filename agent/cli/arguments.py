@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 from typing_extensions import override
 
-from agent.core.errors import cap
+from agent.errors import cap
 
 TABLE: Final = "table"
 FORMS: Final = (TABLE, "json", "yaml")

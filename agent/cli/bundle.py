@@ -13,7 +13,7 @@ from agent import __version__
 from agent.cli.api_socket import Unreachable, add_socket, call
 from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN, fail
 from agent.cli.main import Subparsers
-from agent.host.clock import SystemClock
+from agent.host.process import SystemClock
 
 DEADLINE: Final = 10.0
 FOUND: Final = frozenset({200, 503})

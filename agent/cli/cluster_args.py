@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.host.kube.connection import Connection
+from agent.kube.client import Connection
 
 IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 NO_KUBECONFIG: Final = (

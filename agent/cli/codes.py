@@ -2,7 +2,7 @@
 
 import sys
 
-from agent.core.errors import cap
+from agent.errors import cap
 
 OK = 0
 PROBLEM = 1

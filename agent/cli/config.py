@@ -12,21 +12,18 @@ from typing import Final
 from agent.app.codes import BAD_SETTINGS
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK, PROBLEM
-from agent.cli.documents import document
 from agent.cli.main import Subparsers
+from agent.cli.output import UNFOLDED, document, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
-from agent.cli.terminal import UNFOLDED, terminal_width
-from agent.codec.gojson import fold
-from agent.codec.places import read_json, read_yaml
-from agent.core.errors import SettingsError, cap
-from agent.core.state.last_good import SourceFile
-from agent.host.clock import SystemClock
-from agent.host.identity import host_name
-from agent.host.worker import Worker
+from agent.errors import SettingsError, cap
+from agent.hami.gojson import fold
+from agent.host.process import SystemClock, Worker, host_name
+from agent.ledger import SourceFile
 from agent.settings.fields import DEFAULT, Setting, Values
 from agent.settings.hami import NODES, SECTION
 from agent.settings.json_schema import json_schema
 from agent.settings.own_file import refuse_object
+from agent.settings.places import read_json, read_yaml
 from agent.settings.reading import is_json, read_text
 from agent.settings.sections import build, check_shares
 from agent.settings.sources import Faults, NodeFacts, Sources, first_of

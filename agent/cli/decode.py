@@ -12,16 +12,21 @@ import msgspec
 
 from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM, USAGE
-from agent.cli.documents import document
 from agent.cli.main import Subparsers
-from agent.codec.annotation_kinds import MIG_KEY, PHASES, bare, keys_of_first, kind_of
-from agent.codec.handshake import decode_handshake
-from agent.codec.nodelock import decode_node_lock
-from agent.codec.pod import decode_pod_devices, vendor_words
-from agent.codec.register_colon import decode_either, is_json_form
-from agent.codec.score import decode_scores
-from agent.core.errors import MalformedText, cap
-from agent.host.clock import SystemClock
+from agent.cli.output import document
+from agent.errors import MalformedText, cap
+from agent.hami.pod import (
+    MIG_KEY,
+    PHASES,
+    bare,
+    decode_node_lock,
+    decode_pod_devices,
+    keys_of_first,
+    kind_of,
+    vendor_words,
+)
+from agent.hami.register import decode_either, decode_handshake, decode_scores, is_json_form
+from agent.host.process import SystemClock
 from agent.settings.hami import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024

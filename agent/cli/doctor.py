@@ -5,31 +5,345 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Final
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
 
-from agent.app.checkup import CheckupRequest, examine_running
-from agent.app.preflight import examine
+import msgspec
+
+from agent.app.preflight import (
+    bytecode_finding,
+    driver_findings,
+    examine,
+    library_findings,
+    path_findings,
+    report_differences,
+    witness_finding,
+)
 from agent.cli.api_socket import Unreachable, call
 from agent.cli.arguments import TABLE, add_output, nearest
 from agent.cli.codes import INCOMPLETE, OK, PROBLEM, WARNED
-from agent.cli.doctor_view import document_of, write_lines
-from agent.cli.documents import document
+from agent.cli.explain import ClusterSight, see_cluster
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
+from agent.cli.output import UNFOLDED, document, terminal_width
 from agent.cli.settings_args import add_settings, looked, sources, started
-from agent.cli.terminal import UNFOLDED, terminal_width
-from agent.core.errors import SettingsError, cap
-from agent.core.node.check_groups import ALL_GROUPS, CheckGroup, in_groups
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
-from agent.core.node.preflight import judge_hami_files
-from agent.core.node.running_agent import AgentAnswer
-from agent.host.clock import SystemClock
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.errors import MalformedText, SettingsError, cap
+from agent.hami.pod import decode_node_lock, decode_stamp
+from agent.hami.register import decode_handshake, is_json_form, read_register
+from agent.hookdirs import directory_sizes
+from agent.host.node import device_nodes, look_at, plugin_sockets, waiting_agents
+from agent.host.process import LockFile, SystemClock
+from agent.kube.reader import NodeSight
+from agent.model import Scan
+from agent.node import preflight, scheduling
+from agent.node.devices import judge_access
+from agent.node.findings import (
+    ALL_GROUPS,
+    FROM_API,
+    MEMBERS,
+    CheckGroup,
+    Finding,
+    PreflightCheck,
+    PreflightVerdict,
+    consequence,
+    counted,
+    group_of,
+    in_groups,
+    traced,
+)
+from agent.node.preflight import PluginSocket, judge_clock, judge_excess, judge_hami_files
+from agent.node.scheduling import (
+    AgentAnswer,
+    NamedNode,
+    NodeTraces,
+    judge_agent,
+    judge_entries,
+    judge_instances,
+)
+from agent.ports import Clock
 from agent.settings.fields import Values
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, SourcesRead
 from agent.settings.sections import Settings, check_shares
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
+
+# `doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing.
+
+R = TypeVar("R")
+LARGEST: Final = 3
+"""How many of the container directories that are too large have a line."""
+
+
+class CheckupRequest(msgspec.Struct, frozen=True):
+    """What to check, and what the caller already knows.
+
+    - `agent`: the answer of the agent's readiness page.
+    - `settings`: the findings about the settings.
+    - `names`: the Nodes that the settings name; `files`: where they do.
+    - `reader`: the account may only read, and is not the agent's.
+    - `device_files`, `processes`: /dev and /proc.
+    """
+
+    agent: AgentAnswer
+    groups: frozenset[CheckGroup] = ALL_GROUPS
+    settings: tuple[Finding, ...] = ()
+    names: tuple[str, ...] = ()
+    files: str = "settings"
+    reader: bool = False
+    device_files: Path = Path("/dev")
+    processes: Path = Path("/proc")
+
+
+async def examine_running(
+    settings: Settings, environ: Mapping[str, str], clock: Clock, request: CheckupRequest
+) -> tuple[Finding, ...]:
+    """All findings of these groups, in their order."""
+    checkup = _Checkup(settings, clock, request)
+    groups = request.groups
+    if settings.plain is None and groups & (FROM_API | {CheckGroup.CONFIG}):
+        others = [name for name in request.names if name != settings.node]
+        reader = request.reader
+        checkup.cluster = await see_cluster(settings, environ, clock, others, reader=reader)
+    findings = [*request.settings, *checkup.agent(), *path_findings(settings)]
+    findings += [*checkup.directories(), *checkup.config()]
+    if groups & {CheckGroup.DRIVER, CheckGroup.SCHEDULER}:
+        checkup.scan, driver = await driver_findings(settings, environ)
+        findings += [*driver, *checkup.access()]
+    if CheckGroup.LIBRARY in groups:
+        findings += await library_findings(settings)
+    if CheckGroup.KUBELET in groups:
+        findings.append(await witness_finding(settings, serving=not request.agent.failure))
+    findings += [*checkup.kubelet(), *checkup.api(), *checkup.scheduler()]
+    findings += checkup.unseen(findings)
+    return in_groups(traced(findings), groups)
+
+
+class _Checkup(msgspec.Struct, eq=False):
+    """One run of the checks. `cluster`, `scan`: what was seen; None: nothing."""
+
+    settings: Settings
+    clock: Clock
+    request: CheckupRequest
+    cluster: ClusterSight | None = None
+    scan: Scan | None = None
+
+    @property
+    def sockets(self) -> tuple[PluginSocket, ...]:
+        paths = self.settings.paths
+        return plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+
+    @property
+    def node(self) -> NodeSight | None:
+        return self.cluster.node if self.cluster else None
+
+    def agent(self) -> Iterator[Finding]:
+        paths = self.settings.paths
+        lock = paths.run / "lock"
+        holder = LockFile(lock).holder().strip()
+        waiting = waiting_agents(paths.run, holder, self.request.processes)
+        yield from judge_agent(self.request.agent)
+        yield judge_instances(look_at(lock), holder, waiting, self.sockets)
+        yield bytecode_finding()
+
+    def directories(self) -> Iterator[Finding]:
+        hook = self.settings.paths.hook
+        with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
+            sizes = directory_sizes(hook).items()
+            large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
+            for name, size in sorted(large, key=lambda one: -one[1].size)[:LARGEST]:
+                path = f"{hook}/vgpu/containers/{name}"
+                yield preflight.judge_size(path, size.size, size.entries)
+
+    def config(self) -> Iterator[Finding]:
+        names = dict.fromkeys(self.request.names, NamedNode.UNSEEN)
+        if self.cluster is not None:
+            names |= self.cluster.names
+        if self.settings.node in names:
+            names[self.settings.node] = NamedNode.THERE
+        yield from judge_entries(self.settings.node, names, self.request.files)
+
+    def access(self) -> Iterator[Finding]:
+        if self.settings.driver.simulate is None:
+            gpus = None if self.scan is None else len(self.scan.gpus) + len(self.scan.faults)
+            yield from judge_access(device_nodes(self.request.device_files), gpus)
+
+    def kubelet(self) -> Iterator[Finding]:
+        paths = self.settings.paths
+        place = look_at(paths.plugins)
+        yield preflight.judge_kubelet(place, look_at(paths.kubelet_socket))
+        alive = [one for one in self.sockets if one.alive]
+        # The register annotation is the agent's own here, and no sign of HAMi's plugin.
+        answer = self.cluster.answer if self.cluster else None
+        answer = answer and msgspec.structs.replace(answer, annotations={})
+        yield from preflight.judge_plugins(place, alive, answer, takeover=self.settings.takeover)
+        if self.node is not None:
+            report, now = self._report(self.node.traces), self.clock.now()
+            if finding := scheduling.judge_offer(self.settings.node, self.node.offer, report, now):
+                yield finding
+
+    def api(self) -> Iterator[Finding]:
+        if self.cluster is None:
+            return
+        answer = self.cluster.answer
+        if answer.failure:
+            advice = answer.remedy or "repair the connection, and run this check again"
+            yield Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)
+            return
+        yield from preflight.judge_cluster(self.settings.node, answer)
+        if self.cluster.excess is not None:
+            yield judge_excess(answer.server, self.cluster.excess)
+        if self.node is not None:
+            yield judge_clock(answer.server, self.node.skew)
+
+    def scheduler(self) -> Iterator[Finding]:
+        if self.node is None:
+            return
+        traces, name, now = self.node.traces, self.settings.node, self.clock.now()
+        profile, report = self.settings.report.profile, self._report(self.node.traces)
+        yield scheduling.judge_present_report(name, report, profile)
+        text = traces.annotations.get(HANDSHAKE, "")
+        seen = scheduling.HandshakeSeen(text, text.partition(" ")[0][:32])
+        if (said := _decoded(decode_handshake, text)) is not None:
+            stamp = said.stamp if said.stamp is not None and said.stamp.tzinfo else None
+            seen = scheduling.HandshakeSeen(text, said.word.value, stamp)
+        yield scheduling.judge_handshake(name, seen, report, profile, now)
+        yield scheduling.judge_writer(traces, report)
+        lock = traces.annotations.get(MUTEX_LOCK)
+        yield scheduling.judge_lock(name, lock, _decoded(decode_node_lock, lock), now)
+        stale = [one.path for one in self.sockets if one.theirs and not one.alive]
+        scores = self.settings.report.topology_score
+        yield from scheduling.judge_leftovers(traces, stale, stamps=profile.stamps, scores=scores)
+
+    def unseen(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """One finding for each group of which checks were not made."""
+        if self.cluster is None:
+            return
+        made = {one.point for one in findings}
+        rest = {PreflightCheck.MONITOR}  # there is nothing to say without HAMi's plugin
+        for group in FROM_API:
+            missing = [check for check in MEMBERS[group] if check not in made | rest]
+            if missing:
+                names = ", ".join(check.value for check in missing)
+                said = f"not checked: {names}"
+                advice = "repair what is said of the API server, and run this check again"
+                server = self.cluster.answer.server
+                yield Finding.unknown(missing[0], server, said, advice)
+
+    def _report(self, traces: NodeTraces) -> scheduling.ReportSeen:
+        text = traces.annotations.get(REGISTER)
+        if text is None:
+            return scheduling.ReportSeen()
+        gpus = read_register(text)
+        differences: tuple[str, ...] = ()
+        if self.scan is not None and gpus:
+            differences = report_differences(self.settings, self.scan, traces.annotations)
+        return scheduling.ReportSeen(
+            is_there=True,
+            gpus=len(gpus),
+            healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
+            is_json=is_json_form(text),
+            differences=differences,
+            written=_decoded(decode_stamp, traces.last_written)
+            if REGISTER in traces.written
+            else None,
+        )
+
+
+def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
+    """What the text says; None if there is none, or it cannot be read."""
+    try:
+        return None if text is None else decode(text)
+    except MalformedText:
+        return None
+
+
+# Renders the findings of `doctor`: lines for people, data for programs.
+
+_INDENT: Final = 20
+_LONGEST: Final = 1024
+"""Characters of a text; some come from the cluster."""
+
+
+def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> None:
+    """Print a line for each finding and one with their numbers, folded at `columns`.
+
+    `before`: of `doctor --pre`.
+    """
+    each = _line if before else _lines
+    lines = (line for one in findings for line in each(one))
+    indent = " " * min(_INDENT, columns // 4)
+    for line in (*lines, _sum(findings)):
+        begin = indent if line.startswith(("means: ", "to do: ")) else ""
+        parts = textwrap.wrap(
+            line,
+            columns,
+            initial_indent=begin,
+            subsequent_indent=f"{indent}  ",
+            break_on_hyphens=False,
+        )
+        sys.stdout.writelines(f"{part}\n" for part in parts)
+
+
+def document_of(findings: Sequence[Finding], *, before: bool) -> tuple[str, dict[str, object]]:
+    """The kind and the data of the findings for programs."""
+    counts = Counter(one.verdict for one in findings)
+    data: dict[str, object] = {"ok": not counts[PreflightVerdict.WRONG]}
+    if not before:
+        data["complete"] = not counts[PreflightVerdict.UNKNOWN]
+    data["findings"] = [_entry(one, before=before) for one in findings]
+    return "Preflight" if before else "Checkup", data
+
+
+def _line(finding: Finding) -> Iterator[str]:
+    verdict, point = finding.verdict, finding.point.value
+    line = f"{verdict.value:<6} {point:<11} {_safe(f'{finding.subject}: {finding.said}')}"
+    if finding.advice:
+        line += f"; {_safe(finding.advice)}"
+    yield line if verdict is PreflightVerdict.OK else f"{line} [RUNBOOK {point}]"
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    group, verdict, point = group_of(finding.point).value, finding.verdict, finding.point.value
+    said = _safe(f"{finding.subject}: {finding.said}")
+    yield f"{group:<10} {verdict.value:<8} {point:<12} {said}"
+    if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
+        yield f"means: {consequence(finding)}"
+    if verdict is not PreflightVerdict.OK:
+        advice = _safe(finding.advice)
+        yield f"to do: {advice}{' ' if advice else ''}[RUNBOOK {point}]"
+
+
+def _safe(text: str) -> str:
+    """The text in one line, without what a terminal would obey."""
+    return cap(text, _LONGEST)
+
+
+def _sum(findings: Sequence[Finding]) -> str:
+    counts = Counter(one.verdict for one in findings)
+    notes = counted(counts[PreflightVerdict.NOTE], "note")
+    unknown = counts[PreflightVerdict.UNKNOWN]
+    unseen = f", {unknown} not checked" if unknown else ""
+    wrong = counts[PreflightVerdict.WRONG]
+    return f"{wrong} wrong, {notes}, {counts[PreflightVerdict.OK]} ok{unseen}"
+
+
+def _entry(finding: Finding, *, before: bool) -> dict[str, str]:
+    entry = {
+        "id": finding.point.value,
+        "verdict": finding.verdict.value.lower(),
+        "subject": finding.subject,
+        "said": finding.said,
+        "advice": finding.advice,
+    }
+    if before:
+        return entry
+    means = "" if finding.verdict is PreflightVerdict.OK else consequence(finding)
+    return entry | {"group": group_of(finding.point).value, "means": means}
+
 
 ANSWER_SECONDS: Final = 5.0
 _GROUPS: Final = ", ".join(CheckGroup)

@@ -2,27 +2,296 @@
 
 import argparse
 import asyncio
+import contextlib
+import datetime as dt
 import random
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
-from agent.app.explaining import read_cluster, read_refused
+import msgspec
+
+from agent.app.preflight import agent_connection, ask_cluster, failure_of, open_session
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
-from agent.cli.documents import document
-from agent.cli.explain_recent import recent_data, recent_text
-from agent.cli.explain_view import explanation_data, rendered
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.terminal import UNFOLDED, terminal_width, working
-from agent.core.cluster.snapshot import ClusterSnapshot, RefusedPod
-from agent.core.errors import ApiError, SettingsError, cap
-from agent.host.clock import SystemClock
-from agent.host.kube.cluster.reader import NoSuchPod
-from agent.host.kube.connection import Connection, default_namespace
+from agent.cli.output import UNFOLDED, document, terminal_width, working
+from agent.cluster import ALLOCATED
+from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
+from agent.hami.pod import encode_stamp
+from agent.host.process import SystemClock
+from agent.kube.client import Connection, KubeSession, check, default_namespace
+from agent.kube.reader import (
+    ClusterReader,
+    ClusterSnapshot,
+    HeldUse,
+    KubeReview,
+    KubeSight,
+    NodeReader,
+    NodeSight,
+    NoSuchPod,
+    RefusedPod,
+)
+from agent.node.preflight import UNNEEDED, ClusterAnswer, Right
+from agent.node.scheduling import ASKED, NamedNode
+from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
+from agent.sandbox.explain.gates import agent_sentence, refusal_id
+from agent.sandbox.explain.story import (
+    Explanation,
+    Gate,
+    GateVerdict,
+    GpuVerdict,
+    NodeVerdict,
+    PlacingChange,
+    ago,
+    counted,
+    span,
+)
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.settings.sections import Settings
+from agent.status import StatusDocument, open_envelope
+
+# Reads what `explain` needs from the API server, by a kubeconfig alone.
+
+PROGRAM: Final = "hami-agent-explain"
+USE_DEADLINE: Final = 3.0
+"""Seconds for the agent to say what the pod uses."""
+
+
+async def read_cluster(
+    connection: Connection, namespace: str, name: str, clock: Clock
+) -> ClusterSnapshot | NoSuchPod:
+    """Read the pod and the parts of the cluster that decide about it; nothing is written.
+
+    If there is no such pod, return the names that may have been meant.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pod cannot be read.
+    """
+    async with _session(connection) as session:
+        reader = ClusterReader(session, clock)
+        try:
+            found = await reader.snapshot(namespace, name)
+        except ApiNotFound:
+            return await reader.similar(namespace, name)
+        return await _with_use(session, found)
+
+
+async def read_refused(
+    connection: Connection, namespace: str, clock: Clock
+) -> tuple[RefusedPod, ...]:
+    """Read the pods that kubelets refused; `namespace` empty: of all namespaces.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pods cannot be read.
+    """
+    async with _session(connection) as session:
+        return await ClusterReader(session, clock).refused(namespace)
+
+
+async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
+    """The snapshot with what a running pod uses, if it has shares and its agent answers in time."""
+    metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
+    is_running = found.pod["status"].get("phase") == "Running"
+    if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
+        return found
+    try:
+        async with asyncio.timeout(USE_DEADLINE):
+            answer = await NodeReader(session, node).by_agent()
+        status, _ = open_envelope(answer, "Status", StatusDocument)
+    except (ApiError, MalformedText) as error:
+        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {error}")
+    except TimeoutError:
+        text = f"the agent of {node} has not answered in {USE_DEADLINE:g} s"
+        return msgspec.structs.replace(found, use_unread=text)
+    uses = tuple(
+        HeldUse(one.container, share.uuid, share.used_mib, one.last_kernel)
+        for one in status.allocations or ()
+        for share in one.shares
+        if (one.namespace, one.pod) == (metadata.get("namespace"), metadata.get("name"))
+    )
+    return msgspec.structs.replace(found, uses=uses)
+
+
+@contextlib.asynccontextmanager
+async def _session(connection: Connection) -> AsyncIterator[KubeSession]:
+    check(connection)
+    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+# Renders an explanation as text for people, and as data for programs.
+
+NODES_SHOWN: Final = 5
+
+
+def rendered(explanation: Explanation, source: str, now: dt.datetime, columns: int) -> str:
+    """The explanation for people, folded at `columns`."""
+    return folded(_lines(explanation, source, now), columns)
+
+
+def folded(lines_of: Iterable[tuple[int, int, str]], columns: int) -> str:
+    """Lines of indent, indent of what is folded, and text, folded at `columns`."""
+    lines: list[str] = []
+    for indent, hanging, text in lines_of:
+        lines += textwrap.wrap(
+            text,
+            columns,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * min(hanging, columns // 3),
+            break_on_hyphens=False,
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def explanation_data(explanation: Explanation) -> dict[str, object]:
+    """The explanation for programs."""
+    return {
+        "namespace": explanation.namespace,
+        "pod": explanation.name,
+        "phase": explanation.phase,
+        "headline": explanation.headline,
+        "blocked": explanation.is_blocked,
+        "gates": [_gate(gate) for gate in explanation.gates],
+        "nodes": [_plain(node) for node in explanation.nodes],
+        "nodesByReason": dict(explanation.reasons),
+        "changes": [_plain(change) for change in explanation.changes],
+        "missing": list(explanation.missing),
+    }
+
+
+def _lines(
+    explanation: Explanation, source: str, now: dt.datetime
+) -> Iterator[tuple[int, int, str]]:
+    """Indent, indent of what is folded, and text of each line."""
+    yield 0, 2, explanation.headline
+    for gate in explanation.gates:
+        reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
+        yield 0, 5, f"{gate.verdict.value:<4} {gate.name:<10} {gate.said}{reason}"
+        for fact in gate.facts:
+            yield 7, 9, fact
+        if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
+            yield from _node_lines(explanation)
+        if gate.advice:
+            yield 7, 9, f"do: {gate.advice}"
+    if explanation.changes:
+        yield 0, 2, "Smallest changes that would place it (tried with the scheduler's model):"
+        for number, change in enumerate(explanation.changes, 1):
+            yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
+    for text in explanation.missing:
+        yield 0, 2, f"missing: {text}"
+    age = span((now - explanation.taken).total_seconds())
+    yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
+
+
+def _node_lines(explanation: Explanation) -> Iterator[tuple[int, int, str]]:
+    shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
+    for node in shown:
+        yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
+        for line in _gpu_lines(node):
+            yield 9, 11, line
+        if node.biggest and node.gpus:
+            yield 9, 11, f"most is held by {', '.join(node.biggest)}"
+    reasons = explanation.reasons
+    if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
+        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        if told:
+            yield 7, 9, f"Nodes by reason: {told}"
+
+
+def _gpu_lines(node: NodeVerdict) -> Iterator[str]:
+    """One line for all GPUs of which the same is said."""
+    alike: dict[str, list[int]] = {}
+    for gpu in node.gpus:
+        said = f"{gpu.reason}: {gpu.said}" if gpu.reason else ""
+        alike.setdefault(said, []).append(gpu.index)
+    for said, indexes in alike.items():
+        fits = "fits" if len(indexes) == 1 else "fit"
+        yield f"GPU {', '.join(map(str, indexes))} {said or fits}"
+
+
+def _gate(gate: Gate) -> dict[str, object]:
+    return {
+        "name": gate.name,
+        "verdict": gate.verdict.name.lower().replace("_", "-"),
+        "said": gate.said,
+        "reason": gate.reason,
+        "advice": gate.advice,
+        "facts": list(gate.facts),
+    }
+
+
+def _plain(value: NodeVerdict | GpuVerdict | PlacingChange) -> dict[str, object]:
+    """A value of the story for JSON, with JSON's names."""
+    return {_camel(name): _entry(one) for name, one in msgspec.structs.asdict(value).items()}
+
+
+def _entry(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(one) if isinstance(one, GpuVerdict) else one for one in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+# Renders the pods that kubelets refused, the last first.
+
+SHOWN: Final = 20
+_SENTENCE: Final = 512
+_UNKNOWN: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def recent_text(refused: Sequence[RefusedPod], source: str, now: dt.datetime, columns: int) -> str:
+    """The refusals for people, folded at `columns`."""
+    return folded(_recent_lines(refused, source, now), columns)
+
+
+def recent_data(refused: Sequence[RefusedPod]) -> list[dict[str, object]]:
+    """All refusals, for programs."""
+    return [
+        {
+            "namespace": pod.namespace,
+            "pod": pod.name,
+            "node": pod.node,
+            "at": encode_stamp(pod.at) if pod.at else None,
+            "id": refusal_id(pod.message),
+            "message": pod.message,
+        }
+        for pod in _ordered(refused)
+    ]
+
+
+def _recent_lines(
+    refused: Sequence[RefusedPod], source: str, now: dt.datetime
+) -> Iterator[tuple[int, int, str]]:
+    if not refused:
+        yield 0, 2, "No kubelet has refused a pod that still exists."
+    for pod in _ordered(refused)[:SHOWN]:
+        name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
+        when = ago(pod.at, now) if pod.at else "at an unknown time"
+        identifier = refusal_id(pod.message)
+        entry = f" [RUNBOOK {identifier}]" if identifier else ""
+        yield 0, 2, f"{name} on {cap(pod.node, 128)}, {when}{entry}"
+        yield 2, 4, cap(agent_sentence(pod.message), _SENTENCE)
+    if len(refused) > SHOWN:
+        yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
+    yield 0, 2, f"data: {cap(source, 256)}, read now"
+
+
+def _ordered(refused: Sequence[RefusedPod]) -> list[RefusedPod]:
+    return sorted(refused, key=lambda pod: pod.at or _UNKNOWN, reverse=True)
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -150,3 +419,56 @@ def _missing(found: NoSuchPod, namespace: str, name: str) -> str:
     if found.unread:
         text += f"; no other name is known: {found.unread}"
     return text
+
+
+# Asks the API server what `doctor` checks beside a running agent.
+
+
+class ClusterSight(msgspec.Struct, frozen=True):
+    """The API server's answers. `node` None: it was not shown, and `answer` says why.
+
+    - `excess`: granted rights that the agent does not need; None: not asked.
+    - `names`: whether the Nodes that the settings name exist.
+    """
+
+    answer: ClusterAnswer
+    node: NodeSight | None = None
+    excess: tuple[Right, ...] | None = None
+    names: Mapping[str, NamedNode] = msgspec.field(default_factory=dict)
+
+
+async def see_cluster(
+    settings: Settings,
+    environ: Mapping[str, str],
+    clock: Clock,
+    names: Sequence[str],
+    *,
+    reader: bool,
+) -> ClusterSight:
+    """Ask all questions in one session. `names`: Nodes that the settings name, this one not."""
+    connection, server = agent_connection(settings, environ)
+    unasked = dict.fromkeys(names, NamedNode.UNSEEN)
+    try:
+        async with open_session(connection) as session:
+            answer = await ask_cluster(session, settings, server, reader=reader)
+            review = KubeReview(session, settings.node)
+            excess = tuple([right for right in UNNEEDED if await review.granted(right)])
+            unread = any(right.words == "get nodes" for right in answer.denied)
+            if answer.found is False or unread:
+                return ClusterSight(answer, excess=excess, names=unasked)
+            sight = KubeSight(session, clock)
+            try:
+                node = await sight.look(settings.node, settings.sharing.resource)
+            except ApiNotFound:
+                answer = msgspec.structs.replace(answer, found=False)
+                return ClusterSight(answer, excess=excess, names=unasked)
+            annotations = node.traces.annotations
+            answer = msgspec.structs.replace(
+                answer, found=True, labels=node.labels, annotations=annotations
+            )
+            asked = {name: await sight.named(name) for name in names[:ASKED]}
+            return ClusterSight(answer, node, excess, unasked | asked)
+    except (ApiError, SettingsError) as error:
+        failure, remedy = failure_of(error)
+        answer = ClusterAnswer(server, failure=failure, remedy=remedy)
+        return ClusterSight(answer, names=unasked)

@@ -11,8 +11,8 @@ from urllib.parse import quote
 from agent.cli.api_socket import Unreachable, add_socket, call
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, fail
-from agent.cli.documents import document
-from agent.host.clock import SystemClock
+from agent.cli.output import document
+from agent.host.process import SystemClock
 
 FOUND: Final = 200
 NONE_SUCH: Final = 404

@@ -12,7 +12,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 from typing_extensions import override
 
-from agent.core.errors import cap, cut
+from agent.errors import cap, cut
 
 _LEVELS = {
     "debug": logging.DEBUG,

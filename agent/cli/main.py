@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from agent.cli.arguments import Parser, nearest
 from agent.cli.codes import INTERRUPTED, OK, UNWRITTEN, USAGE
 from agent.cli.inherited import Unwritten, drop_output
-from agent.core.errors import cap
+from agent.errors import cap
 
 VERBS: Mapping[str, tuple[str, str]] = {
     "run": ("agent.cli.run", "run the agent on this node"),

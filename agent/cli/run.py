@@ -10,7 +10,7 @@ from agent.app.main import Process, run_agent
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources, started
-from agent.core.errors import SettingsError
+from agent.errors import SettingsError
 from agent.settings.reading import look
 from agent.settings.sources import NodeFacts
 

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.host.identity import host_name
-from agent.host.worker import Worker
+from agent.host.process import Worker, host_name
 from agent.settings.fields import Field, boolean
 from agent.settings.reading import SourcesRead, begin, look
 from agent.settings.sources import FOREIGN, Sources

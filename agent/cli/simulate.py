@@ -9,10 +9,10 @@ from typing import Final
 
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
-from agent.cli.documents import document
 from agent.cli.main import Subparsers
-from agent.core.errors import AgentError, cap
-from agent.host.clock import SystemClock
+from agent.cli.output import document
+from agent.errors import AgentError, cap
+from agent.host.process import SystemClock
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import HardwareSilent, HardwareUnreachable, ask
 from agent.settings.fields import decimal, seconds_of

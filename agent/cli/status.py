@@ -2,36 +2,344 @@
 
 import argparse
 import datetime as dt
+import operator
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from agent.app.observing import NoSuchNode
 from agent.cli.api_socket import add_socket
 from agent.cli.arguments import TABLE, add_output, nearest
 from agent.cli.cluster_args import add_cluster
 from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE, fail
-from agent.cli.documents import document
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.sources import SourceUnreachable, StatusRead, status_at, status_in, status_of
-from agent.cli.status_view import (
-    StatusStyle,
-    entry_lines,
-    pod_lines,
-    stamp,
-    status_lines,
-    wrapped,
+from agent.cli.output import Column, document, table, terminal_width, writes_utf8
+from agent.cli.sources import (
+    NoSuchNode,
+    SourceUnreachable,
+    StatusRead,
+    status_at,
+    status_in,
+    status_of,
 )
-from agent.cli.terminal import terminal_width, writes_utf8
-from agent.codec.status_document import StatusDocument, names_of
-from agent.core.errors import AgentError, cap
-from agent.core.inventory.slices import SharingSettings
-from agent.host.clock import SystemClock
+from agent.errors import AgentError, cap
+from agent.host.process import SystemClock
+from agent.model import Condition, SharingSettings
 from agent.settings.fields import seconds_of
+from agent.status import (
+    AllocationStatus,
+    Entry,
+    GpuStatus,
+    NodeStatus,
+    ShareStatus,
+    StatusDocument,
+    names_of,
+)
+
+# Renders the status of a node as text. Pure.
+
+GIB: Final = 1024
+OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
+"""The checks that repeat what the lines about the GPUs say."""
+BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+ASCII_BLOCKS: Final = " .:-=+*%#"
+
+_GPU_COLUMNS: Final = (
+    Column("GPU"),
+    Column("MODEL", rank=4, flexible=True),
+    Column("HEALTH"),
+    Column("SLICES", right=True),
+    Column("PROMISED", right=True),
+    Column("SELLABLE", rank=2, right=True),
+    Column("CORES", rank=1, right=True),
+    Column("USED", rank=3, right=True),
+    Column("UTIL", rank=3, right=True),
+    Column("15 MIN", rank=5),
+)
+_WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
+_CORES: Final = {None: "-", 0: "any"}
+"""Cores without a number: not known, and not limited."""
+_POD_COLUMNS: Final = (
+    Column("NAMESPACE", flexible=True),
+    Column("POD", flexible=True),
+    Column("CONTAINER", rank=1, flexible=True),
+    Column("GPU"),
+    Column("MEMORY", right=True),
+    Column("USED", rank=2, right=True),
+    Column("CORES", rank=3, right=True),
+    Column("UTIL", rank=3, right=True),
+    Column("IDLE", rank=4, right=True),
+    Column("SINCE", rank=5, right=True),
+    Column("KUBELET", rank=6),
+)
+IDLE: Final = dt.timedelta(hours=1)
+"""From then on a container without a kernel is pointed out."""
+
+
+class StatusStyle(msgspec.Struct, frozen=True):
+    """How to write. `width`: columns; `wide`: all columns, however wide."""
+
+    width: int = 80
+    ascii: bool = False
+    wide: bool = False
+
+
+def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """The node, its GPUs, and what needs attention."""
+    yield from head_lines(found.node, now, style)
+    yield from gpu_lines(found.gpus, style)
+    yield from attention_lines(found, now, style)
+    yield from wrapped(_sum(found), style)
+
+
+def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
+    for gpu in found.gpus:
+        yield from _note(gpu, found.node.name, now, style)
+    yield from _idle(found.allocations or (), now, style)
+    for check in found.node.checks:
+        if not check.ok and check.name not in OF_GPUS:
+            word = "not ready" if check.required else "degraded"
+            yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
+    yield from _refused(found.refusals or (), now, style)
+
+
+def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
+    """A table with a line for each GPU."""
+    if not gpus:
+        yield "no GPU is shared on this node"
+        return
+    columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
+    rows = [_gpu_row(gpu, style)[: len(columns)] for gpu in gpus]
+    yield from table(columns, rows, 10_000 if style.wide else style.width)
+
+
+def pod_lines(
+    allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    """A table with a line for each container and GPU."""
+    rows = [pod_row(one, share, now) for one in allocations for share in one.shares]
+    if not rows:
+        yield "no container holds a slice"
+        return
+    yield from table(_POD_COLUMNS, rows, 10_000 if style.wide else style.width)
+    for one in allocations:
+        if one.unkept:
+            text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
+            yield from wrapped(text, style)
+        if one.unread:
+            text = f"the use of {_container(one)} is not known: {cap(one.unread)}"
+            yield from wrapped(text, style)
+
+
+def entry_lines(
+    title: str, entries: Sequence[Entry], now: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    """Changes or refusals, the newest first, each with its age, its object and its reason."""
+    yield f"{title}:" if entries else f"{title}: none"
+    for entry in entries:
+        of = f" {cap(entry.namespace)}/{cap(entry.pod)}" if entry.pod else ""
+        text = f"{age(entry.at, now)} ago  {cap(entry.reason)}{of}: {cap(entry.text, 1024)}"
+        yield from wrapped(text, style)
+
+
+def age(since: dt.datetime, now: dt.datetime) -> str:
+    """The time since then, such as 12s, 5m, 3h20m or 4d02h."""
+    seconds = max(0, int((now - since).total_seconds()))
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{minutes}m" if minutes else f"{seconds}s"
+
+
+def stamp(at: dt.datetime) -> str:
+    """The time in UTC, in whole seconds."""
+    return at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gib(mib: int | None) -> str:
+    """MiB as GiB with one decimal; a dash if it is not known."""
+    return "-" if mib is None else f"{mib / GIB:.1f}G"
+
+
+def spark(values: Sequence[int | None], *, plain: bool) -> str:
+    """Percents as blocks; a space where there is none. Two values share a block."""
+    blocks = ASCII_BLOCKS if plain else BLOCKS
+    pairs = [values[place : place + 2] for place in range(0, len(values), 2)]
+
+    def block(pair: Sequence[int | None]) -> str:
+        known = [value for value in pair if value is not None]
+        if not known:
+            return " "
+        share = min(100, max(0, *known)) / 100
+        return blocks[max(1, round(share * (len(blocks) - 1)))]
+
+    return "".join(map(block, pairs))
+
+
+def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """The node and its agent, the settings in force, and the lock if it is held."""
+    ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
+    parts = [f"{cap(node.name)}  {ready}"]
+    if node.version:
+        up = f" up {age(node.started_at, now)}" if node.started_at else ""
+        parts.append(f"agent {cap(node.version)}{up}")
+    if node.driver:
+        parts.append(f"driver {cap(node.driver)}")
+    if node.kubelet:
+        parts.append(f"kubelet: {cap(node.kubelet)}")
+    if node.observe:
+        parts.append("observes only")
+    yield from _joined(parts, style)
+    if node.split_count is not None:
+        yield from _joined(_in_force(node), style)
+    if node.lock is not None:
+        held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
+        yield from wrapped(f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}", style)
+
+
+def _in_force(node: NodeStatus) -> list[str]:
+    """The settings that decide what is sold."""
+    parts = [f"settings  {node.split_count} slices for each GPU"]
+    for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
+        parts += [] if factor is None else [f"{name} x{factor:g}"]
+    parts += [f"scheduler {cap(node.scheduler)}", cap(node.resource)]
+    return [*parts, f"profiles {cap(', '.join(node.profiles))}"] if node.profiles else parts
+
+
+def _gpu_row(gpu: GpuStatus, style: StatusStyle) -> list[str]:
+    history = gpu.history.gpu_percent if gpu.history else ()
+    return [
+        "-" if gpu.index is None else str(gpu.index),
+        cap(gpu.model.removeprefix("NVIDIA "), 64) or "-",
+        _health(gpu),
+        f"{gpu.slices_held}/{gpu.slices}",
+        gib(gpu.promised_mib),
+        gib(gpu.sellable_mib),
+        f"{gpu.promised_cores}/{gpu.sellable_cores}%",
+        gib(gpu.used_mib),
+        "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
+        spark(history, plain=style.ascii),
+        gib(gpu.memory_mib),
+        cap(gpu.pci, 32) or "-",
+        "-" if gpu.numa is None else str(gpu.numa),
+        cap(gpu.uuid, 64),
+    ]
+
+
+def _health(gpu: GpuStatus) -> str:
+    condition = cap(gpu.condition, 16)
+    shown = condition.upper() if condition in {Condition.BAD, Condition.LOST} else condition
+    return f"{shown},cordoned" if gpu.cordoned else shown or "-"
+
+
+def _note(gpu: GpuStatus, node: str, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What a person must know about the GPU; nothing if it is well."""
+    name = f"GPU {cap(gpu.uuid) if gpu.index is None else gpu.index}"
+    if gpu.condition and gpu.condition != Condition.OK:
+        since = f" for {age(gpu.since, now)}" if gpu.since else ""
+        act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
+        text = cap(gpu.text or gpu.cause, 1024)
+        yield from wrapped(f"{name} {cap(gpu.condition)}{since}: {text}{act}", style)
+    for obstacle in gpu.obstacles:
+        yield from wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style)
+    if gpu.cordoned:
+        which = gpu.uuid if gpu.index is None else gpu.index
+        act = f"`hami-agent uncordon {which} --node {cap(node)}` ends it"
+        yield from wrapped(f"{name} is cordoned: the scheduler places no new pod; {act}", style)
+
+
+def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
+    """The cells of one container and GPU."""
+    said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
+    said = "other GPUs" if one.mismatched else said
+    memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
+    return [
+        cap(one.namespace, 64) or "-",
+        cap(one.pod, 64) or "-",
+        cap(one.container, 64) or "-",
+        cap(share.gpu, 64),
+        memory,
+        gib(share.used_mib),
+        _CORES.get(share.cores, f"{share.cores}%"),
+        "-" if share.gpu_percent is None else f"{share.gpu_percent}%",
+        age(one.last_kernel, now) if one.last_kernel else "-",
+        age(one.since, now) if one.since else "-",
+        "ended" if one.ended else said,
+    ]
+
+
+def _refused(entries: Sequence[Entry], now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    if entries:
+        last = entries[0]
+        text = (
+            f"refused: {len(entries)} in 24 h, the last {age(last.at, now)} ago: "
+            f"{cap(last.text, 1024)} [{cap(last.reason)}]"
+        )
+        yield from wrapped(text, style)
+
+
+def _idle(
+    allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
+) -> Iterator[str]:
+    """The containers that hold a share and have not used it for long, the longest first."""
+    idle = [
+        (one.last_kernel, one)
+        for one in allocations
+        if one.last_kernel is not None and now - one.last_kernel >= IDLE
+    ]
+    if idle:
+        since, longest = min(idle, key=operator.itemgetter(0))
+        some = "1 container has" if len(idle) == 1 else f"{len(idle)} containers have"
+        which = "it is" if len(idle) == 1 else "the longest is"
+        text = (
+            f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}, "
+            f"{age(since, now)}; `hami-agent status --by pod` lists all"
+        )
+        yield from wrapped(text, style)
+
+
+def _container(one: AllocationStatus) -> str:
+    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
+
+
+def _sum(found: StatusDocument) -> str:
+    held, slices = sum(g.slices_held for g in found.gpus), sum(g.slices for g in found.gpus)
+    parts = [f"{held} of {slices} slices in use"]
+    unserved = sum(not gpu.serving for gpu in found.gpus)
+    if unserved:
+        parts.append(f"{unserved} of {len(found.gpus)} GPUs not offered")
+    late = sum(one.confirmed is False and not one.ended for one in found.allocations or ())
+    if late:
+        parts.append(f"{late} not recorded by the kubelet yet")
+    return ", ".join(parts)
+
+
+def _joined(parts: Sequence[str], style: StatusStyle) -> Iterator[str]:
+    """The parts on one line, or on several if it would be too long."""
+    between = " | " if style.ascii else " · "
+    line = ""
+    for part in parts:
+        longer = f"{line}{between}{part}" if line.strip() else f"{line}{part}"
+        if line.strip() and len(longer) > style.width:
+            yield from wrapped(line, style)
+            longer = f"  {part}"
+        line = longer
+    yield from wrapped(line, style)
+
+
+def wrapped(text: str, style: StatusStyle) -> Iterator[str]:
+    """The text in lines that fit; words with hyphens stay whole, so that they can be copied."""
+    yield from textwrap.wrap(text, style.width, subsequent_indent="  ", break_on_hyphens=False) or [
+        ""
+    ]
+
 
 RESOURCE: Final = SharingSettings().resource
 OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")

@@ -11,16 +11,9 @@ from textual.widgets import DataTable, Footer, Input, Static
 from typing_extensions import override
 
 from agent.cli.sources import SourceUnreachable, StatusRead
-from agent.cli.status_view import (
-    StatusStyle,
-    attention_lines,
-    gib,
-    head_lines,
-    pod_row,
-    spark,
-)
-from agent.codec.status_document import GpuStatus, StatusDocument
-from agent.core.errors import cap
+from agent.cli.status import StatusStyle, attention_lines, gib, head_lines, pod_row, spark
+from agent.errors import cap
+from agent.status import GpuStatus, StatusDocument
 
 BAR: Final = 16
 """Characters of a bar."""

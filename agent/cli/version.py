@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from agent import __version__
 from agent.cli.arguments import TABLE, add_output
 from agent.cli.codes import OK
-from agent.cli.documents import document
 from agent.cli.main import Subparsers
-from agent.host.clock import SystemClock
+from agent.cli.output import document
+from agent.host.process import SystemClock
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -32,7 +32,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agent.host.clock import SystemClock
+from agent.host.process import SystemClock
 from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.api_errors import (
     BadRequestError,

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from agent.core.cluster.selector import Selector, parse_selector
-from agent.core.errors import MalformedText
+from agent.cluster import Selector, parse_selector
+from agent.errors import MalformedText
 from agent.sandbox.api_errors import (
     BadRequestError,
     ConflictError,

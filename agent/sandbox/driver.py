@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.core.errors import DriverError, DriverMissing, GpuError
-from agent.core.health.reports import DriverEvent, Probe
-from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
+from agent.errors import DriverError, DriverMissing, GpuError
+from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan
 from agent.sandbox import hardware_talk as talk
 
 REMOTE: Final = "unix:"
@@ -18,7 +17,7 @@ CALL_DEADLINE: Final = 2.0
 
 
 class SimulatedDriver:
-    """Implements agent.core.ports.Driver through the control socket of simulated hardware."""
+    """Implements agent.ports.Driver through the control socket of simulated hardware."""
 
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path

@@ -14,8 +14,17 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.region import MAGIC, UUID_SIZE, V0, V1_1, V1_1S, V1_2, RegionOffsets
-from agent.core.usage.region import MAX_GPUS, MAX_PROCESSES
+from agent.hami.region import (
+    MAGIC,
+    MAX_GPUS,
+    MAX_PROCESSES,
+    UUID_SIZE,
+    V0,
+    V1_1,
+    V1_1S,
+    V1_2,
+    RegionOffsets,
+)
 
 MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
 CORE_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"

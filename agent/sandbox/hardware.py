@@ -14,18 +14,25 @@ from typing import Final
 
 import msgspec
 
-from agent.core.errors import AgentError, SettingsError
-from agent.core.health.reports import (
+from agent.errors import AgentError, SettingsError
+from agent.health.judge import xid_class
+from agent.health.xids import FELL_OFF_THE_BUS, XidClass
+from agent.model import (
     DriverEvent,
     EventKind,
+    Gpu,
+    GpuFault,
+    GpuSample,
     GpuSigns,
+    GpuUuid,
+    Link,
+    PciPath,
     Probe,
     ProbeOutcome,
     RecoveryAction,
+    Scan,
+    Trouble,
 )
-from agent.core.health.settings import xid_class
-from agent.core.health.xids import FELL_OFF_THE_BUS, XidClass
-from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Link, PciPath, Scan, Trouble
 
 DRIVER_VERSION: Final = "570.148.08"
 UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")

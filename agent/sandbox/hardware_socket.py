@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from agent.core.errors import AgentError, PermissionFault, cap
+from agent.errors import AgentError, PermissionFault, cap
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware import (
     LostGpuError,

@@ -13,9 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.core.errors import AgentError, cap
-from agent.core.health.reports import DriverEvent, Probe
-from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
+from agent.errors import AgentError, cap
+from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan
 
 REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple, Self
 
-from agent.core.ports import Clock
+from agent.ports import Clock
 from agent.sandbox.api_errors import (
     AlreadyExistsError,
     BadRequestError,

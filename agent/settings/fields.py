@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.core.errors import SettingsError, cap
+from agent.errors import SettingsError, cap
 
 Scalar = str | int | float | bool | None
 Value = Scalar | tuple[str, ...]

@@ -16,8 +16,12 @@ from typing import Any, Final, TypeGuard
 import msgspec
 import yaml
 
-from agent.codec.gojson import INT32, INT64, UINT64, fold
-from agent.codec.places import (
+from agent.cluster import Requirement, Selector
+from agent.errors import MalformedText, SettingsError, cap
+from agent.hami.gojson import INT32, INT64, UINT64, fold
+from agent.settings.fields import Setting, setting, shown
+from agent.settings.own_file import refuse_object
+from agent.settings.places import (
     BOOL,
     FLOAT,
     INT,
@@ -31,10 +35,6 @@ from agent.codec.places import (
     read_json,
     read_yaml,
 )
-from agent.core.cluster.selector import Requirement, Selector
-from agent.core.errors import MalformedText, SettingsError, cap
-from agent.settings.fields import Setting, setting, shown
-from agent.settings.own_file import refuse_object
 from agent.settings.sources import (
     TOLD,
     Faults,

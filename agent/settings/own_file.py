@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from agent.codec.places import Place, read_yaml
-from agent.core.cluster.selector import parse_selector
-from agent.core.errors import MalformedText, SettingsError, cap
+from agent.cluster import parse_selector
+from agent.errors import MalformedText, SettingsError, cap
 from agent.settings.fields import Field, Setting, setting
+from agent.settings.places import Place, read_yaml
 from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
 from agent.settings.table import BY_KEY
 

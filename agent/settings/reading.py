@@ -11,14 +11,14 @@ from typing import Final
 import msgspec
 
 from agent import __version__
-from agent.codec.last_good import decode_last_good
-from agent.core.errors import AgentError, SettingsError, StateCorrupt
-from agent.core.state.last_good import LastGood, SourceFile
-from agent.host.textfile import TextFiles, check_size
+from agent.errors import AgentError, SettingsError, StateCorrupt
+from agent.host.files import TextFiles, check_size
 from agent.kit.offload import Offload
+from agent.ledger import LastGood, SourceFile
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
+from agent.state import decode_last_good
 
 DEFAULT_FILE: Final = Path("/etc/hami-agent/config.yaml")
 DEVICE_CONFIG: Final = "files.deviceConfig"

@@ -6,14 +6,13 @@ from typing import Any
 
 import msgspec
 
-from agent.core.allocation.plain import PlainSettings
-from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import MatchSettings
-from agent.core.containers.edits import EditSettings
-from agent.core.errors import SettingsError
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.slices import MIG_MODE, SharingSettings, check_list_size
-from agent.core.report_settings import ReportSettings
+from agent.allocate.plain import PlainSettings
+from agent.allocate.steps import MatchSettings, RequestRules
+from agent.errors import SettingsError
+from agent.hami.register import ReportSettings
+from agent.health.judge import HealthSettings
+from agent.ledger import EditSettings
+from agent.model import MIG_MODE, SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Values
 from agent.settings.table import switches_of
 from agent.web.policy import HamiNames, ReaderPolicy

@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from agent.core.cluster.selector import Selector
-from agent.core.errors import SettingsError, cap
-from agent.core.health.settings import malformed
-from agent.core.state.last_good import SourceFile
+from agent.cluster import Selector
+from agent.errors import SettingsError, cap
+from agent.health.judge import malformed
+from agent.ledger import SourceFile
 from agent.settings.fields import FALSE, Setting, setting, shown
 from agent.settings.table import FIELDS
 

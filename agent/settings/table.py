@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.containers.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
-from agent.core.health.settings import XidSwitches, read_switches
-from agent.core.health.xids import XidClass
-from agent.core.report_settings import ReportProfile
+from agent.allocate.edits import CDI_KIND, CDI_PREFIX, STRATEGIES
+from agent.allocate.steps import UnlockedPods
+from agent.hami.register import ReportProfile
+from agent.health.judge import XidSwitches, read_switches
+from agent.health.xids import XidClass
 from agent.settings.fields import (
     FALSE,
     HOW,

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from agent.core.errors import SettingsError, cap
-from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.core.state.ledger import Ledger
+from agent.errors import SettingsError, cap
+from agent.ledger import Ledger
+from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
 from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
 from agent.settings.sections import Settings, build
 from agent.settings.sources import (

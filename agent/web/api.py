@@ -19,14 +19,13 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from agent.codec.status_document import API_VERSION, encode, envelope, names_of
-from agent.core.errors import cap
-from agent.core.health.maintenance import ALL, GpuRelease, Recheck
-from agent.core.inventory.gpu import NO_INDEX
-from agent.core.inventory.inventory import SharedGpu
-from agent.core.node.readiness import STANDBY, Check, degraded, is_ready
+from agent.errors import cap
+from agent.health.verdicts import ALL, GpuRelease, Recheck
 from agent.kit.backoff import Throttle
 from agent.kit.unix import peer_uid
+from agent.model import NO_INDEX, SharedGpu
+from agent.node.findings import STANDBY, Check, degraded, is_ready
+from agent.status import API_VERSION, encode, envelope, names_of
 from agent.web.policy import ReaderPolicy
 from agent.web.status import (
     StatusFacts,

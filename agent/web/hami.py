@@ -12,10 +12,9 @@ import msgspec
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from agent.core.inventory.gpu import NO_INDEX
-from agent.core.inventory.slices import MIB
-from agent.core.state.ledger import Holder
-from agent.core.usage.use import ContainerUse
+from agent.ledger import Holder
+from agent.model import MIB, NO_INDEX
+from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
 from agent.web.policy import HamiNames
 from agent.web.status import StatusFacts

@@ -28,17 +28,14 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from agent.core.allocation.room import promised, takes_room
-from agent.core.cluster.pods import PodTable
-from agent.core.containers.container_edits import CORE_POLICY_ENV
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
-from agent.core.inventory.inventory import Inventory, SharedGpu
-from agent.core.inventory.slices import MIB, SliceList
-from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
-from agent.core.usage.region import RegionState
-from agent.core.usage.use import ContainerUse
+from agent.allocate.edits import CORE_POLICY_ENV
+from agent.allocate.room import promised, takes_room
+from agent.cluster import PodTable
+from agent.hami.region import RegionState
 from agent.kit.tally import DurationRow, Durations, Tally
+from agent.ledger import ContainerKey, Holder, Ledger, Row
+from agent.model import MIB, Condition, GpuSample, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
+from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
 from agent.web.hami import Used, hami_families
 from agent.web.policy import HamiNames

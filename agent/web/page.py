@@ -21,7 +21,8 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from agent.codec.status_document import (
+from agent.errors import cap
+from agent.status import (
     AllocationStatus,
     CheckStatus,
     Entry,
@@ -32,7 +33,6 @@ from agent.codec.status_document import (
     StatusDocument,
     UseHistory,
 )
-from agent.core.errors import cap
 from agent.web.api import Readers
 from agent.web.status import StatusFacts, status_of
 

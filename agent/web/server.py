@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from agent.core.errors import PermissionFault, host_port
+from agent.errors import PermissionFault, host_port
 from agent.kit.backoff import Throttle
 from agent.web.api import PREFIX, ReadApi
 from agent.web.gate import TELL_PERIOD, ConnectionGate, ours

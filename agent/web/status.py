@@ -7,8 +7,14 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.observed_status import lock_status
-from agent.codec.status_document import (
+from agent.allocate.room import promised, takes_room
+from agent.cluster import CORDON, NodeView, PodTable
+from agent.hami.region import RegionState
+from agent.ledger import ContainerKey, JournalEntry, Ledger, Row
+from agent.model import MIB, NO_INDEX, GpuSample, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
+from agent.node.devices import read_cordon
+from agent.node.findings import Check, is_ready
+from agent.status import (
     AllocationStatus,
     CheckStatus,
     ContainerHistory,
@@ -19,20 +25,9 @@ from agent.codec.status_document import (
     ShareStatus,
     StatusDocument,
     UseHistory,
+    lock_status,
 )
-from agent.core.allocation.room import promised, takes_room
-from agent.core.cluster.annotations import CORDON
-from agent.core.cluster.pods import NodeView, PodTable
-from agent.core.inventory.gpu import NO_INDEX, GpuSample, GpuUuid, Sampled
-from agent.core.inventory.inventory import Inventory, SharedGpu
-from agent.core.inventory.slices import MIB, SliceList
-from agent.core.node.cordon import read_cordon
-from agent.core.node.readiness import Check, is_ready
-from agent.core.state.journal import JournalEntry
-from agent.core.state.ledger import ContainerKey, Ledger, Row
-from agent.core.usage.history import PastUse
-from agent.core.usage.region import RegionState
-from agent.core.usage.use import ContainerUse
+from agent.usage import ContainerUse, PastUse
 
 PERIOD: Final = 30
 """Seconds of one value of the history."""

@@ -8,20 +8,16 @@ from collections.abc import AsyncIterator
 
 from agent.app.front import Front, HostFacts, join_front
 from agent.app.running import AgentParts
-from agent.app.watching import WebSubjects
-from agent.codec.node_report import report_of
-from agent.core.cluster.changes import NodeEvent
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.inventory import SharedGpu
-from agent.core.inventory.slices import SliceGroup
-from agent.core.ports import Driver
-from agent.core.report_settings import ReportSettings
-from agent.core.state.last_good import SourceFile
-from agent.core.state.state import State
+from agent.app.web import WebSubjects
+from agent.cluster import NodeEvent
+from agent.hami.register import ReportSettings, report_of
 from agent.kit.tasks import Heartbeat
-from agent.services.state import Recovered
+from agent.ledger import SourceFile, State
+from agent.model import GpuUuid, SharedGpu, SliceGroup
+from agent.ports import Driver
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
+from agent.state import Recovered
 from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_of
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock

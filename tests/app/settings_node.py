@@ -14,17 +14,14 @@ import structlog
 
 from agent.app.facts import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.core.cluster.changes import NodeEvent
-from agent.core.inventory.gpu import GpuUuid, Scan
-from agent.core.inventory.slices import SliceId, SliceList
-from agent.core.state.last_good import LastGood
-from agent.core.state.ledger import Ledger
+from agent.cluster import NodeEvent
+from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
 from agent.kit.ticks import Lull
-from agent.services.cluster.node import NodeWatch
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
-from agent.services.report.service import ReportCells, Reporter, ReportState
+from agent.kube.watches import NodeWatch
+from agent.ledger import LastGood, Ledger
+from agent.model import GpuUuid, Scan, SliceId, SliceList
+from agent.report import ReportCells, Reporter, ReportState
 from agent.settings.reading import begin, look
 from agent.settings.sources import NodeFacts, Sources
 from tests.app.settings_room import FakeWatch, SystemdSide

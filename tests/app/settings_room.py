@@ -8,12 +8,11 @@ from typing import NoReturn
 
 from agent.app.facts import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.core.cluster.changes import NodeEvent
-from agent.core.ports import Disk
-from agent.core.state.last_good import SourceFile
-from agent.core.state.ledger import Ledger
+from agent.cluster import NodeEvent
 from agent.kit.cell import Cell
 from agent.kit.ticks import Lull
+from agent.ledger import Ledger, SourceFile
+from agent.ports import Disk
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan

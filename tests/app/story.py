@@ -10,10 +10,10 @@ import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
-from agent.codec.nodelock import encode_node_lock
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK
-from agent.core.state.ledger import Row
+from agent.allocate.steps import UnlockedPods
+from agent.cluster import BIND_PHASE, MUTEX_LOCK
+from agent.hami.pod import encode_node_lock
+from agent.ledger import Row
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
 from agent.wire.v1beta1 import ContainerAllocateResponse

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.cluster.annotations import PHASE_SUCCESS
+from agent.cluster import PHASE_SUCCESS
 from tests.app.story import a_story, told
 from tests.machine.kubelet import RESOURCE
 from tests.machine.pods import Box, Shape

@@ -13,10 +13,9 @@ from pathlib import Path
 import msgspec
 
 from agent.app.running import AgentParts, ProcessTasks, lost, tell_systemd, tiers
-from agent.core.state.ledger import Ledger
 from agent.kit.tasks import Heartbeat, Task
-from agent.services.usage.pressure import MemoryPressure
-from agent.services.usage.service import ContainerUsage
+from agent.ledger import Ledger
+from agent.usage import ContainerUsage, MemoryPressure
 from tests.app.front_node import BEFORE, FrontPlaces, joined
 from tests.app.settings_room import SystemdSide
 from tests.builders import a_gpu, a_row

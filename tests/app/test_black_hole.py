@@ -6,11 +6,11 @@ import errno
 import msgspec
 import pytest
 
-from agent.core.errors import DriverMissing, StateError
-from agent.core.inventory.slices import slice_id
-from agent.core.state.ledger import Ledger
-from agent.services.inventory.withholding import PERIOD
-from agent.services.state import RETRY
+from agent.errors import DriverMissing, StateError
+from agent.inventory import CHECK_PERIOD
+from agent.ledger import Ledger
+from agent.model import slice_id
+from agent.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
@@ -138,7 +138,7 @@ async def test_a_driver_that_was_replaced_takes_the_slices_until_its_module_foll
     async with running(joined(driver)) as node:
         assert ([G0, G1], [G0, G1]) == offered(node)
         driver.replaced = DriverMissing("replaced", remedy="reboot [P-DRIVER]")
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(CHECK_PERIOD)
 
         assert ([], []) == offered(node)
         assert "[P-DRIVER]" in node.told[0].text

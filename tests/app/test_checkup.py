@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.checkup import CheckupRequest, examine_running
-from agent.core.node.check_groups import ALL_GROUPS, CheckGroup
-from agent.core.node.findings import Finding
-from agent.core.node.running_agent import AgentAnswer
-from agent.host.clock import SystemClock
+from agent.cli.doctor import CheckupRequest, examine_running
+from agent.host.process import SystemClock
+from agent.node.findings import ALL_GROUPS, CheckGroup, Finding
+from agent.node.scheduling import AgentAnswer
 from agent.settings.sections import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan

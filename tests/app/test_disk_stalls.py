@@ -5,13 +5,12 @@ import errno
 
 import pytest
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.allocation.steps import DISK_BUDGET
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.state.state import State
-from agent.services import state
-from agent.services.allocation import calls
-from agent.services.inventory import withholding
+from agent import inventory as withholding
+from agent import state
+from agent.allocate import calls
+from agent.allocate.steps import DISK_BUDGET, UnlockedPods
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import State
 from tests.app.front_node import FrontPlaces, joined, running
 from tests.app.test_black_hole import offered, two_gpus
 from tests.fakes.gated_disk import GatedDisk

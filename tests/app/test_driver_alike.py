@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.services.health import watch
+from agent.health import watch
 from tests.app.front_node import SETTINGS, joined, running
 from tests.fakes.nvml import until
 

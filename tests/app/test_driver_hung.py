@@ -13,14 +13,13 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from agent.app.front import Front
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.health.judge import switched_off
-from agent.core.health.news import gpu_degraded
-from agent.core.health.xids import FELL_OFF_THE_BUS
-from agent.core.inventory.gpu import GpuFault, Scan, Trouble
-from agent.core.inventory.slices import slice_id
+from agent.errors import Refusal, RefusalReason
+from agent.health.judge import switched_off
+from agent.health.news import gpu_degraded
+from agent.health.xids import FELL_OFF_THE_BUS
+from agent.model import GpuFault, Scan, Trouble, slice_id
+from agent.report import CALM
 from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.services.health.news import CALM
 from agent.web.api import Probes
 from tests.app.front_node import joined, watched
 from tests.builders import NOON, a_gpu

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.state.state import State
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import pynvml as the_library
-from agent.services.health import watch
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.library import pynvml as the_library
+from agent.health import watch
+from agent.ledger import State
+from agent.model import GpuUuid
 from tests.app.front_node import SETTINGS, joined, running
 from tests.fakes.nvml import until
 

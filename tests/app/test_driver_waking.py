@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from agent.app import preflight
-from agent.core.node.findings import PreflightVerdict
-from agent.core.node.preflight import judge_driver
+from agent.node.findings import PreflightVerdict
+from agent.node.preflight import judge_driver
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
 

@@ -4,14 +4,20 @@ import asyncio
 
 import msgspec
 
-from agent.core.errors import DriverError, DriverMissing
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import Gpu, GpuFault, Trouble
-from agent.core.inventory.slices import slice_id
-from agent.core.state.ledger import Ledger
+from agent.errors import DriverError, DriverMissing
+from agent.ledger import Ledger
+from agent.model import (
+    Condition,
+    DriverEvent,
+    EventKind,
+    Gpu,
+    GpuFault,
+    ProbeOutcome,
+    Trouble,
+    slice_id,
+)
+from agent.report import CALM
 from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.services.health.news import CALM
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver

@@ -12,11 +12,10 @@ from typing import TypeVar
 
 import pytest
 
-from agent.core.errors import Refusal
-from agent.core.inventory.slices import SliceId
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Holder
-from agent.plugin.handlers import container_response, grpc_error
+from agent.errors import Refusal
+from agent.kubelet.door import container_response, grpc_error
+from agent.ledger import Holder, KubeletEpoch
+from agent.model import SliceId
 from agent.sandbox.kubelet.devices import HEALTHY, ListedDevice
 from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse

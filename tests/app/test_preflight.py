@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from agent.app.preflight import driver_findings, examine, report_differences
-from agent.codec.register import RegisteredGpu, encode_register
-from agent.core.cluster.annotations import REGISTER
-from agent.core.inventory.gpu import GpuFault, Scan
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
-from agent.core.state.last_good import SourceFile
+from agent.cluster import REGISTER
+from agent.hami.register import RegisteredGpu, encode_register
+from agent.ledger import SourceFile
+from agent.model import GpuFault, Scan
+from agent.node.findings import Finding, PreflightCheck, PreflightVerdict
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster

@@ -8,10 +8,10 @@ import pytest
 
 from agent.app.front import Allocator
 from agent.app.running import MEETING, alive, lost, met
-from agent.core.errors import DirectoryLost
-from agent.host.systemd import Systemd
+from agent.errors import DirectoryLost
+from agent.host.process import Systemd
 from agent.kit.cell import Cell
-from agent.plugin.registration import RegistrationState
+from agent.kubelet.register import RegistrationState
 
 
 async def met_after(state):

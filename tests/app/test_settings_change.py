@@ -8,9 +8,9 @@ import json
 import pytest
 import structlog
 
-from agent.codec.register import decode_register
-from agent.core.cluster.annotations import REGISTER
-from agent.core.state.last_good import LastGood, SourceFile
+from agent.cluster import REGISTER
+from agent.hami.register import decode_register
+from agent.ledger import LastGood, SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
 from tests.app.settings_node import GPUS_8, a_settings_node

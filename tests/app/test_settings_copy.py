@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import structlog
 
 from agent.app.settings import RETRY
-from agent.codec.last_good import decode_last_good
-from agent.core.errors import StateError
-from agent.core.state.last_good import LastGood
+from agent.errors import StateError
 from agent.kit.cell import Cell
+from agent.ledger import LastGood
+from agent.state import decode_last_good
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 
 ONE = LastGood("0.1.0", "node-a")

@@ -9,11 +9,10 @@ import pytest
 import structlog
 
 from agent.app.settings import AGAIN, QUIET
-from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import Scan
-from agent.core.state.last_good import LastGood, SourceFile
-from agent.core.state.ledger import Ledger
-from agent.plugin.handlers import PREFERENCE_FOLLOWED
+from agent.errors import SettingsError
+from agent.kubelet.door import PREFERENCE_FOLLOWED
+from agent.ledger import LastGood, Ledger, SourceFile
+from agent.model import Scan
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from agent.settings.values import NodeValues, make_plan

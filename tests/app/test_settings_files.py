@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.app.settings import AGAIN, RESTLESS, STILL
-from agent.core.errors import SettingsError
+from agent.errors import SettingsError
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from tests.app.settings_room import FakeWatch, SettingsRoom, a_plan, start_of

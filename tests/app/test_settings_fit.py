@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import structlog
 
-from agent.core.cluster.pods import NodeView
-from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import Scan
-from agent.core.state.last_good import LastGood, SourceFile
+from agent.cluster import NodeView
+from agent.errors import SettingsError
+from agent.ledger import LastGood, SourceFile
+from agent.model import Scan
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
 from tests.app.settings_room import SettingsRoom, a_plan, start_of

@@ -9,7 +9,7 @@ import json
 import pytest
 import structlog
 
-from agent.core.state.last_good import LastGood, SourceFile
+from agent.ledger import LastGood, SourceFile
 from agent.settings.reading import begin
 from agent.settings.sources import Sources
 from tests.app.settings_node import a_settings_node

@@ -5,11 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.slices import slice_id
-from agent.core.state.ledger import Ledger
-from agent.services.inventory.service import SPECIFICATIONS_DEADLINE, SPECIFICATIONS_PERIOD
+from agent.cluster import NodeEvent
+from agent.inventory import SPECIFICATIONS_DEADLINE, SPECIFICATIONS_PERIOD
+from agent.ledger import Ledger
+from agent.model import Condition, slice_id
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running
 from tests.app.test_black_hole import degraded
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid

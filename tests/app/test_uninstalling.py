@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.app.uninstalling import PATIENCE, VACATING, Cleaned, uninstall_everywhere
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER
-from agent.core.errors import ApiError, ApiForbidden, ApiNotFound
-from agent.host.kube.connection import Connection
-from agent.host.kube.leftovers import NodeLeftovers
+from agent.cli.uninstall import PATIENCE, VACATING, Cleaned, uninstall_everywhere
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.errors import ApiError, ApiForbidden, ApiNotFound
+from agent.kube.client import Connection
+from agent.kube.leftovers import NodeLeftovers
 
 RESOURCE = "gpus.example/one"
 KEYS = (REGISTER, HANDSHAKE)
@@ -73,8 +73,8 @@ class Room:
 
     async def uninstall(self, api: Nodes) -> tuple[Cleaned, ...]:
         """The result; it is the same as what was told on the way."""
-        self._patch.setattr("agent.app.uninstalling.KubeLeftovers", lambda *_: api)
-        self._patch.setattr("agent.app.uninstalling.check", lambda _: None)
+        self._patch.setattr("agent.cli.uninstall.KubeLeftovers", lambda *_: api)
+        self._patch.setattr("agent.cli.uninstall.check", lambda _: None)
         done = await uninstall_everywhere(
             Connection(Path("none")),
             RESOURCE,

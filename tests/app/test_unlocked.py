@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.cluster.annotations import PHASE_FAILED, PHASE_SUCCESS
+from agent.allocate.steps import UnlockedPods
+from agent.cluster import PHASE_FAILED, PHASE_SUCCESS
 from tests.app.story import AllocationStory, a_story, told
 from tests.builders import NODE, a_uuid
 from tests.machine.pods import NAMESPACE, Box, Shape, a_pod_object

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from agent.host.kube.connection import SERVICE_ACCOUNT
+from agent.kube.client import SERVICE_ACCOUNT
 from tests.bench import process
 from tests.bench.floor import ROOT
 from tests.bench.installed import install

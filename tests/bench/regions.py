@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.core.usage.use import use_of
-from agent.host.hook.regions import HostRegions
+from agent.regions import HostRegions
 from agent.sandbox.hami_core import HAMI_2_9_0, MEMORY_LIMIT, HamiCoreRegion
+from agent.usage import use_of
 from tests.bench.figures import Figure
 from tests.fakes.offload import Inline
 from tests.host.proc_node import ProcNode

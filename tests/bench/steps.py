@@ -3,15 +3,12 @@
 import time
 from collections.abc import Callable
 
-from agent.codec.checkpoint import StateEncoder
-from agent.core.inventory.slices import SliceId
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
-from agent.plugin.handlers import container_response
-from agent.services.allocation.by_scheduler import SchedulerShares
-from agent.services.allocation.calls import AllocateCall
-from agent.services.allocation.service import Allocation
-from agent.services.allocation.storage import Storage
+from agent.allocate.calls import AllocateCall
+from agent.allocate.service import Allocation, SchedulerShares, Storage
+from agent.kubelet.door import container_response
+from agent.ledger import Ledger, State
+from agent.model import SliceId
+from agent.state import StateEncoder
 from agent.wire.v1beta1 import AllocateRequest, AllocateResponse, ContainerAllocateRequest
 from tests.bench.figures import Figure
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from typing import Any
 
-from agent.core.containers.edits import container_directory
+from agent.ledger import container_directory
 from tests.cases.box import (
     a_container,
     a_lab,

@@ -32,10 +32,10 @@ from typing import Any, NoReturn, Self
 import structlog
 
 import tests.machine.agent_life as life
-from agent.codec.checkpoint import decode_state
-from agent.codec.region import MAGIC, V1_2
-from agent.core.state.ledger import Row
+from agent.hami.region import MAGIC, V1_2
+from agent.ledger import Row
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
+from agent.state import decode_state
 from tests.machine.pods import Shape
 from tests.machine.virtual import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld

@@ -5,12 +5,10 @@ Right: its row is closed in each case, though the pod's object stays.
 
 import datetime as dt
 
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.findings import ReconcileFacts
-from agent.core.reconcile.reconcile import judge_by_scheduler
-from agent.core.state.holdings import ContainerHolding, Holding
-from agent.core.state.ledger import Ledger
+from agent.cluster import Phase, PodTable
+from agent.ledger import ContainerHolding, Holding, Ledger
+from agent.model import SliceId
+from agent.reconcile.rules import ReconcileFacts, judge_by_scheduler
 from agent.sandbox.lab.cluster import RESOURCE
 from tests.builders import G1, NOON, a_pod, a_row
 from tests.cases.box import verdict

@@ -8,7 +8,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from agent.host.hook.regions import HostRegions
+from agent.regions import HostRegions
 from tests.cases.box import a_raw_region, put_region, verdict
 from tests.fakes.offload import Inline
 

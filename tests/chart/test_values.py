@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from agent.core.state.last_good import SourceFile
+from agent.ledger import SourceFile
 from agent.settings.own_file import read_own_file
 from agent.settings.sources import Faults, NodeFacts, Sources
 from agent.settings.values import make_plan

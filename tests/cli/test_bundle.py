@@ -11,7 +11,7 @@ import pytest
 
 from agent.cli import bundle
 from agent.cli.main import dispatch
-from agent.codec.status_document import NodeStatus, StatusDocument, encode, envelope
+from agent.status import NodeStatus, StatusDocument, encode, envelope
 from tests.builders import NOON
 
 STATUS = StatusDocument(node=NodeStatus(name="gpu-a07", ready=True), gpus=())

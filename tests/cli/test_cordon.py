@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.cordoning import write_cordon
+from agent.cli.cordon_gpu import write_cordon
 from agent.cli.main import dispatch
-from agent.codec.register import RegisteredGpu, encode_register
-from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER
-from agent.core.errors import ApiConflict
-from agent.host.kube.api import KubeNode
+from agent.cluster import CORDON, HANDSHAKE, REGISTER
+from agent.errors import ApiConflict
+from agent.hami.register import RegisteredGpu, encode_register
+from agent.kube.api import KubeNode
 from tests.builders import G1, G2, NODE
 from tests.fakes.kubeworld import ModelWorld, model_world
 

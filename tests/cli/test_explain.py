@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agent.codec.nodelock import encode_stamp
+from agent.hami.pod import encode_stamp
 from tests.fakes.explain_rig import (
     CORDON,
     LOCK,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.cli.explain_view import rendered
+from agent.cli.explain import rendered
 from agent.cli.main import dispatch
-from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot
-from agent.core.errors import ApiError
-from agent.host.clock import SystemClock
-from agent.host.kube.session import ApiRequest, KubeSession
+from agent.errors import ApiError
+from agent.host.process import SystemClock
+from agent.kube.client import ApiRequest, KubeSession
+from agent.kube.reader import ClusterNode, ClusterSnapshot
 from agent.sandbox.explain.decide import explain_pod
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, explain_rig, report_of

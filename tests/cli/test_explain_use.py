@@ -9,15 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.codec.status_document import (
-    AllocationStatus,
-    NodeStatus,
-    ShareStatus,
-    StatusDocument,
-    encode,
-    envelope,
-)
-from agent.host.clock import SystemClock
+from agent.host.process import SystemClock
+from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, encode, envelope
 from tests.fakes.explain_rig import TOKEN, ExplainRig, a_gpu, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG
 

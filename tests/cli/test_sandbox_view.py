@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from agent.cli.sandbox_view import (
+from agent.cli.sandbox import (
     MEASURES,
     Addresses,
     Style,

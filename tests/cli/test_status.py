@@ -9,9 +9,9 @@ import yaml
 
 from agent.cli import sources
 from agent.cli.main import dispatch
-from agent.cli.status_view import StatusStyle, entry_lines, pod_lines, spark, status_lines
-from agent.cli.terminal import terminal_width
-from agent.codec.status_document import (
+from agent.cli.output import terminal_width
+from agent.cli.status import StatusStyle, entry_lines, pod_lines, spark, status_lines
+from agent.status import (
     AllocationStatus,
     CheckStatus,
     Entry,

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from agent.cli.main import dispatch
-from agent.codec.status_document import NodeStatus, StatusDocument, encode, envelope
+from agent.status import NodeStatus, StatusDocument, encode, envelope
 from tests.builders import NOON
 from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG

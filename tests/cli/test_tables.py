@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from agent.cli.tables import Column, shorten, table, wide
+from agent.cli.output import Column, shorten, table, wide
 
 COLUMNS = (
     Column("GPU"),

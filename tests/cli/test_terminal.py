@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent.cli.terminal import terminal_width, working
+from agent.cli.output import terminal_width, working
 
 
 class FakeTerminal(io.StringIO):

@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from agent.cli.main import dispatch
-from agent.codec.region import V1_2
-from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.host.kube.leftovers import KubeLeftovers, NodeLeftovers
-from agent.host.lockfile import LockFile
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.hami.region import V1_2
+from agent.host.process import LockFile
+from agent.kube.leftovers import KubeLeftovers, NodeLeftovers
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import ModelWorld, model_world
 from tests.hami_regions import read_bytes
@@ -171,7 +171,7 @@ async def test_while_a_plugin_serves_the_node_it_must_be_forced(
     capsys: pytest.CaptureFixture[str],
 ):
     serve(world)
-    monkeypatch.setattr("agent.app.uninstalling.VACATING", 0.0)
+    monkeypatch.setattr("agent.cli.uninstall.VACATING", 0.0)
 
     assert 1 == await uninstalled(*flags)
 
@@ -201,7 +201,7 @@ async def test_the_wait_for_the_kubelet_is_told(
         return NodeLeftovers(NODE, (REGISTER,), has_kubelet=True, served=serving.pop(0))
 
     monkeypatch.setattr(KubeLeftovers, "node", node)
-    monkeypatch.setattr("agent.app.uninstalling.PAUSE", 0.0)
+    monkeypatch.setattr("agent.cli.uninstall.PAUSE", 0.0)
 
     assert 0 == await uninstalled(*flags, "-o", "json")
 

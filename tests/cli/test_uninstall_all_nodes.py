@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from agent.cli.main import dispatch
-from agent.core.errors import ApiError, ApiForbidden
-from agent.host.kube.leftovers import KubeLeftovers, NodeLeftovers
+from agent.errors import ApiError, ApiForbidden
+from agent.kube.leftovers import KubeLeftovers, NodeLeftovers
 from tests.fakes.kubeworld import ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -141,7 +141,7 @@ async def test_a_node_with_an_agent_that_does_not_end_is_told_with_its_pod(
         return {"agent-1": "a"}
 
     monkeypatch.setattr(KubeLeftovers, "agents", present)
-    monkeypatch.setattr("agent.app.uninstalling.PATIENCE", 0.0)
+    monkeypatch.setattr("agent.cli.uninstall.PATIENCE", 0.0)
 
     assert 1 == await everywhere(two)
     first, second = capsys.readouterr().out.splitlines()
@@ -155,7 +155,7 @@ async def test_a_node_with_an_agent_that_does_not_end_is_told_with_its_pod(
 async def test_a_node_on_which_a_plugin_serves_is_skipped_and_that_is_no_failure(
     two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("agent.app.uninstalling.VACATING", 0.0)
+    monkeypatch.setattr("agent.cli.uninstall.VACATING", 0.0)
     offer = {"allocatable": {"gpus.example/one": "80"}}
     two.store.update("nodes", "", "a", lambda one: one | {"status": one["status"] | offer})
 

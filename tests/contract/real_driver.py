@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.inventory.gpu import Scan
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import pynvml
+from agent.errors import DriverError
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.library import pynvml
+from agent.model import Scan
 from tests.fakes import nvml_stub
 
 

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from agent.core.errors import StateError
-from agent.host.disk import DirectoryFiles, HostDisk
+from agent.errors import StateError
+from agent.host.files import DirectoryFiles, HostDisk
 from tests.fakes.disk import DiskFaults, MemoryDisk
 from tests.fakes.offload import Inline
 

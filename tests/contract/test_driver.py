@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import DriverError, GpuError
-from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome, RecoveryAction
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.ports import Driver
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import pynvml as the_library
+from agent.errors import DriverError, GpuError
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.library import pynvml as the_library
+from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome, RecoveryAction
+from agent.ports import Driver
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import open_simulation
 from agent.sandbox.hardware_talk import ask

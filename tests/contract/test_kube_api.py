@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import (
-    ApiError,
-    ApiGone,
-    ApiInvalid,
-    ApiNotFound,
-    ApiThrottled,
-)
+from agent.cluster import NodeChange, NodeEvent, PodChange, PodUid
+from agent.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound, ApiThrottled
 from tests.builders import NODE
 from tests.fakes.kubeworld import NAMESPACE, KubeWorld, a_world
 

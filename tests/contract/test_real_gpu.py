@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pytest
 
-from agent.core.errors import GpuError
-from agent.core.health.reports import DriverEvent, ProbeOutcome
-from agent.core.inventory.gpu import Scan
-from agent.host.nvml.driver import NvmlDriver
+from agent.errors import GpuError
+from agent.gpu.driver import NvmlDriver
+from agent.model import DriverEvent, ProbeOutcome, Scan
 from tests.contract.real_driver import open_real_driver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.looptime(False), pytest.mark.timeout(24 * 3600)]

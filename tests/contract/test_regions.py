@@ -5,9 +5,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.errors import StateError
-from agent.core.usage.region import RegionChange, RegionReading, RegionState
-from agent.host.hook.regions import HostRegions
+from agent.errors import StateError
+from agent.hami.region import RegionChange, RegionReading, RegionState
+from agent.regions import HostRegions
 from agent.sandbox.hami_core import (
     CORE_LIMIT,
     HAMI_2_4_0,

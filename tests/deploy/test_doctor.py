@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.core.node.api_rights import right_to_get, rights
+from agent.node.preflight import right_to_get, rights
 from tests.shape import tree
 
 NAME = "hami-agent-doctor"

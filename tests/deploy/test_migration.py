@@ -8,8 +8,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
+from agent.errors import SettingsError
+from agent.ledger import SourceFile
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import CORES, COUNT, MEMORY, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod

@@ -9,15 +9,15 @@ import yaml
 
 from tests.shape import tree
 
-ADAPTER = "agent/host/kube"
+ADAPTER = "agent/kube"
 """The only door to the API server: import-linter keeps the library out of everything else."""
 EVERYBODYS = {("create", "selfsubjectaccessreviews")}
 """Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
 OPTIONAL = {("patch", "nodes/status")}
 """The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
-UNINSTALL = Path("agent/host/kube/leftovers.py")
+UNINSTALL = Path("agent/kube/leftovers.py")
 """What the Job after `helm uninstall` asks, which has an account of its own, too."""
-COMMANDS = Path("agent/host/kube/cluster")
+COMMANDS = Path("agent/kube/reader.py")
 """What commands ask with the rights of the operator who runs them."""
 RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
 
@@ -25,7 +25,7 @@ RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
 def asked() -> Iterator[tuple[str, str]]:
     """Verb and resource of every request that the agent can make."""
     for path in tree.modules(ADAPTER):
-        if path != UNINSTALL and path.parent != COMMANDS:
+        if path not in {UNINSTALL, COMMANDS}:
             yield from asked_in(path)
 
 
@@ -74,8 +74,8 @@ def test_requests_are_made_in_one_place_only():
         for path in tree.modules("agent")
         for node in ast.walk(tree.parsed(path))
         if isinstance(node, ast.ImportFrom)
-        and node.module == "agent.host.kube.session"
+        and node.module == "agent.kube.client"
         and "ApiRequest" in {alias.name for alias in node.names}
     }
 
-    assert {Path(ADAPTER), COMMANDS} == makers
+    assert {Path(ADAPTER)} == makers

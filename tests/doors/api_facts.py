@@ -5,15 +5,11 @@ import contextlib
 import aiohttp
 import msgspec
 
-from agent.codec.status_document import (
-    NodeStatus,
-    SettingStatus,
-)
-from agent.core.cluster.pods import NodeView
-from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
-from agent.core.node.readiness import Check
-from agent.core.state.journal import JournalEntry
-from agent.core.state.ledger import Ledger
+from agent.cluster import NodeView
+from agent.ledger import JournalEntry, Ledger
+from agent.model import SliceGroup, SliceList, slice_id
+from agent.node.findings import Check
+from agent.status import NodeStatus, SettingStatus
 from agent.web.api import ReadApi, Readers
 from agent.web.policy import ReaderPolicy
 from agent.web.server import Listeners, WebServer

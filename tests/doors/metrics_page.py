@@ -2,12 +2,11 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.codec.status_document import NodeStatus
-from agent.core.inventory.gpu import GpuSample, Sampled
-from agent.core.inventory.slices import SliceList
-from agent.core.state.ledger import Ledger
-from agent.core.usage.region import MemoryUse, RegionState
-from agent.core.usage.use import ContainerGpuUse, ContainerUse
+from agent.hami.region import MemoryUse, RegionState
+from agent.ledger import Ledger
+from agent.model import GpuSample, Sampled, SliceList
+from agent.status import NodeStatus
+from agent.usage import ContainerGpuUse, ContainerUse
 from agent.web.api import BuildInfo
 from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
 from agent.web.status import StatusFacts

@@ -4,15 +4,11 @@ import datetime as dt
 
 import msgspec
 
-from agent.codec.status_document import NodeStatus, SettingStatus
-from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
-from agent.core.cluster.pods import NodeView, PodTable
-from agent.core.inventory.condition import Condition, Health
-from agent.core.inventory.gpu import GpuSample, Sampled
-from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
-from agent.core.node.readiness import Check
-from agent.core.state.journal import JournalEntry
-from agent.core.state.ledger import Ledger
+from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
+from agent.ledger import JournalEntry, Ledger
+from agent.model import Condition, GpuSample, Health, Sampled, SliceGroup, SliceList, slice_id
+from agent.node.findings import Check
+from agent.status import NodeStatus, SettingStatus
 from agent.web.status import StatusFacts
 from tests.builders import (
     NOON,

@@ -17,13 +17,13 @@ from grpclib.client import Channel
 from grpclib.const import Status
 
 from agent.app.front import Allocator
-from agent.codec.objects import decode_pod
-from agent.codec.pod import LENGTH_LIMIT
-from agent.core.cluster.pods import PodView
-from agent.core.errors import RefusalReason
+from agent.cluster import PodView
+from agent.errors import RefusalReason
+from agent.hami.pod import LENGTH_LIMIT
 from agent.kit.cell import Cell
-from agent.plugin.server import PluginServer
-from agent.services.state import CURRENT
+from agent.kube.objects import decode_pod
+from agent.kubelet.server import PluginServer
+from agent.state import CURRENT
 from agent.wire.v1beta1 import (
     AllocateRequest,
     ContainerAllocateRequest,

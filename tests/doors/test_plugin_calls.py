@@ -6,15 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.core.errors import (
-    AgentError,
-    KubeletError,
-    Refusal,
-    RefusalReason,
-    StateCorrupt,
-    StateError,
-)
-from agent.plugin.handlers import grpc_error
+from agent.errors import AgentError, KubeletError, Refusal, RefusalReason, StateCorrupt, StateError
+from agent.kubelet.door import grpc_error
 from tests.fakes.door import FakeDoor, a_door
 from tests.fakes.grpc_messages import GrpcPlugin
 

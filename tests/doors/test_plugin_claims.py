@@ -13,18 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.health.reports import ProbeOutcome
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.gpu import GpuUuid, Scan
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList
-from agent.core.state.state import State
+from agent.health.judge import HealthSettings
+from agent.health.watch import HealthWatch
+from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.plugin.server import PluginServer
-from agent.services.health.watch import HealthWatch
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
-from agent.services.state import StateService
+from agent.kubelet.server import PluginServer
+from agent.ledger import State
+from agent.model import GpuUuid, Inventory, ProbeOutcome, Scan, SharingSettings, SliceList
+from agent.state import StateService
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from agent.plugin.handlers import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
+from agent.kubelet.door import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
 from tests.machine.virtual import stall, virtual
 
 

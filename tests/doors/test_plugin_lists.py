@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.inventory.slices import SliceList
+from agent.model import SliceList
 from tests.fakes.door import a_door, a_group, a_list
 from tests.fakes.grpc_messages import GrpcPlugin, message
 from tests.fakes.raw_h2 import a_raw_call, messages, prefixed

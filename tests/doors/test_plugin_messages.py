@@ -10,11 +10,9 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.slices import LIST_BYTES, SliceGroup, SliceId, SliceList
-from agent.plugin.handlers import received
-from agent.plugin.messages import PluginCodec, encode_list
+from agent.errors import SettingsError
+from agent.kubelet.door import PluginCodec, encode_list, received
+from agent.model import LIST_BYTES, GpuUuid, SliceGroup, SliceId, SliceList
 from agent.wire.v1beta1 import (
     AllocateRequest,
     Device,

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.core.errors import KubeletError, SettingsError
+from agent.errors import KubeletError, SettingsError
 from agent.kit.cell import Cell
-from agent.plugin import server as server_module
-from agent.plugin.server import PluginServer
+from agent.kubelet import server as server_module
+from agent.kubelet.server import PluginServer
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import AgentError, KubeletError, PermissionFault
+from agent.errors import AgentError, KubeletError, PermissionFault
 from agent.kit.cell import Cell
-from agent.plugin.rival import Rival
-from agent.plugin.server import Incarnation, PluginServer
-from agent.plugin.sockets import bind, socket_name, sweep
+from agent.kubelet.register import Rival
+from agent.kubelet.server import Incarnation, PluginServer, bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list

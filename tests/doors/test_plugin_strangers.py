@@ -13,7 +13,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from agent.plugin import server
+from agent.kubelet import server
 from tests.fakes.door import a_door
 from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed

@@ -8,10 +8,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.core.health.maintenance import Recheck
-from agent.core.health.reports import Probe, ProbeOutcome
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX
+from agent.health.verdicts import Recheck
+from agent.model import NO_INDEX, Condition, Probe, ProbeOutcome
 from agent.web import api
 from agent.web.api import Actions
 from agent.web.server import Listeners, WebServer

@@ -8,17 +8,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.codec.status_document import (
-    ContainerHistory,
-    StatusDocument,
-    open_envelope,
-)
-from agent.core.cluster.annotations import CORDON, MUTEX_LOCK
-from agent.core.cluster.pods import NodeView
-from agent.core.inventory.condition import Cause, Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
-from agent.core.inventory.slices import MIB
-from agent.core.usage.history import PastGpuUse, PastUse
+from agent.cluster import CORDON, MUTEX_LOCK, NodeView
+from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, Sampled
+from agent.status import ContainerHistory, StatusDocument, open_envelope
+from agent.usage import PastGpuUse, PastUse
 from agent.web import api
 from agent.web.api import Readers
 from agent.web.policy import ReaderPolicy

@@ -5,10 +5,10 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.cli.status_view import StatusStyle, pod_lines, status_lines
-from agent.core.allocation.room import promised
-from agent.core.cluster.pods import Phase, PodTable, PodView, Role
-from agent.core.state.ledger import Ledger, Row
+from agent.allocate.room import promised
+from agent.cli.status import StatusStyle, pod_lines, status_lines
+from agent.cluster import Phase, PodTable, PodView, Role
+from agent.ledger import Ledger, Row
 from agent.web.page import page_html
 from agent.web.status import status_of
 from tests.builders import (

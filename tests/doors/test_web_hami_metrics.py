@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
-from agent.core.inventory.share import Share
-from agent.core.usage.region import (
+from agent.hami.region import (
     MemoryUse,
     Region,
     RegionGpu,
@@ -18,7 +16,8 @@ from agent.core.usage.region import (
     RegionReading,
     RegionState,
 )
-from agent.core.usage.use import use_of
+from agent.model import NO_INDEX, GpuSample, Sampled, Share
+from agent.usage import use_of
 from agent.web.metrics import AgentCollector
 from agent.web.policy import HamiNames
 from tests.builders import NOON, a_gpu, a_pod_uid, a_row, a_shared_gpu, a_uuid, an_inventory

@@ -7,16 +7,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.registry import Collector
 
-from agent.core.cluster.pods import PodTable, PodUid, Role
-from agent.core.containers.edits import ContainerEdits
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import SliceGroup, slice_id
-from agent.core.node.readiness import Check
-from agent.core.usage.region import RegionState
-from agent.core.usage.use import ContainerUse
+from agent.cluster import PodTable, PodUid, Role
+from agent.hami.region import RegionState
 from agent.kit.tally import Durations, Tally
+from agent.ledger import ContainerEdits
+from agent.model import NO_INDEX, Condition, GpuSample, Sampled, Share, SliceGroup, slice_id
+from agent.node.findings import Check
+from agent.usage import ContainerUse
 from agent.web import metrics
 from agent.web.metrics import OPENMETRICS, AgentCollector, Gauge, MetricSources, MetricsPage
 from agent.web.policy import HamiNames

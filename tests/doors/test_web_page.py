@@ -13,7 +13,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.codec.status_document import (
+from agent.cluster import MUTEX_LOCK, NodeView
+from agent.node.findings import Check
+from agent.status import (
     AllocationStatus,
     CheckStatus,
     GpuStatus,
@@ -23,9 +25,6 @@ from agent.codec.status_document import (
     ShareStatus,
     StatusDocument,
 )
-from agent.core.cluster.annotations import MUTEX_LOCK
-from agent.core.cluster.pods import NodeView
-from agent.core.node.readiness import Check
 from agent.web.api import Readers
 from agent.web.gate import HEADERS
 from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, age, page_html

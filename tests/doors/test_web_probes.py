@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.core.node.readiness import Check
+from agent.node.findings import Check
 from agent.web.api import BuildInfo, Probes
 from tests.doors.web_client import ask
 

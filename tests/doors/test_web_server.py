@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import structlog
 
-from agent.core.errors import PermissionFault
+from agent.errors import PermissionFault
 from agent.web.gate import HEADERS
 from agent.web.server import HEAD_LIMIT, Listeners, WebServer, near
 from tests.doors.web_client import PAGES, ask, raw, serving

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agent.core.containers.edits import ContainerEdits, MountEdit, NodeEdit
-from agent.core.inventory.slices import SliceId
+from agent.ledger import ContainerEdits, MountEdit, NodeEdit
+from agent.model import SliceId
 
 
 class FakeAllocator:

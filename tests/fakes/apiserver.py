@@ -11,15 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
-from agent.core.cluster.pods import NodeView, PodUid, PodView
-from agent.core.errors import (
-    ApiError,
-    ApiGone,
-    ApiInvalid,
-    ApiNotFound,
-    ApiThrottled,
-)
+from agent.cluster import NodeChange, NodeEvent, NodeView, PodChange, PodList, PodUid, PodView
+from agent.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound, ApiThrottled
 from tests.builders import NODE
 
 BOOKMARKS = 60.0

@@ -3,8 +3,8 @@
 import errno
 import random
 
-from agent.core.errors import StateError
-from agent.host.disk import DirectoryFiles, replace, unpadded
+from agent.errors import StateError
+from agent.host.files import DirectoryFiles, replace, unpadded
 from tests.fakes.chance import Seeded
 
 

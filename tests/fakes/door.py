@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from agent.core.inventory.slices import SliceGroup, SliceList
 from agent.kit.cell import Cell
-from agent.plugin.handlers import Fence
-from agent.plugin.server import PluginServer
+from agent.kubelet.door import Fence
+from agent.kubelet.server import PluginServer
+from agent.model import SliceGroup, SliceList
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded

@@ -3,10 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
-from agent.core.errors import AgentError, DriverError, GpuError
-from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
-from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan
-from agent.core.ports import Driver
+from agent.errors import AgentError, DriverError, GpuError
+from agent.model import (
+    DriverEvent,
+    EventKind,
+    Gpu,
+    GpuFault,
+    GpuSample,
+    GpuSigns,
+    GpuUuid,
+    Probe,
+    ProbeOutcome,
+    Scan,
+)
+from agent.ports import Driver
 
 
 class ScriptedDriver:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from agent.cli.main import dispatch
-from agent.codec.nodelock import encode_node_lock, encode_stamp
-from agent.codec.register import RegisteredGpu, encode_register
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.clock import SystemClock
+from agent.hami.pod import encode_node_lock, encode_stamp
+from agent.hami.register import RegisteredGpu, encode_register
+from agent.host.process import SystemClock
+from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.patching import merge_patch

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import NoReturn
 
-from agent.core.cluster.pods import NodeView, PodTable
-from agent.core.inventory.inventory import Inventory
-from agent.core.report_settings import ReportSettings
-from agent.host.kube.watch import WatchTimes
+from agent.cluster import NodeView, PodTable
+from agent.hami.register import ReportSettings
 from agent.kit.cell import Cell
-from agent.services.cluster.node import NodeWatch
-from agent.services.cluster.pods import PodWatch
-from agent.services.report.service import ReportCells, Reporter, ReportState
+from agent.kube.lists import WatchTimes
+from agent.kube.watches import NodeWatch, PodWatch
+from agent.model import Inventory
+from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded

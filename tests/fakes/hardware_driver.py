@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from agent.core.health.reports import DriverEvent, Probe
-from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.model import DriverEvent, GpuUuid, Probe, Scan
 from agent.sandbox.hardware import SimulatedHardware
 from tests.fakes.driver import ScriptedDriver
 

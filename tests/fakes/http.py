@@ -7,8 +7,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.host.kube.connection import Connection
-from agent.host.kube.session import KubeSession
+from agent.kube.client import Connection, KubeSession
 from tests.fakes.chance import NoChance
 from tests.fakes.kubeworld import KUBECONFIG
 

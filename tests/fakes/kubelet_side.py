@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent.core.cluster.pods import PodUid, PodView
-from agent.core.containers.edits import HookFacts
-from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
-from agent.core.inventory.slices import SliceId
-from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile.clearing import Cleared, DiskRoom
-from agent.core.state.holdings import ContainerHolding, Holding
-from agent.core.state.ledger import ContainerKey
+from agent.cluster import PodUid, PodView
+from agent.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
+from agent.hookdirs import Cleared, DiskRoom
 from agent.kit.cell import Cell
+from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
+from agent.model import SliceId
+from agent.ports import Containers, HookDirs, KubeletRecords, Witness
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.codec.objects import decode_pod
-from agent.core.ports import NodeApi, PodApi
-from agent.host.clock import SystemClock
-from agent.host.kube.api import KubeNode, KubePods
-from agent.host.kube.connection import Connection
-from agent.host.kube.events import EventPoster
-from agent.host.kube.session import KubeSession
+from agent.host.process import SystemClock
+from agent.kube.api import KubeNode, KubePods
+from agent.kube.client import Connection, KubeSession
+from agent.kube.events import EventPoster
+from agent.kube.objects import decode_pod
+from agent.ports import NodeApi, PodApi
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.store import ObjectStore

@@ -5,7 +5,7 @@ import datetime as dt
 
 import msgspec
 
-from agent.core.usage.region import Region
+from agent.hami.region import Region
 from agent.sandbox.hami_core import HamiCoreLibrary
 
 

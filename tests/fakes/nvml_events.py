@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import DriverEvent
-from agent.core.ports import Driver
+from agent.errors import DriverError
+from agent.model import DriverEvent
+from agent.ports import Driver
 
 
 @asynccontextmanager

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import pynvml as the_library
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.library import pynvml as the_library
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from agent.core.errors import StateError
-from agent.core.usage.region import (
+from agent.errors import StateError
+from agent.hami.region import (
     MemoryUse,
     Region,
     RegionChange,

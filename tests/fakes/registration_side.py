@@ -6,10 +6,10 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Self
 
-from agent.core.errors import KubeletError
-from agent.core.state.holdings import KubeletEpoch
+from agent.errors import KubeletError
 from agent.kit.cell import Cell
-from agent.plugin.registration import Registration
+from agent.kubelet.register import Registration
+from agent.ledger import KubeletEpoch
 from tests.fakes.chance import Seeded
 
 RESOURCE = "nvidia.com/gpu"

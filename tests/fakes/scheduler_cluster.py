@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent.codec.register import RegisteredGpu, encode_register
-from agent.core.inventory.gpu import GpuUuid
+from agent.hami.register import RegisteredGpu, encode_register
+from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster

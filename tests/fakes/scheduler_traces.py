@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.codec.nodelock import decode_node_lock
-from agent.core.cluster import annotations
+from agent import cluster as annotations
+from agent.hami.pod import decode_node_lock
 from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel

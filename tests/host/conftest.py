@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.hook.directories import HostHookDirs
-from agent.host.nvml.driver import NvmlDriver
+from agent.gpu.driver import NvmlDriver
+from agent.hookdirs import HostHookDirs
 from tests.fakes.cuda_stub import build_cuda
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path

@@ -19,10 +19,16 @@ from typing import Final
 
 import pytest
 
-from agent.codec.region import HEAD_SIZE, NoRegion, recognise
-from agent.core.usage.region import Region, RegionChange, RegionReading, RegionState
-from agent.host.hook.processes import ContainerProcesses
-from agent.host.hook.regions import HostRegions, read_region
+from agent.hami.region import (
+    HEAD_SIZE,
+    NoRegion,
+    Region,
+    RegionChange,
+    RegionReading,
+    RegionState,
+    recognise,
+)
+from agent.regions import ContainerProcesses, HostRegions, read_region
 from tests.fakes import cuda_process
 from tests.fakes.cuda_stub import CudaStub
 from tests.fakes.offload import Inline

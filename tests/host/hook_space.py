@@ -12,18 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.reconcile.clearing import Cleared
-from agent.host.hook.directories import HostHookDirs
+from agent.hookdirs import Cleared, HostHookDirs
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 TOP = Path(__file__).parents[2]
 SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
-from agent.core.errors import StateError
-from agent.core.allocation.steps import AllocateStep, disk_refusal
-from agent.host.hook.directories import HostHookDirs
+from agent.errors import StateError
+from agent.allocate.steps import AllocateStep, disk_refusal
+from agent.hookdirs import HostHookDirs
 from tests.fakes.offload import Inline
-from agent.host.hook.sizes import directory_sizes
+from agent.hookdirs import directory_sizes
 from tests.host.hook_space import cleared
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"

@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from agent.codec.region import V1_2
+from agent.hami.region import V1_2
 from tests.hami_regions import region_file
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.cdi import FILE_BYTES, FILES, CdiDirectories, read_specification
+from agent.host.node import FILE_BYTES, FILES, CdiDirectories, read_specification
 from tests.fakes.offload import Inline
 
 A = {"name": "GPU-a", "containerEdits": {"env": ["A=1"]}}

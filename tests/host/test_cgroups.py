@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.host.cgroups import CgroupContainers
+from agent.host.node import CgroupContainers
 from tests.fakes.offload import Inline
 
 ID = "3f" * 32

@@ -2,7 +2,7 @@
 
 import datetime as dt
 
-from agent.host.clock import SystemClock
+from agent.host.process import SystemClock
 
 
 def test_now_is_in_utc():

@@ -7,8 +7,8 @@ import stat
 import pytest
 import structlog
 
-from agent.core.errors import StateError
-from agent.host.disk import DirectoryFiles, HostDisk
+from agent.errors import StateError
+from agent.host.files import DirectoryFiles, HostDisk
 from tests.fakes.disk import DiskFaults, Killed
 from tests.fakes.offload import Inline
 

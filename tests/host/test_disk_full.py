@@ -11,8 +11,8 @@ pytestmark = HERE
 
 SCRIPT = """
 import asyncio, contextlib, os, pathlib, sys
-from agent.core.errors import StateError
-from agent.host.disk import HostDisk
+from agent.errors import StateError
+from agent.host.files import HostDisk
 from tests.fakes.offload import Inline
 
 state = pathlib.Path(sys.argv[1])

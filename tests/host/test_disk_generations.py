@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from agent.host.disk import GROWTH, STEP, replace, unpadded
+from agent.host.files import GROWTH, STEP, replace, unpadded
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import DiskFaults, Killed, MemoryFiles
 

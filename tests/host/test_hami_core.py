@@ -1,7 +1,7 @@
 """What the agent reads and writes in a region, against HAMi-core's own library in real processes.
 
 Only where HAMI_CORE_LIBRARY names that library; see CONTRIBUTING.md. The tests of
-agent/codec/region.py hold every layout to files that the library wrote.
+agent/hami/region.py hold every layout to files that the library wrote.
 """
 
 import datetime as dt
@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from agent.core.usage.region import Region, RegionChange, RegionLayout, RegionProcess
+from agent.hami.region import Region, RegionChange, RegionLayout, RegionProcess
 from tests.host.core_space import (
     BESIDE_LIBRARY,
     DEADLINE,

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import pytest
 
-from agent.core.usage.region import RegionChange, RegionLayout
-from agent.host.hook.regions import read_region
+from agent.hami.region import RegionChange, RegionLayout
+from agent.regions import read_region
 from agent.sandbox.hami_core import (
     HAMI_2_4_0,
     HAMI_2_8_0,

@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
-from agent.core.containers.edits import HookFacts
-from agent.core.errors import StateError
-from agent.host.hook.directories import HostHookDirs
+from agent.errors import StateError
+from agent.hookdirs import HostHookDirs
+from agent.ledger import HookFacts
 from agent.sandbox.lab.places import stand_in
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.host.hook.directories import HostHookDirs
-from agent.host.worker import Worker
+from agent.hookdirs import HostHookDirs
+from agent.host.process import Worker
 from tests.fakes.offload import Inline, R, Ts
 from tests.host.hook_space import NAME, cleared
 
@@ -76,8 +76,8 @@ async def test_no_depth_is_too_deep_to_remove(dirs, hook):
 
 
 async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, monkeypatch):
-    monkeypatch.setattr("agent.host.hook.set_aside.SLICE_ENTRIES", 3)
-    monkeypatch.setattr("agent.host.hook.set_aside.VISIT", 5)
+    monkeypatch.setattr("agent.hookdirs.SLICE_ENTRIES", 3)
+    monkeypatch.setattr("agent.hookdirs.VISIT", 5)
     other = NAME.replace("main", "other")
     for name in (NAME, other):
         await dirs.prepare(name, wipe=True)
@@ -94,8 +94,8 @@ async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, 
 async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(
     dirs, hook, monkeypatch
 ):
-    monkeypatch.setattr("agent.host.hook.set_aside.VISIT", 50)
-    monkeypatch.setattr("agent.host.hook.set_aside.SLICE_ENTRIES", 20)
+    monkeypatch.setattr("agent.hookdirs.VISIT", 50)
+    monkeypatch.setattr("agent.hookdirs.SLICE_ENTRIES", 20)
     containers = hook / "vgpu" / "containers"
     for number in range(5):
         name = NAME.replace("main", f"c{number}")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.errors import StateError
-from agent.host.hook.directories import HostHookDirs
+from agent.errors import StateError
+from agent.hookdirs import HostHookDirs
 from tests.fakes.offload import Inline
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import StateError
-from agent.host.hook import sizes
-from agent.host.hook.directories import HostHookDirs
-from agent.host.hook.sizes import directory_sizes
+from agent import hookdirs as sizes
+from agent.errors import StateError
+from agent.hookdirs import HostHookDirs, directory_sizes
 from tests.host.hook_space import NAME
 
 OTHER = NAME.replace("main", "other")

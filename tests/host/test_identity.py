@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from agent.host.identity import boot_id, host_name, machine_id
+from agent.host.process import boot_id, host_name, machine_id
 
 
 def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch: pytest.MonkeyPatch):

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from agent.core.node.device_access import NodeAccess
-from agent.host.inspection import device_nodes, library_file, uncompiled, waiting_agents
+from agent.host.node import device_nodes, library_file, uncompiled, waiting_agents
+from agent.node.devices import NodeAccess
 
 RUN = Path("/run/hami-agent")
 

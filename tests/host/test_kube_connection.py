@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import SettingsError
-from agent.host.kube import shim
-from agent.host.kube.connection import Connection, check, configure, default_namespace, fingerprint
+from agent.errors import SettingsError
+from agent.kube import shim
+from agent.kube.client import Connection, check, configure, default_namespace, fingerprint
 from tests.fakes.kubeworld import KUBECONFIG
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import ApiError
-from agent.host.kube import series
-from agent.host.kube.events import EventPoster
+from agent.cluster import NodeEvent, PodUid
+from agent.errors import ApiError
+from agent.kube import events as series
+from agent.kube.events import EventPoster
 from tests.builders import NODE
 from tests.fakes.clock import START, ManualClock
 from tests.fakes.kubeworld import NAMESPACE, ModelWorld, model_world

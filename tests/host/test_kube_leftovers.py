@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from agent.codec.objects import decode_pod
-from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
-from agent.core.cluster.pods import PodView
-from agent.core.errors import ApiNotFound, MalformedText
-from agent.host.kube.leftovers import KubeLeftovers, NodeLeftovers
-from agent.host.kube.lists import LIMITS
+from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE, PodView
+from agent.errors import ApiNotFound, MalformedText
+from agent.kube.leftovers import KubeLeftovers, NodeLeftovers
+from agent.kube.lists import LIMITS
+from agent.kube.objects import decode_pod
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import model_world
 
@@ -130,7 +129,7 @@ async def test_a_pod_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypa
             raise MalformedText("odd")
         return decode_pod(pod, resource)
 
-    monkeypatch.setattr("agent.host.kube.leftovers.decode_pod", unreadable)
+    monkeypatch.setattr("agent.kube.leftovers.decode_pod", unreadable)
     async with model_world(tmp_path) as world:
         for name in ("odd", "plain"):
             world.store.create("pods", a_pod(name, nodeName=NODE, gpus=1))

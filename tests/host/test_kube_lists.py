@@ -13,14 +13,14 @@ import pytest
 import structlog
 from aiohttp import web
 
-from agent.core.errors import ApiError, ApiGone
-from agent.host.kube import lists as lists_module
-from agent.host.kube import session as session_module
-from agent.host.kube.api import KubePods
-from agent.host.kube.cluster.reader import ClusterReader
-from agent.host.kube.events import EventPoster
-from agent.host.kube.lists import EndlessList, ListBudget, Lists, command_budget, size_of
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
+from agent.errors import ApiError, ApiGone
+from agent.kube import client as session_module
+from agent.kube import lists as lists_module
+from agent.kube.api import KubePods
+from agent.kube.client import ApiRequest, KubeSession, path_of
+from agent.kube.events import EventPoster
+from agent.kube.lists import EndlessList, ListBudget, Lists, command_budget, size_of
+from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session

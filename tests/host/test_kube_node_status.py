@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.cluster.changes import NodeCondition
-from agent.core.errors import ApiNotFound
-from agent.host.kube.api import KubeNodeStatus
+from agent.cluster import NodeCondition
+from agent.errors import ApiNotFound
+from agent.kube.api import KubeNodeStatus
 from tests.builders import NODE, NOON
 from tests.fakes.kubeworld import model_world
 

@@ -8,16 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 import structlog
 
-from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import NodeView, PodUid
-from agent.core.errors import ApiNotFound
-from agent.core.inventory.inventory import Inventory
-from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.host.kube.observed import ObservedNode, ObservedPods
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE, NodeEvent, NodeView, PodUid
+from agent.errors import ApiNotFound
+from agent.hami.register import ReportProfile, ReportSettings
 from agent.kit.cell import Cell
-from agent.services.cluster.node import NodeWatch
-from agent.services.report.service import ReportCells, Reporter, ReportState
+from agent.kube.api import ObservedNode, ObservedPods
+from agent.kube.watches import NodeWatch
+from agent.model import Inventory
+from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import a_pod, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock

@@ -1,8 +1,7 @@
 """Which Events are sent: one object for each series, and few of them."""
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import PodUid
-from agent.host.kube.series import (
+from agent.cluster import NodeEvent, PodUid
+from agent.kube.events import (
     BURST,
     PODS_BURST,
     PODS_REFILL,

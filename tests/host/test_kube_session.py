@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import ApiError, ApiForbidden, SettingsError
-from agent.host.kube import session as session_module
-from agent.host.kube.api import KubeNode, KubePods
-from agent.host.kube.connection import Connection
-from agent.host.kube.events import EventPoster
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
+from agent.cluster import NodeEvent, PodUid
+from agent.errors import ApiError, ApiForbidden, SettingsError
+from agent.kube import client as session_module
+from agent.kube.api import KubeNode, KubePods
+from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
+from agent.kube.events import EventPoster
 from tests.builders import NODE
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock

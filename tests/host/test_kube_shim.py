@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from agent.host.kube import shim
+from agent.kube import shim
 
 COUNT = """
 import sys
-from agent.host.kube import shim
+from agent.kube import shim
 {before}
 library = shim.load()
 assert shim.load() == library
@@ -78,7 +78,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.process
 @pytest.mark.timeout(60)
 def test_importing_the_adapter_loads_neither_library():
-    code = "import sys, agent.host.kube.api; print('aiohttp' in sys.modules, len(sys.modules))"
+    code = "import sys, agent.kube.api; print('aiohttp' in sys.modules, len(sys.modules))"
     done = subprocess.run(  # noqa: S603 -- our own interpreter and text
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.core.errors import ApiError, ApiNotFound
-from agent.core.node.config_entries import NamedNode
-from agent.core.node.scheduling import OfferSeen
-from agent.host.clock import SystemClock
-from agent.host.kube.sight import KubeSight
+from agent.errors import ApiError, ApiNotFound
+from agent.host.process import SystemClock
+from agent.kube.reader import KubeSight
+from agent.node.scheduling import NamedNode, OfferSeen
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.core.errors import ApiError
-from agent.host.kube import session as session_module
-from agent.host.kube.connection import Connection, configure
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
-from agent.host.kube.shim import Library
+from agent.errors import ApiError
+from agent.kube import client as session_module
+from agent.kube.client import ApiRequest, Connection, KubeSession, configure, path_of
+from agent.kube.shim import Library
 from tests.fakes.chance import NoChance
 
 pytestmark = pytest.mark.looptime(False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.errors import (
+from agent.errors import (
     ApiConflict,
     ApiError,
     ApiForbidden,
@@ -11,7 +11,7 @@ from agent.core.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.host.kube.translate import error_frame, refused, seconds, unanswered
+from agent.kube.client import error_frame, refused, seconds, unanswered
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.errors import ApiError, ApiGone
-from agent.host.kube import watch as watch_module
-from agent.host.kube.api import KubeNode, KubePods
-from agent.host.kube.events import EventPoster
-from agent.host.kube.session import ApiRequest, KubeSession
-from agent.host.kube.watch import WatchLines, WatchTimes
+from agent.errors import ApiError, ApiGone
+from agent.kube import lists as watch_module
+from agent.kube.api import KubeNode, KubePods
+from agent.kube.client import ApiRequest, KubeSession
+from agent.kube.events import EventPoster
+from agent.kube.lists import WatchLines, WatchTimes
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream

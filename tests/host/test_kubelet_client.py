@@ -9,8 +9,8 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from typing_extensions import override
 
-from agent.core.errors import KubeletError, RegistrationRefused
-from agent.host.kubelet import KubeletRegistrar
+from agent.errors import KubeletError, RegistrationRefused
+from agent.kubelet.register import KubeletRegistrar
 from agent.wire.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
 from tests.fakes.unix_grpc import dialled_in_vain, served
 

@@ -2,8 +2,8 @@
 
 import json
 
-from agent.core.state.ledger import ContainerKey
-from agent.host.kubelet_records import FILE_NAME, KubeletRecordsFile
+from agent.ledger import ContainerKey
+from agent.witness import FILE_NAME, KubeletRecordsFile
 from tests.builders import POD_UID
 from tests.fakes.offload import Inline
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent.core.errors import PermissionFault
-from agent.host.lockfile import POLL, LockFile
+from agent.errors import PermissionFault
+from agent.host.process import POLL, LockFile
 
 HOLDER = """
 import sys, pathlib
-from agent.host.lockfile import LockFile
+from agent.host.process import LockFile
 lock = LockFile(pathlib.Path(sys.argv[1]))
 assert lock.try_take()
 print("held", flush=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.mounts import WrittenDirectory, is_read_only
+from agent.host.node import WrittenDirectory, is_read_only
 
 
 class Mounts:

@@ -6,11 +6,10 @@ import threading
 import pytest
 import structlog
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.nvml import events as nvml_events
-from agent.host.nvml import listening as listening_of
+from agent.errors import DriverError
+from agent.gpu import events as listening_of
+from agent.gpu import events as nvml_events
+from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from tests.fakes.nvml import TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
 

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import DriverEvent, EventKind
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.nvml import events as nvml_events
-from agent.host.nvml.handles import Handles
+from agent.errors import DriverError
+from agent.gpu import events as nvml_events
+from agent.gpu.session import Handles
+from agent.model import DriverEvent, EventKind, GpuUuid
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 from tests.fakes.nvml_events import hear, listening
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import AgentError, DriverError
-from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.nvml import session
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import pynvml as the_library
+from agent.errors import AgentError, DriverError
+from agent.gpu import session
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.library import pynvml as the_library
+from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes import nvml_stub
 from tests.fakes.chance import Seeded
 from tests.fakes.nvml_stub import ANY, NvmlStub

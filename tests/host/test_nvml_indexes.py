@@ -4,8 +4,8 @@ from itertools import permutations
 
 import pytest
 
-from agent.core.inventory.gpu import GpuFault, GpuUuid, Trouble
-from agent.host.nvml.indexes import Indexes
+from agent.gpu.session import Indexes
+from agent.model import GpuFault, GpuUuid, Trouble
 
 A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")
 

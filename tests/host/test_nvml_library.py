@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.core.errors import DriverError, DriverMissing
-from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid, Trouble
-from agent.host.nvml import library as nvml
-from agent.host.nvml.driver import REMOVED_AFTER, NvmlDriver
-from agent.host.nvml.library import library_below, removed, replaced
-from agent.host.nvml.library import pynvml as the_library
+from agent.errors import DriverError, DriverMissing
+from agent.gpu import library as nvml
+from agent.gpu.driver import REMOVED_AFTER, NvmlDriver
+from agent.gpu.library import library_below, removed, replaced
+from agent.gpu.library import pynvml as the_library
+from agent.model import GpuUuid, ProbeOutcome, Trouble
 from tests.fakes.nvml import until
 from tests.fakes.nvml_stub import NvmlStub
 

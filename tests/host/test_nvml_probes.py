@@ -5,10 +5,9 @@ import threading
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.nvml.driver import NvmlDriver
+from agent.errors import DriverError
+from agent.gpu.driver import NvmlDriver
+from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes.nvml import until
 
 pytestmark = pytest.mark.looptime(False)

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.core.errors import DriverError, GpuError
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid, Trouble
+from agent.errors import DriverError, GpuError
+from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome, Trouble
 from tests.fakes.nvml import until
 from tests.fakes.nvml_events import hear, listening
 

@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.inventory.gpu import GpuFault, GpuUuid, PciPath, Trouble
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.facts import bus_id, numa_node
+from agent.errors import DriverError
+from agent.gpu.driver import NvmlDriver, bus_id, numa_node
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.services.inventory.service import InventoryKeeper
+from agent.model import GpuFault, GpuUuid, Inventory, PciPath, SharingSettings, Trouble
 from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

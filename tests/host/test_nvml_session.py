@@ -7,10 +7,9 @@ import itertools
 import pytest
 import structlog
 
-from agent.core.errors import AgentError, DriverError, DriverMissing
-from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.nvml.driver import NvmlDriver
+from agent.errors import AgentError, DriverError, DriverMissing
+from agent.gpu.driver import NvmlDriver
+from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes.chance import Seeded
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from agent.core.errors import GpuError
-from agent.core.health.reports import ProbeOutcome, RecoveryAction
-from agent.core.inventory.gpu import GpuSample, GpuUuid
+from agent.errors import GpuError
+from agent.model import GpuSample, GpuUuid, ProbeOutcome, RecoveryAction
 
 pytestmark = pytest.mark.looptime(False)
 

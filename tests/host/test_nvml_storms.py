@@ -2,10 +2,9 @@
 
 import pytest
 
-from agent.core.health.reports import DriverEvent, EventKind
-from agent.core.inventory.gpu import GpuUuid
-from agent.host.nvml import events as nvml_events
-from agent.host.nvml.handles import Handles
+from agent.gpu import events as nvml_events
+from agent.gpu.session import Handles
+from agent.model import DriverEvent, EventKind, GpuUuid
 
 pytestmark = pytest.mark.looptime(False)
 

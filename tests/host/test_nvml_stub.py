@@ -7,17 +7,19 @@ from functools import partial
 
 import pytest
 
-from agent.core.health.reports import (
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.library import pynvml as the_library
+from agent.model import (
     DriverEvent,
     EventKind,
     FabricState,
+    GpuSample,
     GpuSigns,
+    GpuUuid,
+    PciPath,
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.inventory.gpu import GpuSample, GpuUuid, PciPath
-from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub
 from tests.fakes.nvml import until
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agent.host.nvml.threads import GpuThreads
+from agent.gpu.threads import GpuThreads
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -12,10 +12,9 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from typing_extensions import override
 
-from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported
-from agent.core.inventory.slices import SliceId
-from agent.core.state.holdings import ContainerHolding, Holding
-from agent.host.podresources import PodResourcesWitness
+from agent.errors import KubeletError, WitnessThrottled, WitnessUnsupported
+from agent.ledger import ContainerHolding, Holding
+from agent.model import SliceId
 from agent.wire.v1 import (
     ContainerDevices,
     ContainerResources,
@@ -28,6 +27,7 @@ from agent.wire.v1 import (
     PodResourcesListerBase,
     TopologyInfo,
 )
+from agent.witness import PodResourcesWitness
 from tests.fakes.unix_grpc import dialled_in_vain, served
 
 pytestmark = pytest.mark.looptime(False)

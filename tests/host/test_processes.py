@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.hook.processes import (
-    CGROUPS,
-    LOOKUPS,
-    READ,
-    SEARCH_EVERY,
-)
+from agent.regions import CGROUPS, LOOKUPS, READ, SEARCH_EVERY
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
 
@@ -232,7 +227,7 @@ os.execvp("unshare", ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", 
 """
 AGENT = """
 import pathlib, sys
-from agent.host.hook.processes import ContainerProcesses
+from agent.regions import ContainerProcesses
 cgroups, name, *pids = sys.argv[1:]
 processes = ContainerProcesses(pathlib.Path(cgroups))
 processes.begin([name])

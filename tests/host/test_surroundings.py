@@ -5,9 +5,9 @@ import os
 import socket
 from pathlib import Path
 
-from agent.core.node.preflight import PluginSocket
-from agent.host import surroundings
-from agent.host.surroundings import look_at, plugin_sockets
+from agent.host import node as surroundings
+from agent.host.node import look_at, plugin_sockets
+from agent.node.preflight import PluginSocket
 
 
 def test_each_kind_of_path_has_its_word(tmp_path: Path):

@@ -9,7 +9,7 @@ import uuid
 import pytest
 import structlog
 
-from agent.host.systemd import Systemd, service_notifier
+from agent.host.process import Systemd, service_notifier
 
 PID = 4711
 

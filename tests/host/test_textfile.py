@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import SettingsError
-from agent.host.textfile import TextFiles, read_bounded
-from agent.host.worker import Worker
+from agent.errors import SettingsError
+from agent.host.files import TextFiles, read_bounded
+from agent.host.process import Worker
 from tests.fakes.offload import Inline
 
 WAYS = pytest.mark.parametrize("read", [read_bounded, TextFiles(Inline()).read])

@@ -8,9 +8,9 @@ import pytest
 import structlog
 from asyncinotify import Inotify
 
-from agent.core.errors import KubeletError
-from agent.host import watch
-from agent.host.watch import DirectoryWatch
+from agent.errors import KubeletError
+from agent.host import files as watch
+from agent.host.files import DirectoryWatch
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -11,9 +11,9 @@ from typing import TypeVar, TypeVarTuple
 import pytest
 import structlog
 
-from agent.host import watch
-from agent.host.watch import HostFileWatch
-from agent.host.worker import Worker
+from agent.host import files as watch
+from agent.host.files import HostFileWatch
+from agent.host.process import Worker
 from agent.kit.offload import Offload
 from tests.fakes.config_map import MountedMap
 

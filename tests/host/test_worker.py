@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent.core.errors import StateError
-from agent.host.worker import Worker
+from agent.errors import StateError
+from agent.host.process import Worker
 
 pytestmark = pytest.mark.looptime(False)
 

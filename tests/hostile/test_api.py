@@ -7,12 +7,12 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from agent.host.kube.series import PODS_BURST, PODS_REFILL
+from agent.kube.events import PODS_BURST, PODS_REFILL
+from agent.kube.watches import LISTS, LISTS_REFILL
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE
 from agent.sandbox.scenario.workloads import Wish, Workload
-from agent.services.cluster.pods import LISTS, LISTS_REFILL
-from agent.services.outbox.service import REFUSED, REFUSED_REFILL
+from agent.settle import REFUSED, REFUSED_REFILL
 from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node
 from tests.hostile.lab.pods import PODS

@@ -8,34 +8,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NoReturn, TypeVar
 
-from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.pods import NodeView, PodTable, PodUid
-from agent.core.containers.edits import EditSettings
-from agent.core.errors import AgentError
-from agent.core.inventory.slices import Held, SliceId, SliceList
-from agent.core.reconcile.reconcile import judge_by_scheduler
-from agent.core.report_settings import ReportSettings
-from agent.core.state.ledger import Effect, Ledger
+from agent.allocate.calls import AllocationPeers, AllocationViews
+from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
+from agent.allocate.steps import MatchSettings, RequestRules
+from agent.cluster import NodeView, PodTable, PodUid
+from agent.errors import AgentError
+from agent.hami.register import ReportSettings
+from agent.inventory import Listing
 from agent.kit.cell import Cell
-from agent.plugin.handlers import container_response, grpc_error
-from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
-from agent.services.allocation.service import Allocation
-from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import AllocationPeers, AllocationViews
-from agent.services.cluster.node import NodeWatch
-from agent.services.cluster.pods import PodWatch
-from agent.services.inventory.listing import Listing
-from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.service import (
-    Reconcile,
-    ReconcilePeers,
-    ReconcileRule,
-    ReconcileViews,
-)
-from agent.services.report.service import ReportCells, Reporter, ReportState
-from agent.services.state import StateService, recover
+from agent.kube.watches import NodeWatch, PodWatch
+from agent.kubelet.door import container_response, grpc_error
+from agent.ledger import EditSettings, Effect, Ledger
+from agent.model import Held, SliceId, SliceList
+from agent.reconcile.rules import judge_by_scheduler
+from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.report import ReportCells, Reporter, ReportState
+from agent.settle import Outbox, OutboxViews, Settlement
+from agent.state import StateService, recover
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
 from tests.machine.api import AgentApi

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from agent.core.errors import AgentError, DriverError, GpuError
-from agent.core.health.reports import DriverEvent, GpuSigns, Probe, ProbeOutcome
-from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
+from agent.errors import AgentError, DriverError, GpuError
+from agent.model import DriverEvent, GpuFault, GpuSigns, GpuUuid, Probe, ProbeOutcome, Scan, Trouble
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.driver import ScriptedDriver
 

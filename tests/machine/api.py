@@ -4,12 +4,19 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-from agent.codec.objects import decode_node, decode_pod
-from agent.core.cluster.annotations import MUTEX_LOCK
-from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
-from agent.core.cluster.pods import NodeView, PodUid, PodView
-from agent.core.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
-from agent.core.ports import Clock
+from agent.cluster import (
+    MUTEX_LOCK,
+    NodeChange,
+    NodeEvent,
+    NodeView,
+    PodChange,
+    PodList,
+    PodUid,
+    PodView,
+)
+from agent.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
+from agent.kube.objects import decode_node, decode_pod
+from agent.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.store import Change, ObjectStore, Subscription

@@ -7,25 +7,23 @@ A breach is noted and told after the step in which it happened.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from agent.codec.checkpoint import decode_state
-from agent.codec.nodelock import decode_stamp
-from agent.codec.pod import decode_pod_devices
-from agent.core.cluster.annotations import (
+from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
     MUTEX_LOCK,
     PHASE_FAILED,
     PHASE_SUCCESS,
+    PodUid,
 )
-from agent.core.cluster.pods import PodUid
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import ContainerKey
-from agent.plugin.handlers import container_response
+from agent.hami.pod import decode_pod_devices, decode_stamp
+from agent.kubelet.door import container_response
+from agent.ledger import ContainerKey
+from agent.model import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
 from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.services.state import CURRENT
+from agent.state import CURRENT, decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import a_uuid
 from tests.fakes.disk import MemoryDisk

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import NoReturn
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.ports import Clock
+from agent.allocate.steps import UnlockedPods
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop

@@ -10,8 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from agent.codec.pod import decode_pod_devices
-from agent.core.cluster.annotations import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
+from agent.cluster import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
+from agent.hami.pod import decode_pod_devices
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
 from agent.sandbox.kubelet.seen import KubeletEvent

@@ -7,20 +7,19 @@ import datetime as dt
 
 import msgspec
 
-from agent.core.allocation.evidence import Evidence, Grant, LookAtPod
-from agent.core.allocation.matching import decide as decide_truly
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.annotations import BIND_TIME
-from agent.core.cluster.pods import NodeLock, PodView
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.reconcile import reconcile
-from agent.core.reconcile import settlement as core_settlement
-from agent.core.reconcile.findings import ReconcileFacts
-from agent.core.reconcile.settlement import SettlementFacts
-from agent.core.reconcile.settlement import owed as owed_truly
-from agent.core.state.ledger import Effect, EffectKind
-from agent.services.allocation import inquiry
-from agent.services.outbox import settlement
+from agent import settle as core_settlement
+from agent import settle as settlement
+from agent.allocate import inquiry
+from agent.allocate.candidates import Evidence, Grant, LookAtPod
+from agent.allocate.match import decide as decide_truly
+from agent.allocate.steps import MatchSettings
+from agent.cluster import BIND_TIME, NodeLock, PodView
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import Effect, EffectKind
+from agent.reconcile import rules as reconcile
+from agent.reconcile.rules import ReconcileFacts
+from agent.settle import SettlementFacts
+from agent.settle import owed as owed_truly
 from tests.machine.mutants import Mutant, replaced
 
 

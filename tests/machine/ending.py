@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS
-from agent.core.state.ledger import Decider, Holder, Ledger, Row
+from agent.cluster import BIND_PHASE, PHASE_SUCCESS
+from agent.ledger import Decider, Holder, Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.audit import asked_containers

@@ -2,18 +2,14 @@
 
 import asyncio
 
-from agent.core.errors import StateError
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.gpu import Scan
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList
+from agent.errors import StateError
+from agent.health.judge import HealthSettings
+from agent.health.watch import HealthWatch
+from agent.inventory import Discovery, InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.plugin.handlers import DevicePlugin, Traffic
-from agent.services.health.watch import HealthWatch
-from agent.services.inventory.discovery import Discovery
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
-from agent.services.state import StateService, recover
+from agent.kubelet.door import DevicePlugin, Traffic
+from agent.model import Inventory, Scan, SharingSettings, SliceList
+from agent.state import StateService, recover
 from agent.wire.v1beta1 import Empty
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.disk import MemoryDisk

@@ -6,12 +6,11 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.health import judge
-from agent.core.health.reports import GpuSigns
-from agent.core.health.verdicts import answered_again, bad, relieved, worse
-from agent.core.inventory.condition import Cause, Condition, Health
-from agent.services.health.watch import HealthWatch
+from agent.errors import DriverError
+from agent.health import judge
+from agent.health.verdicts import answered_again, bad, relieved, worse
+from agent.health.watch import HealthWatch
+from agent.model import Cause, Condition, GpuSigns, Health
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +20,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
         del boot_changed
         return Health(Condition.OK, since=now)
 
-    monkeypatch.setattr("agent.services.health.watch.remembered", well)
+    monkeypatch.setattr("agent.health.watch.remembered", well)
 
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver raises is not dealt with."""
-    monkeypatch.setattr("agent.services.health.asking.GpuError", DriverError)
+    monkeypatch.setattr("agent.health.watch.GpuError", DriverError)
 
 
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,17 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from agent.core.health.judge import LATELY
-from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.slices import LIST_BYTES
+from agent.health.judge import LATELY
+from agent.model import (
+    LIST_BYTES,
+    Condition,
+    DriverEvent,
+    EventKind,
+    GpuSigns,
+    GpuUuid,
+    ProbeOutcome,
+    RecoveryAction,
+)
 from agent.wire.v1beta1 import ListAndWatchResponse
 from tests.fakes.disk import MemoryDisk
 from tests.machine.any_driver import UUIDS, AnyDriver

@@ -11,7 +11,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from agent.core.inventory.condition import Condition
+from agent.model import Condition
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.agent_life import AgentLife, start_agent

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from grpclib.exceptions import GRPCError
 
-from agent.core.inventory.slices import SliceList
-from agent.core.ports import Clock
+from agent.model import SliceList
+from agent.ports import Clock
 from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator
 from agent.sandbox.kubelet.books import DeviceRecord, KubeletBooks
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry

@@ -10,16 +10,18 @@ from typing import Any
 
 import msgspec
 
-from agent.core.allocation import candidates, grant, matching, witness
-from agent.core.allocation.evidence import UNREAD, Candidate, Evidence, Grant
-from agent.core.allocation.exactly_one import exactly_one
-from agent.core.allocation.room import RoomClaim
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.pods import PodView
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.state.ledger import ContainerKey, Ledger, Row
-from agent.services.allocation import inquiry
-from agent.services.allocation.inquiry import Inquiry
+from agent.allocate import candidates, inquiry
+from agent.allocate import candidates as witness
+from agent.allocate import match as grant
+from agent.allocate import match as matching
+from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant
+from agent.allocate.inquiry import Inquiry
+from agent.allocate.match import exactly_one
+from agent.allocate.room import RoomClaim
+from agent.allocate.steps import MatchSettings
+from agent.cluster import PodView
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import ContainerKey, Ledger, Row
 from tests.machine.agent_life import AgentLife
 
 

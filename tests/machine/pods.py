@@ -4,14 +4,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from agent.core.cluster.annotations import (
-    ALLOCATED,
-    BIND_PHASE,
-    BIND_TIME,
-    PHASE_ALLOCATING,
-    TO_ALLOCATE,
-    VGPU_NODE,
-)
+from agent.cluster import ALLOCATED, BIND_PHASE, BIND_TIME, PHASE_ALLOCATING, TO_ALLOCATE, VGPU_NODE
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.podloop import RUN_SECONDS
 from tests.builders import NODE, a_uuid

@@ -11,16 +11,14 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 
-from agent.codec.pod import decode_pod_devices
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.cluster.annotations import ALLOCATED
-from agent.core.cluster.pods import PodUid
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import Ledger
+from agent.allocate.inquiry import UNANSWERED_PAUSES
+from agent.allocate.steps import UnlockedPods
+from agent.cluster import ALLOCATED, PodUid
+from agent.hami.pod import decode_pod_devices
+from agent.ledger import Ledger
+from agent.model import Condition, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.services.allocation.inquiry import UNANSWERED_PAUSES
 from tests.machine.audit import asked_containers, key_of
 from tests.machine.kubelet import RESOURCE
 from tests.machine.site import MachineSite

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from agent.core.inventory.share import Share
+from agent.model import Share
 from agent.sandbox.api_errors import Json
 from tests.machine.kubelet import RESOURCE, MemoryKubelet
 from tests.machine.pods import GPU_MIB

@@ -8,10 +8,10 @@ import random
 from collections.abc import Mapping
 from typing import NoReturn
 
-from agent.codec.nodelock import encode_node_lock
-from agent.core.cluster.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_ALLOCATING
-from agent.core.inventory.share import Share
-from agent.core.ports import Clock
+from agent.cluster import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_ALLOCATING
+from agent.hami.pod import encode_node_lock
+from agent.model import Share
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.model import SchedulerSettings

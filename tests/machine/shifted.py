@@ -3,7 +3,7 @@
 import dataclasses
 import datetime as dt
 
-from agent.core.ports import Clock
+from agent.ports import Clock
 
 
 @dataclasses.dataclass

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterator
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import StateError
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SliceId
-from agent.core.ports import Clock
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey
-from agent.host.podresources import CALL_DEADLINE, PodResourcesWitness
+from agent.allocate.steps import UnlockedPods
+from agent.cluster import PodUid
+from agent.errors import StateError
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
+from agent.ledger import ContainerKey, KubeletEpoch
+from agent.model import Inventory, SliceId
+from agent.ports import Clock
 from agent.sandbox.kubelet.podloop import _identity
 from agent.wire.v1 import (
     ContainerResources,
@@ -31,6 +28,7 @@ from agent.wire.v1 import (
     ListPodResourcesResponse,
     PodResources,
 )
+from agent.witness import CALL_DEADLINE, PodResourcesWitness
 from tests.builders import NODE
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs

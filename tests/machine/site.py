@@ -5,11 +5,10 @@ import contextlib
 import datetime as dt
 from collections.abc import Callable, Coroutine, Iterator
 
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.inventory import Inventory
-from agent.core.ports import Clock
-from agent.core.state.holdings import KubeletEpoch
 from agent.kit.cell import Cell
+from agent.ledger import KubeletEpoch
+from agent.model import Condition, Inventory
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.kubelet.seen import KubeletEvent

@@ -19,9 +19,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agent.core.errors import AgentError, DriverMissing, GpuError
-from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
-from agent.core.inventory.condition import Cause
+from agent.errors import AgentError, DriverMissing, GpuError
+from agent.model import Cause, DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
 from tests.builders import a_uuid
 from tests.machine.any_driver import NO_ANSWER, UUIDS
 from tests.machine.gpu_life import SETTINGS

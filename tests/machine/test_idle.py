@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
 from tests.builders import NODE
 from tests.machine.one_node import Happening, play
 from tests.machine.pods import Shape

@@ -5,9 +5,9 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Coroutine, Iterator
 
-from agent.core.cluster.annotations import ALLOCATED
-from agent.core.inventory.condition import Condition
-from agent.core.ports import Clock
+from agent.cluster import ALLOCATED
+from agent.model import Condition
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
 from tests.builders import NODE

@@ -11,7 +11,7 @@ import shlex
 import pytest
 import pytest_asyncio
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.hami_chart import write_hami_chart

@@ -9,7 +9,7 @@ import contextlib
 import pytest
 import pytest_asyncio
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, account_token

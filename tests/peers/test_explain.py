@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from agent.codec.managed import entries
-from agent.core.cluster import annotations
+from agent import cluster as annotations
+from agent.kube.objects import entries
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.advice import as_advised
 from tests.peers.lab.api import JSON_PATCH, RefusedError

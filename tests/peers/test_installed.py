@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from agent import __version__
-from agent.core.cluster import annotations
-from agent.core.health.news import GPU_DEGRADED
+from agent import cluster as annotations
+from agent.health.news import GPU_DEGRADED
 from agent.sandbox.hardware_talk import XidRequest, ask
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.agreement import rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.core.reconcile.reconcile import VANISHED_GRACE
+from agent.reconcile.rules import VANISHED_GRACE
 from tests.peers.lab.agreement import ONLY_LEDGER, disagreement, lost, rows
 from tests.peers.lab.clockwork import ALL_HEALTHY, agent_said, until_kubelet_says, wall
 from tests.peers.lab.cluster import ACCOUNT

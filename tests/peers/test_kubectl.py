@@ -11,7 +11,7 @@ import shlex
 import pytest
 import pytest_asyncio
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.keeper import kept

@@ -6,10 +6,10 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.codec.checkpoint import StateEncoder, decode_state
-from agent.core.cluster import annotations
-from agent.core.cluster.pods import Role
-from agent.core.errors import StateCorrupt
+from agent import cluster as annotations
+from agent.cluster import Role
+from agent.errors import StateCorrupt
+from agent.state import StateEncoder, decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.agreement import lost, rows
 from tests.peers.lab.clockwork import wall

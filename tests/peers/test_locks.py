@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.core.cluster import annotations
-from agent.core.reconcile.settlement import UNCLAIMED
+from agent import cluster as annotations
+from agent.settle import UNCLAIMED
 from tests.peers.lab.clockwork import until_taken_up
 from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import told_environment

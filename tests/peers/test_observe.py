@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.clockwork import REGISTERED, kubelet_said, wall

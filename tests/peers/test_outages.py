@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from agent.core.cluster import annotations
-from agent.core.errors import RefusalReason
+from agent import cluster as annotations
+from agent.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.agreement import lost, rows
 from tests.peers.lab.clockwork import (

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, Cluster

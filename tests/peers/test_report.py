@@ -7,7 +7,7 @@ import json
 import pytest
 import pytest_asyncio
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.clockwork import agent_said, wall

@@ -5,9 +5,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from agent.codec.register import RegisteredGpu, decode_register
-from agent.codec.register_colon import decode_register_colon
-from agent.core.cluster import annotations
+from agent import cluster as annotations
+from agent.hami.register import RegisteredGpu, decode_register, decode_register_colon
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.ages import age_of
 from tests.peers.lab.audit import counted

@@ -5,9 +5,9 @@ HAMi's plugin is a stand-in of ours; see lab/hami_plugin.py.
 
 import pytest
 
-from agent.core.cluster import annotations
-from agent.core.containers.container_edits import LOCK_DIRECTORY
-from agent.core.inventory.gpu import GpuUuid
+from agent import cluster as annotations
+from agent.allocate.edits import LOCK_DIRECTORY
+from agent.model import GpuUuid
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.faults import dies
 from tests.peers.lab.grants import (

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE, agent_command
 from tests.peers.lab.clockwork import wall
 from tests.peers.lab.cluster import ACCOUNT

@@ -7,11 +7,11 @@ import sys
 import pytest
 import pytest_asyncio
 
-from agent.app.uninstalling import Cleaned, uninstall_everywhere
-from agent.codec.managed import entries
-from agent.core.cluster import annotations
-from agent.core.health.news import GPU_DEGRADED
-from agent.host.kube.connection import Connection
+from agent import cluster as annotations
+from agent.cli.uninstall import Cleaned, uninstall_everywhere
+from agent.health.news import GPU_DEGRADED
+from agent.kube.client import Connection
+from agent.kube.objects import entries
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.keeper import kept
@@ -187,7 +187,7 @@ async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(se
         pod = plain_pod(f"agent-of-{name}", name)
         pod["metadata"]["labels"] = {"app": "agent"}
         await server.admin.have("POST", PODS, pod)
-    monkeypatch.setattr("agent.app.uninstalling.PATIENCE", 0.0)
+    monkeypatch.setattr("agent.cli.uninstall.PATIENCE", 0.0)
     told, said = list[Cleaned](), list[str]()
     connection = Connection(server.plane.kubeconfig(ADMIN))
 

@@ -12,8 +12,8 @@ import sys
 import pytest
 import pytest_asyncio
 
-from agent.core.cluster import annotations
-from agent.core.health.news import GPU_DEGRADED
+from agent import cluster as annotations
+from agent.health.news import GPU_DEGRADED
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.chart_hooks import open_confined

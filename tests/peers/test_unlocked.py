@@ -1,6 +1,6 @@
 """Beside a real kubelet: pods without a lock, and a node without HAMi-core."""
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import told_environment
 from tests.peers.lab.identities import NODE

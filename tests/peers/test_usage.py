@@ -5,8 +5,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.core.containers.edits import container_directory
-from agent.core.inventory.slices import MIB
+from agent.ledger import container_directory
+from agent.model import MIB
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.faces import page

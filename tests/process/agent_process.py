@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.codec.last_good import decode_last_good
-from agent.core.state.last_good import LastGood
+from agent.ledger import LastGood
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster
 from agent.settings.reading import COPY
+from agent.state import decode_last_good
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agent.codec.register import decode_register
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
+from agent.hami.register import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.lab.web import fetch
 from tests.fakes.nvml_fixtures import built

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cli import doctor
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER
-from agent.core.node.findings import PreflightCheck
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.node.findings import PreflightCheck
 from agent.sandbox.apiserver_access import ACCOUNT_PREFIX
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, kubeconfig, open_cluster
 from tests.process.agent_process import ENVIRON, PATIENCE, comes, copied_settings, options, started

@@ -6,10 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.codec.checkpoint import decode_state
-from agent.codec.nodelock import encode_node_lock
-from agent.codec.register import decode_register
-from agent.core.cluster.annotations import (
+from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
@@ -21,11 +18,13 @@ from agent.core.cluster.annotations import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
-from agent.core.state.ledger import Ledger
-from agent.host.clock import SystemClock
+from agent.hami.pod import encode_node_lock
+from agent.hami.register import decode_register
+from agent.host.process import SystemClock
+from agent.ledger import Ledger
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.patching import merge_patch
-from agent.services.state import CURRENT
+from agent.state import CURRENT, decode_state
 from tests.process.agent_process import PATIENCE, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS, REGISTER
+from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
 from tests.process.agent_process import PATIENCE, offers, options, started
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.codec.register import decode_register
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
+from agent.hami.register import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
 from agent.sandbox.scenario.facts import is_running, pod_facts

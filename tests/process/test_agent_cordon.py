@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.cluster.annotations import ALLOCATED, REGISTER
+from agent.cluster import ALLOCATED, REGISTER
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
 from tests.process.agent_process import PATIENCE, options, run, started
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from agent.core.cluster.annotations import HANDSHAKE
+from agent.cluster import HANDSHAKE
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import SandboxCluster

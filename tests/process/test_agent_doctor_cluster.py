@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from agent.codec.nodelock import encode_node_lock
-from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.host.clock import SystemClock
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.hami.pod import encode_node_lock
+from agent.host.process import SystemClock
 from agent.sandbox import apiserver_access
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster

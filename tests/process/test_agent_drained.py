@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.codec.nodelock import encode_node_lock
-from agent.core.cluster.annotations import (
+from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
@@ -16,7 +15,8 @@ from agent.core.cluster.annotations import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
-from agent.host.clock import SystemClock
+from agent.hami.pod import encode_node_lock
+from agent.host.process import SystemClock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch

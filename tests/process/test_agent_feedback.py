@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.codec.region import V1_2
+from agent.hami.region import V1_2
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.scenario.facts import is_running, pod_facts
 from agent.sandbox.scenario.workloads import Wish, Workload

@@ -6,10 +6,9 @@ import shutil
 import msgspec
 import pytest
 
-from agent.codec.checkpoint import StateEncoder, decode_state
-from agent.codec.register import decode_register
+from agent.hami.register import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
-from agent.services.state import CURRENT
+from agent.state import CURRENT, StateEncoder, decode_state
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, offers, options, run, started
 from tests.process.driver_node import GPUS, DriverNode, a_cluster, a_node, start

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
 from agent.sandbox.lab.child import AgentChild, start_child
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch

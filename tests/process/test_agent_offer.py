@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from agent.codec.register import decode_register
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.hami.register import decode_register
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
 from agent.sandbox.scenario.facts import is_running

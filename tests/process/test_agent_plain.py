@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.codec.checkpoint import StateEncoder, decode_state
-from agent.core.state.ledger import Ledger
+from agent.ledger import Ledger
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import KubeletAdmission
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
+from agent.state import StateEncoder, decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.process.agent_process import PATIENCE, comes, offers, options, started
 

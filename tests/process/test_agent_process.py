@@ -5,13 +5,11 @@ import asyncio
 import grpc
 import pytest
 
-from agent.codec.checkpoint import StateEncoder
-from agent.core.containers.edits import container_directory
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
-from agent.host.identity import machine_id
+from agent.host.process import machine_id
+from agent.ledger import Ledger, State, container_directory
 from agent.sandbox.lab.cluster import open_cluster
 from agent.sandbox.lab.web import fetch
+from agent.state import StateEncoder
 from tests.builders import G1, G2, NOON, a_row
 from tests.fakes.grpc_messages import GrpcPlugin
 from tests.process.agent_process import PATIENCE, offers, options, started

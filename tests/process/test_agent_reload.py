@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.codec.node_report import read_register
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
+from agent.hami.register import read_register
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
 from agent.settings.reading import COPY
 from tests.fakes.config_map import MountedMap

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from agent.plugin.rival import SETTLE
+from agent.kubelet.register import SETTLE
 from agent.sandbox.lab.cluster import open_cluster
 from tests.process.agent_process import PATIENCE, comes, offers, options, started
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from agent.codec.register import decode_register
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
+from agent.hami.register import decode_register
 from agent.sandbox.lab.cluster import NODE, open_cluster
 from tests.process.agent_process import PATIENCE, offers, options, started
 

@@ -9,11 +9,10 @@ import signal
 
 import pytest
 
-from agent.codec.checkpoint import decode_state
-from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS, REGISTER
+from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
 from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
-from agent.services.state import CURRENT
+from agent.state import CURRENT, decode_state
 from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
 from tests.process.agent_process import PATIENCE, options, started
 

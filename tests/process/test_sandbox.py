@@ -13,7 +13,7 @@ from typing import IO, Any
 import pytest
 
 from agent.cli.main import dispatch
-from agent.cli.sandbox_view import MEASURES
+from agent.cli.sandbox import MEASURES
 from agent.sandbox.scenario.record import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
 

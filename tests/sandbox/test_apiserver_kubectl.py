@@ -6,7 +6,7 @@ import random
 import aiohttp
 import pytest
 
-from agent.host.clock import SystemClock
+from agent.host.process import SystemClock
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_access import ADMIN
 from agent.sandbox.store import KINDS, ObjectStore

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.codec.pod import encode_pod_devices
-from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.hami.pod import encode_pod_devices
+from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
+from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.placement import codes_of
 from agent.sandbox.explain.story import Explanation, GateVerdict, span

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.cluster.snapshot import ClusterNode, Taint
+from agent.kube.reader import ClusterNode, Taint
 from agent.sandbox.explain.world import refuse_node
 
 NODE = ClusterNode("n1", labels={"zone": "a", "gpus": "8"})

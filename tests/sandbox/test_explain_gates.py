@@ -5,14 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.codec.nodelock import encode_node_lock
-from agent.core.cluster.snapshot import (
-    ClusterNode,
-    ClusterSnapshot,
-    GpuHolder,
-    PodEventView,
-    Unread,
-)
+from agent.hami.pod import encode_node_lock
+from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView, Unread
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation, Gate
 from tests.fakes.chance import Seeded

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from agent.codec.region import V1_2
+from agent.hami.region import V1_2
 from agent.sandbox.hami_core import (
     CORE_LIMIT,
     HAMI_2_4_0,

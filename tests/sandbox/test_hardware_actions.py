@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
+from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from agent.sandbox.hardware import (
     RESET_TIME,
     HardwareError,

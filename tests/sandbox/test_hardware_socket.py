@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import DriverError, DriverMissing, PermissionFault, SettingsError
-from agent.core.health.reports import EventKind, ProbeOutcome
+from agent.errors import DriverError, DriverMissing, PermissionFault, SettingsError
+from agent.model import EventKind, ProbeOutcome
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import SimulatedDriver, open_simulation
 from agent.sandbox.hardware_talk import HardwareSilent, ask

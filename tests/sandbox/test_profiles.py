@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import PciPath
+from agent.errors import SettingsError
+from agent.model import PciPath
 from agent.sandbox.hardware import described
 
 

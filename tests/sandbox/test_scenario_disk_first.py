@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-from agent.codec.checkpoint import StateEncoder
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
+from agent.ledger import Ledger, State
 from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.scenario.stage import DiskWatch
+from agent.state import StateEncoder
 from tests.builders import NOON, a_row
 
 ROW = a_row()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.inventory.gpu import GpuUuid
+from agent.model import GpuUuid
 from agent.sandbox.lab.places import Places, open_places
 from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
 from agent.sandbox.scenario.workloads import Wish, Workload

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import ConflictError, Json
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.model import SchedulerSettings

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.kube.connection import Connection
-from agent.host.kube.session import KubeSession
+from agent.kube.client import Connection, KubeSession
 from agent.sandbox.api_errors import (
     AlreadyExistsError,
     ConflictError,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.codec.pod import decode_pod_devices, encode_pod_devices
-from agent.core.cluster import annotations
-from agent.core.errors import MalformedText
+from agent import cluster as annotations
+from agent.errors import MalformedText
+from agent.hami.pod import decode_pod_devices, encode_pod_devices
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import SchedulerSettings

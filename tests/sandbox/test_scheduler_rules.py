@@ -2,8 +2,7 @@
 
 import pytest
 
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler.loop import PlacingBackoff
 from agent.sandbox.scheduler.model import Load, RegisteredNode
 from agent.sandbox.scheduler.requests import parse_quantity

@@ -2,10 +2,9 @@
 
 import pytest
 
-from agent.codec.register import RegisteredGpu
-from agent.core.allocation.requests import ContainerRequest
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.allocate.steps import ContainerRequest
+from agent.hami.register import RegisteredGpu
+from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler.filter import Wishes, fit_pod
 from agent.sandbox.scheduler.model import (
     GpuView,

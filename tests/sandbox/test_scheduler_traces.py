@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.fakes.scheduler_traces import (

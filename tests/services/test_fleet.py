@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
+from agent import report
 from agent.kit.backoff import Backoff
 from agent.kit.reopening import DELAYS, JITTER, SPREAD
-from agent.services.report import service as report
 from tests.fakes.chance import Seeded
 from tests.fakes.fleet import open_fleet
 

@@ -6,11 +6,11 @@ import datetime as dt
 
 import structlog
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.errors import Refusal, RefusalReason, StateError
-from agent.services import journal as module
-from agent.services.journal import NodeJournal
-from agent.services.report.announce import NodeEventQueue
+from agent import state as module
+from agent.cluster import NodeEvent
+from agent.errors import Refusal, RefusalReason, StateError
+from agent.report import NodeEventQueue
+from agent.state import NodeJournal
 from tests.builders import NOON, a_row
 from tests.fakes.clock import ManualClock
 

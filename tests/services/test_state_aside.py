@@ -4,15 +4,8 @@ import errno
 
 import pytest
 
-from agent.core.state.ledger import Ledger
-from agent.services.state import (
-    CURRENT,
-    PREVIOUS,
-    PREVIOUS_UNREADABLE,
-    UNREADABLE,
-    StateService,
-    recover,
-)
+from agent.ledger import Ledger
+from agent.state import CURRENT, PREVIOUS, PREVIOUS_UNREADABLE, UNREADABLE, StateService, recover
 from tests.fakes.disk import MemoryDisk
 from tests.services.test_state_recovery import MACHINE, a_disk, putting, recovered
 

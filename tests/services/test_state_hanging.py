@@ -5,12 +5,10 @@ import errno
 
 import pytest
 
-from agent.codec.checkpoint import decode_state
-from agent.core.errors import StateError
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.state.state import State
-from agent.services.state import COMMIT_DEADLINE, CURRENT, LAST_WRITE, StateService
+from agent.errors import StateError
+from agent.ledger import State
+from agent.model import Condition, GpuUuid
+from agent.state import COMMIT_DEADLINE, CURRENT, LAST_WRITE, StateService, decode_state
 from tests.builders import G1, a_health, a_pod_uid, a_row
 from tests.fakes.gated_disk import GatedDisk
 from tests.services.test_state_commit import a_service

@@ -6,12 +6,10 @@ import errno
 import msgspec
 import pytest
 
-from agent.codec.checkpoint import StateEncoder
-from agent.core.errors import StateError
-from agent.core.inventory.condition import Condition
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
-from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover
+from agent.errors import StateError
+from agent.ledger import Ledger, State
+from agent.model import Condition
+from agent.state import CURRENT, PREVIOUS, UNREADABLE, StateEncoder, StateService, recover
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import Killed, MemoryDisk

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from agent import __version__
-from agent.core.state.last_good import SourceFile
+from agent.ledger import SourceFile
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan

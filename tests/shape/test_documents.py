@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from agent import __version__
 from agent.app import codes
 from agent.cli.main import VERBS
-from agent.core.errors import RefusalReason
-from agent.core.node.findings import PreflightCheck
+from agent.errors import RefusalReason
+from agent.node.findings import PreflightCheck
 from agent.sandbox.explain.story import ADVICE
 from tests.shape import tree
 from tests.shape.typed import told

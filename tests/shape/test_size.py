@@ -31,5 +31,5 @@ def test_a_statement_is_no_bare_string_and_a_blank_line_says_nothing(tmp_path: P
 def test_a_room_is_a_folder_of_the_agent():
     assert "agent" == room_of(Path("agent/__main__.py"))
     assert "agent/cli" == room_of(Path("agent/cli/main.py"))
-    assert "agent/core/health" == room_of(Path("agent/core/health/judge.py"))
+    assert "agent/health" == room_of(Path("agent/health/judge.py"))
     assert "agent/web" == room_of(Path("agent/web/page/html.py"))

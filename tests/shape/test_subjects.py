@@ -20,23 +20,23 @@ def test_every_place_of_a_subject_is_there():
 
 
 def test_a_file_is_of_the_subject_that_names_it_most_exactly():
-    assert "settle" == subject_of("core/reconcile/settlement.py")
-    assert "reconcile" == subject_of("core/reconcile/pace.py")
+    assert "settings" == subject_of("app/settings.py")
+    assert "run" == subject_of("app/main.py")
 
 
 def test_what_is_pure_is_there():
     patterns = pure_files()
 
-    assert "agent/core/errors.py" in patterns
-    assert "agent/core/allocation/*" in patterns
+    assert "agent/errors.py" in patterns
+    assert "agent/hami/*" in patterns
     for pattern in patterns:
         assert list(tree.ROOT.glob(pattern)), pattern
 
 
 def test_the_report_adds_up_the_branches_of_a_subject():
     measured = {
-        "agent/core/state/ledger.py": {"num_branches": 30, "covered_branches": 30},
-        "agent/services/state.py": {"num_branches": 10, "covered_branches": 5},
+        "agent/ledger.py": {"num_branches": 30, "covered_branches": 30},
+        "agent/state.py": {"num_branches": 10, "covered_branches": 5},
     }
 
     lines = report({"files": {path: {"summary": summary} for path, summary in measured.items()}})

@@ -21,7 +21,7 @@ from agent.app.main import Process, run_agent
 from agent.cli import run
 from agent.cli.logs import configure
 from agent.cli.settings_args import sources, started
-from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK, REGISTER
+from agent.cluster import BIND_PHASE, MUTEX_LOCK, REGISTER
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import (
@@ -48,8 +48,8 @@ PATIENCE = 40.0
 MODELS = f"{ROOT}/agent/sandbox/"
 LEFT_OUT = (
     MODELS,
-    *(f"{ROOT}/agent/{room}/" for room in ("kit", "wire", "core/inventory")),
-    *(f"{ROOT}/agent/core/{file}.py" for file in ("errors", "cluster/pods")),
+    *(f"{ROOT}/agent/{room}/" for room in ("kit", "wire")),
+    *(f"{ROOT}/agent/{file}.py" for file in ("errors", "model", "cluster")),
 )
 """The models, building blocks, messages, errors, and the values of GPUs, slices and pods."""
 

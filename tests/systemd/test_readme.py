@@ -3,7 +3,7 @@
 import re
 
 from agent import __version__
-from agent.core.cluster.annotations import REGISTER, SCORE
+from agent.cluster import REGISTER, SCORE
 from tests.systemd.lab.bare_metal import ROOT
 from tests.systemd.lab.made import LATER, name
 

@@ -5,8 +5,8 @@ import json
 import re
 
 from agent import __version__
-from agent.codec.node_report import read_register
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
+from agent.hami.register import read_register
 from tests.systemd.lab.bare_metal import READY
 
 

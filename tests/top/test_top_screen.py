@@ -8,13 +8,7 @@ from textual.widgets import DataTable, Input, Static
 
 from agent.cli.sources import SourceUnreachable, StatusRead
 from agent.cli.top_screen import TopScreen
-from agent.codec.status_document import (
-    AllocationStatus,
-    GpuStatus,
-    NodeStatus,
-    ShareStatus,
-    StatusDocument,
-)
+from agent.status import AllocationStatus, GpuStatus, NodeStatus, ShareStatus, StatusDocument
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -8,13 +8,11 @@ import copy
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
-from agent.codec.objects import decode_node, decode_pod
-from agent.core.cluster.annotations import MUTEX_LOCK
-from agent.core.cluster.changes import NodeChange, PodChange, PodList
-from agent.core.cluster.changes import NodeEvent as Said
-from agent.core.cluster.pods import NodeView, PodUid, PodView
-from agent.core.errors import ApiInvalid, ApiNotFound
-from agent.core.ports import NodeApi, PodApi
+from agent.cluster import MUTEX_LOCK, NodeChange, NodeView, PodChange, PodList, PodUid, PodView
+from agent.cluster import NodeEvent as Said
+from agent.errors import ApiInvalid, ApiNotFound
+from agent.kube.objects import decode_node, decode_pod
+from agent.ports import NodeApi, PodApi
 from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
 
 TRIP = 0.003

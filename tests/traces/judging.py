@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS
-from agent.core.containers.edits import ContainerEdits
+from agent.cluster import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS
+from agent.ledger import ContainerEdits
 from tests.traces.cluster import Patch, Removal, TracedHolding
 from tests.traces.replay import ReplayedAnswer, ReplayedStory
 from tests.traces.trace import TracedCall

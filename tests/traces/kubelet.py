@@ -11,12 +11,11 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable
 
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import WitnessThrottled, WitnessUnsupported
-from agent.core.inventory.slices import SliceId
-from agent.core.ports import Containers, KubeletRecords, Witness
-from agent.core.state.holdings import ContainerHolding, Holding
-from agent.core.state.ledger import ContainerKey
+from agent.cluster import PodUid
+from agent.errors import WitnessThrottled, WitnessUnsupported
+from agent.ledger import ContainerHolding, ContainerKey, Holding
+from agent.model import SliceId
+from agent.ports import Containers, KubeletRecords, Witness
 from tests.traces.trace import RESOURCE, Json, TracedCall
 
 ANSWER = 0.0006

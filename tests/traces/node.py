@@ -4,32 +4,18 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
-from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import NodeView, PodTable, PodUid
-from agent.core.containers.edits import EditSettings
-from agent.core.inventory.inventory import Inventory
-from agent.core.reconcile.reconcile import judge_by_scheduler
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Effect
-from agent.core.state.state import State
+from agent.allocate.calls import AllocationPeers, AllocationViews
+from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
+from agent.allocate.steps import MatchSettings, RequestRules
+from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
-from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
-from agent.services.allocation.service import Allocation
-from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import AllocationPeers, AllocationViews
-from agent.services.cluster.node import NodeWatch
-from agent.services.cluster.pods import PodWatch
-from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.service import (
-    Reconcile,
-    ReconcilePeers,
-    ReconcileRule,
-    ReconcileViews,
-)
-from agent.services.state import StateService
+from agent.kube.watches import NodeWatch, PodWatch
+from agent.ledger import EditSettings, Effect, KubeletEpoch, State
+from agent.model import Inventory
+from agent.reconcile.rules import judge_by_scheduler
+from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.settle import Outbox, OutboxViews, Settlement
+from agent.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock

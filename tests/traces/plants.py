@@ -6,16 +6,15 @@ from typing import NoReturn
 
 import msgspec
 
-from agent.core.allocation import matching
-from agent.core.allocation.evidence import Evidence, Grant, Question
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.annotations import BIND_TIME
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import ApiError, Refusal, RefusalReason
-from agent.core.reconcile import settlement as decisions
-from agent.core.state.ledger import Effect, EffectKind, Ledger
-from agent.services.allocation import inquiry
-from agent.services.outbox import settlement
+from agent import settle as decisions
+from agent import settle as settlement
+from agent.allocate import inquiry
+from agent.allocate import match as matching
+from agent.allocate.candidates import Evidence, Grant, Question
+from agent.allocate.steps import MatchSettings
+from agent.cluster import BIND_TIME, PodUid
+from agent.errors import ApiError, Refusal, RefusalReason
+from agent.ledger import Effect, EffectKind, Ledger
 from tests.machine.mutants import replaced, uid_ignored
 from tests.traces.cluster import TracedApi
 

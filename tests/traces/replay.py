@@ -7,10 +7,9 @@ the recorded one delays all that comes after it: the kubelet waits for it, and t
 import asyncio
 import dataclasses
 
-from agent.core.containers.edits import ContainerEdits
-from agent.core.errors import Refusal
-from agent.core.inventory.slices import SliceId
-from agent.core.state.ledger import Ledger
+from agent.errors import Refusal
+from agent.ledger import ContainerEdits, Ledger
+from agent.model import SliceId
 from tests.services.at_work import at_work
 from tests.traces.cluster import TracedApi, TracedCluster
 from tests.traces.kubelet import TracedKubelet

@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.cluster.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_SUCCESS
+from agent.cluster import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_SUCCESS
 from tests.traces.trace import NAMES, CallEnd, PodEvent, Trace, TracedNodeEvent, load
 
 GAPS = {

@@ -13,14 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from agent.core.cluster.annotations import (
-    ALLOCATED,
-    BIND_PHASE,
-    MUTEX_LOCK,
-    PHASE_SUCCESS,
-    REGISTER,
-    TO_ALLOCATE,
-)
+from agent.cluster import ALLOCATED, BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS, REGISTER, TO_ALLOCATE
 
 FOLDER: Final = Path(__file__).parents[1] / "vectors" / "hami-traces"
 NAMES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.jsonl")))

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.codec.cluster import decode_moment
-from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterSnapshot, GpuHolder, JsonObject
-from agent.core.errors import cap
+from agent import cluster as annotations
+from agent.errors import cap
+from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject, decode_moment
 from agent.sandbox.explain.gates import (
     admission_gate,
     allocation_gate,

@@ -9,14 +9,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from agent.codec.cluster import REFUSED
-from agent.codec.nodelock import decode_node_lock
-from agent.codec.objects import decode_pod
-from agent.codec.pod import decode_pod_devices
-from agent.core.cluster import annotations
-from agent.core.cluster.pods import NodeLock
-from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, JsonObject, PodEventView
-from agent.core.errors import MalformedText, cap
+from agent import cluster as annotations
+from agent.cluster import NodeLock
+from agent.errors import MalformedText, cap
+from agent.hami.pod import decode_node_lock, decode_pod_devices
+from agent.kube.objects import decode_pod
+from agent.kube.reader import REFUSED, ClusterNode, ClusterSnapshot, JsonObject, PodEventView
 from agent.sandbox.explain.story import Gate, GateVerdict, ago, core_words, mib, span
 from agent.sandbox.explain.world import World
 from agent.sandbox.scheduler.requests import (

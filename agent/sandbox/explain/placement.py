@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.pod import decode_pod_devices
-from agent.core.allocation.requests import ContainerRequest
-from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import GpuHolder, JsonObject, PodEventView
-from agent.core.errors import MalformedText, cap
+from agent import cluster as annotations
+from agent.allocate.steps import ContainerRequest
+from agent.errors import MalformedText, cap
+from agent.hami.pod import decode_pod_devices
+from agent.kube.reader import GpuHolder, JsonObject, PodEventView
 from agent.sandbox.explain.gates import last_event
 from agent.sandbox.explain.story import (
     ADVICE,

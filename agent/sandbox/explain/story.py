@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from agent.core.allocation.requests import ContainerRequest
-from agent.core.errors import cap
+from agent.allocate.steps import ContainerRequest
+from agent.errors import cap
 from agent.sandbox.scheduler.model import GpuView
 from agent.sandbox.scheduler.requests import Steering
 

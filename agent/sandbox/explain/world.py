@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.codec.register_colon import SHORT, is_json_form
-from agent.core.cluster import annotations
-from agent.core.cluster.snapshot import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
+from agent import cluster as annotations
+from agent.hami.register import SHORT, is_json_form
+from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import Version, read_offer

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from agent.core.ports import Clock
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletPanicError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.codec.quantity import decode_whole
+from agent.kube.objects import decode_whole
 from agent.sandbox.api_errors import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.core.ports import Clock
+from agent.ports import Clock
 
 SeenKind = Literal[
     "started",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from agent.core.errors import host_port
-from agent.core.ports import Clock
-from agent.host.clock import SystemClock
+from agent.errors import host_port
+from agent.host.process import SystemClock
+from agent.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX

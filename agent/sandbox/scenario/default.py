@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from agent.core.allocation.answered import QUIET
-from agent.core.errors import AgentError, MalformedText, StateCorrupt
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import MIB
-from agent.host.clock import SystemClock
+from agent.allocate.candidates import QUIET
+from agent.errors import AgentError, MalformedText, StateCorrupt
+from agent.host.process import SystemClock
+from agent.model import MIB, Share
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.api_errors import NotFoundError, StatusError
 from agent.sandbox.apiserver import ApiCall

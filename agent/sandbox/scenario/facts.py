@@ -8,19 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.codec.checkpoint import decode_state
-from agent.codec.pod import decode_pod_devices
-from agent.codec.register import RegisteredGpu, decode_register
-from agent.core.cluster import annotations
-from agent.core.errors import StateCorrupt
-from agent.core.inventory.gpu import Gpu, GpuUuid
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
+from agent import cluster as annotations
+from agent.errors import StateCorrupt
+from agent.hami.pod import decode_pod_devices
+from agent.hami.register import RegisteredGpu, decode_register
+from agent.ledger import Ledger, State
+from agent.model import Gpu, GpuUuid, Share
 from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster
 from agent.sandbox.lab.places import Places
+from agent.state import decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 
 STATE_FILE = "state.json"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import StateCorrupt
-from agent.core.inventory.gpu import Gpu, GpuUuid
-from agent.core.state.ledger import ContainerKey
+from agent.cluster import PodUid
+from agent.errors import StateCorrupt
+from agent.ledger import ContainerKey
+from agent.model import Gpu, GpuUuid
 from agent.sandbox.kubelet.pods import PodSpec
 from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
 from agent.sandbox.lab.child import AgentChild

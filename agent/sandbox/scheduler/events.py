@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from agent.core.ports import Clock
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import ClientQueue, SchedulerCluster
 from agent.sandbox.scheduler.filter import Notice

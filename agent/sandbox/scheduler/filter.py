@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.allocation.requests import ContainerRequest
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.allocate.steps import ContainerRequest
+from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import (
     GpuView,

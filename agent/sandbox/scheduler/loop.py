@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from agent.core.ports import Clock
+from agent.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder

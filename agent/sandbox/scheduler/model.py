@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.codec.register import RegisteredGpu
-from agent.core.allocation.requests import RequestRules
-from agent.core.inventory.gpu import GpuUuid
+from agent.allocate.steps import RequestRules
+from agent.hami.register import RegisteredGpu
+from agent.model import GpuUuid
 
 Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 

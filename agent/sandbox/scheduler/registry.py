@@ -12,12 +12,16 @@ from typing import Final
 
 import msgspec
 
-from agent.codec.register import RegisteredGpu, decode_register
-from agent.codec.register_colon import SHORT, decode_register_colon
-from agent.codec.score import decode_scores
-from agent.core.cluster import annotations
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
+from agent import cluster as annotations
+from agent.errors import MalformedText
+from agent.hami.register import (
+    SHORT,
+    RegisteredGpu,
+    decode_register,
+    decode_register_colon,
+    decode_scores,
+)
+from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
 from agent.sandbox.scheduler.requests import COUNT, parse_quantity

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.codec.quantity import decode_quantity, decode_whole
-from agent.codec.register import RegisteredGpu
-from agent.core.allocation.requests import NOT_WHOLE, ContainerRequest, read_request
+from agent.allocate.steps import NOT_WHOLE, ContainerRequest, read_request
+from agent.hami.register import RegisteredGpu
+from agent.kube.objects import decode_quantity, decode_whole
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import GpuView, SchedulerSettings, Weights
 

@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.codec.pod import decode_pod_devices
-from agent.core.cluster import annotations
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent import cluster as annotations
+from agent.errors import MalformedText
+from agent.hami.pod import decode_pod_devices
+from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import Load
 from agent.sandbox.scheduler.requests import CORES, MEMORY, init_count, parse_quantity

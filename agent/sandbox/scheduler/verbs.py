@@ -15,11 +15,10 @@ from typing import Final, NoReturn
 
 import structlog
 
-from agent.codec.nodelock import encode_node_lock
-from agent.codec.pod import encode_pod_devices
-from agent.core.cluster import annotations
-from agent.core.ports import Clock
+from agent import cluster as annotations
+from agent.hami.pod import encode_node_lock, encode_pod_devices
 from agent.kit.backoff import Backoff
+from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster
 from agent.sandbox.scheduler.events import EventQueue, EventRecorder

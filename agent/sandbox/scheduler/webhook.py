@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Final
 
-from agent.core.cluster.selector import Requirement
+from agent.cluster import Requirement
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import (

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
-from agent.core.cluster.annotations import CORDON
+from agent.cluster import CORDON
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch

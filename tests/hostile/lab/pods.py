@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from agent.core.inventory.gpu import Gpu, GpuUuid
+from agent.model import Gpu, GpuUuid
 from agent.sandbox.api_errors import NotFoundError
 from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster

@@ -14,8 +14,7 @@ import struct
 import sys
 from collections.abc import Iterator
 
-from agent.codec.region import V1_2
-from agent.core.usage.region import MAX_GPUS
+from agent.hami.region import MAX_GPUS, V1_2
 from tests.hostile.lab.container import DEFAULT, IMMUTABLE, enter
 from tests.hostile.lab.working import NOBODY, Bounds, work
 

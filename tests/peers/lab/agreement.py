@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from agent.codec.checkpoint import decode_state
-from agent.core.state.ledger import Row
+from agent.ledger import Row
+from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 
 POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",

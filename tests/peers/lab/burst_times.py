@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.clockwork import agent_stamps, klog_stamp, unix
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import EXTENDER

@@ -11,7 +11,7 @@ from typing import Final
 
 import yaml
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import (
     RESOURCE,
     SOURCE,

@@ -16,12 +16,11 @@ from typing import Final, NoReturn
 import structlog
 from aiohttp import web
 
-from agent.codec.narrow import Raw, read_object
-from agent.core.errors import ApiError
-from agent.host.clock import SystemClock
-from agent.host.kube.connection import Connection
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
-from agent.host.kube.watch import WatchTimes, frames
+from agent.errors import ApiError
+from agent.host.process import SystemClock
+from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
+from agent.kube.lists import WatchTimes, frames
+from agent.kube.narrow import Raw, read_object
 from agent.sandbox import api_errors
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from agent.core.errors import RefusalReason
+from agent.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.words import because
 

@@ -9,11 +9,9 @@ from typing import Final
 
 import yaml
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import PodUid
-from agent.host.clock import SystemClock
-from agent.host.kube.events import event_object
-from agent.host.kube.series import EventSeries
+from agent.cluster import NodeEvent, PodUid
+from agent.host.process import SystemClock
+from agent.kube.events import EventSeries, event_object
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.identities import NODE

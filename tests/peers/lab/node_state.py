@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from agent.core.cluster import annotations
-from agent.core.inventory.gpu import GpuUuid
+from agent import cluster as annotations
+from agent.model import GpuUuid
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object, RefusedError
 from tests.peers.lab.cluster import Cluster

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.errors import RefusalReason
+from agent.errors import RefusalReason
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import expected_inside, grants, seen_inside

@@ -4,9 +4,9 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Final
 
-from agent.codec.nodelock import encode_node_lock
-from agent.core.cluster import annotations
-from agent.core.inventory.share import Share
+from agent import cluster as annotations
+from agent.hami.pod import encode_node_lock
+from agent.model import Share
 from agent.sandbox.scheduler.verbs import placement_patch
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster

@@ -8,8 +8,8 @@ import yaml
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError
 
-from agent.codec.checkpoint import decode_state
-from agent.core.state.ledger import Row
+from agent.ledger import Row
+from agent.state import decode_state
 from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from tests.peers.lab.agents import RESOURCE, Agent
 from tests.peers.lab.agreement import Container

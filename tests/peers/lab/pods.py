@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster

@@ -10,8 +10,8 @@ Source: HAMi v2.7.1 and v2.10 pkg/scheduler/scheduler.go, RegisterFromNodeAnnota
 import asyncio
 from typing import Final
 
-from agent.codec.node_report import read_register
-from agent.core.cluster import annotations
+from agent import cluster as annotations
+from agent.hami.register import read_register
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object, Watched
 from tests.peers.lab.identities import NODE

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import NODE, NODE_USER

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Literal
 
-from agent.core.cluster.pods import Role
+from agent.cluster import Role
 from tests.peers.lab.agents import RESOURCE, SOURCE, Agent
 from tests.peers.lab.agreement import Container, rows
 from tests.peers.lab.clockwork import wall

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.api import Object, RefusedError
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import NODE

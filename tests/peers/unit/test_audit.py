@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from tests.peers.lab.audit import AuditLog, counted
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agent.core.cluster import annotations
+from agent import cluster as annotations
 from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.lab.cluster import free_port, kubeconfig

@@ -1,8 +1,7 @@
 """The register annotation in both of its forms is read as the same GPUs."""
 
-from agent.codec.register import RegisteredGpu, encode_register
-from agent.codec.register_colon import encode_register_colon
-from agent.core.inventory.gpu import GpuUuid
+from agent.hami.register import RegisteredGpu, encode_register, encode_register_colon
+from agent.model import GpuUuid
 from tests.peers.lab.node_state import gpus_of, text_of
 
 GPUS = tuple(

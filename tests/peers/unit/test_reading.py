@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.codec.register import encode_register, registered
-from agent.core.cluster import annotations
+from agent import cluster as annotations
+from agent.hami.register import encode_register, registered
 from tests.builders import an_inventory
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Sighting, Watched

@@ -7,23 +7,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
+from agent.allocate.calls import AllocationPeers, AllocationViews
+from agent.allocate.candidates import NOT_HERE
+from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
+from agent.allocate.steps import MatchSettings, UnlockedPods
 from agent.app.front import Front
-from agent.core.allocation.evidence import NOT_HERE
-from agent.core.allocation.settings import MatchSettings, UnlockedPods
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
-from agent.core.containers.edits import EditSettings
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SliceId, slice_id
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Effect, EffectKind, Ledger
-from agent.core.state.state import State
+from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.kit.cell import Cell
-from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
-from agent.services.allocation.service import Allocation
-from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import AllocationPeers, AllocationViews
-from agent.services.state import StateService
+from agent.ledger import EditSettings, Effect, EffectKind, KubeletEpoch, Ledger, State
+from agent.model import Inventory, SliceId, slice_id
+from agent.state import StateService
 from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk

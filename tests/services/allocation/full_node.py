@@ -2,9 +2,9 @@
 
 import msgspec
 
-from agent.core.cluster.pods import PodView
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import ContainerKey, Holder, Ledger
+from agent.cluster import PodView
+from agent.ledger import ContainerKey, Holder, Ledger
+from agent.model import Share
 from tests.builders import a_container, a_gpu, a_row, a_shared_gpu, an_inventory
 from tests.services.allocation.allocating import EPOCH, Desk, ids, placed
 

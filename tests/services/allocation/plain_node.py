@@ -6,29 +6,25 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.core.allocation.plain import PlainSettings
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import PodTable
-from agent.core.containers.edits import EditSettings, container_directory
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.by_kubelet import judge_by_kubelet
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
-from agent.core.state.state import State
+from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
+from agent.allocate.service import Allocation, Storage
+from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
 from agent.kit.ticks import Lull
-from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
-from agent.services.allocation.service import Allocation
-from agent.services.allocation.storage import Storage
-from agent.services.reconcile.changes import unread
-from agent.services.reconcile.service import (
-    Reconcile,
-    ReconcilePeers,
-    ReconcileRule,
-    ReconcileViews,
+from agent.ledger import (
+    ContainerKey,
+    EditSettings,
+    Holder,
+    KubeletEpoch,
+    Ledger,
+    Row,
+    State,
+    container_directory,
 )
-from agent.services.state import StateService
+from agent.model import Inventory, SliceId
+from agent.reconcile.rules import judge_by_kubelet
+from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
+from agent.state import StateService
 from tests.builders import NOON, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.cluster.pods import NodeView, Role
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import EffectKind
+from agent.allocate.steps import UnlockedPods
+from agent.cluster import NodeView, Role
+from agent.ledger import EffectKind
+from agent.model import Share
 from tests.builders import NODE, a_container, a_lock
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.core.cluster.pods import PodTable
-from agent.core.errors import ApiError, Refusal, RefusalReason
-from agent.core.state.state import State
+from agent.cluster import PodTable
+from agent.errors import ApiError, Refusal, RefusalReason
+from agent.ledger import State
 from tests.services.allocation.allocating import NEXT_EPOCH, a_desk, ids, placed
 
 

@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase
-from agent.core.errors import KubeletError, Refusal, RefusalReason
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.state import State
-from agent.services.allocation.inquiry import KUBELET_BUDGET
+from agent.allocate.inquiry import KUBELET_BUDGET
+from agent.cluster import Phase
+from agent.errors import KubeletError, Refusal, RefusalReason
+from agent.ledger import KubeletEpoch, State
 from tests.builders import NOON, a_container
 from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 import pytest
 
-from agent.core.allocation import plain
-from agent.core.allocation.steps import DISK_BUDGET
-from agent.core.cluster.pods import Phase
-from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.mismatch import mismatch
+from agent.allocate import plain
+from agent.allocate.steps import DISK_BUDGET
+from agent.cluster import Phase
+from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
+from agent.model import SliceId
+from agent.reconcile.rules import mismatch
 from tests.builders import a_container, a_row, an_inventory
 from tests.machine.virtual import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed

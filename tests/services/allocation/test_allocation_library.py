@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.errors import Refusal, RefusalReason
+from agent.errors import Refusal, RefusalReason
 from tests.builders import a_container, a_gpu, a_shared_gpu, an_inventory
 from tests.services.allocation.allocating import NEXT_EPOCH, a_desk, ids, placed
 from tests.services.allocation.plain_node import a_node

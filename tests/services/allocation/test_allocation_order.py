@@ -6,14 +6,12 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.codec.checkpoint import decode_state
-from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.reconcile.findings import Adoption
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import EffectKind
+from agent.cluster import Phase, Role
+from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BEGUN, BOOKING
-from agent.services.state import CURRENT
+from agent.ledger import EffectKind, KubeletEpoch
+from agent.reconcile.rules import Adoption
+from agent.state import CURRENT, decode_state
 from tests.builders import a_container
 from tests.services.allocation.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
 

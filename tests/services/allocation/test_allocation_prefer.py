@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.errors import KubeletError
-from agent.services.allocation.by_scheduler import PREFER_BUDGET
-from agent.services.allocation.inquiry import WATCH_PAUSE
+from agent.allocate.inquiry import WATCH_PAUSE
+from agent.allocate.service import PREFER_BUDGET
+from agent.allocate.steps import UnlockedPods
+from agent.errors import KubeletError
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.inventory.slices import SliceId
+from agent.model import SliceId
 from tests.builders import G1, G2, a_container, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 from tests.services.allocation.allocating import a_desk, placed

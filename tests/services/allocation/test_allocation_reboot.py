@@ -6,10 +6,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodView
-from agent.core.errors import WitnessThrottled
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
+from agent.cluster import Phase, PodView
+from agent.errors import WitnessThrottled
+from agent.ledger import Ledger, State
 from tests.builders import NOON, a_container, a_gpu, a_row, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.services.allocation.allocating import EPOCH, NEXT_EPOCH, Desk, a_desk, ids, placed

@@ -6,23 +6,17 @@ import errno
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import ReadRecords
-from agent.core.allocation.steps import VAIN, VAIN_REFILL
-from agent.core.cluster.pods import NodeView, Phase, PodTable
-from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
-from agent.core.inventory.condition import Condition
-from agent.core.reconcile.pace import THROTTLED_PAUSE
-from agent.host.podresources import CALL_DEADLINE
+from agent.allocate import inquiry
+from agent.allocate.candidates import ReadRecords
+from agent.allocate.inquiry import API_BUDGET, KUBELET_BUDGET, LIST_PAUSE, LOCK_PAUSE, OWNER_BUDGET
+from agent.allocate.steps import VAIN, VAIN_REFILL
+from agent.cluster import NodeView, Phase, PodTable
+from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.kit.running_time import MOST, WINDOW
-from agent.services.allocation import inquiry
-from agent.services.allocation.inquiry import (
-    API_BUDGET,
-    KUBELET_BUDGET,
-    LIST_PAUSE,
-    LOCK_PAUSE,
-    OWNER_BUDGET,
-)
-from agent.services.state import CURRENT
+from agent.model import Condition
+from agent.reconcile.rules import THROTTLED_PAUSE
+from agent.state import CURRENT
+from agent.witness import CALL_DEADLINE
 from tests.builders import NODE, a_gpu, a_health, a_lock, a_row, a_shared_gpu, an_inventory
 from tests.machine.virtual import VirtualLoop, starved
 from tests.services.allocation.allocating import G2, a_desk, ids, placed

@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.inventory.condition import Condition
-from agent.core.state.state import State
+from agent.cluster import Phase, Role
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import State
+from agent.model import Condition
 from tests.builders import a_container, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
 

@@ -6,10 +6,10 @@ import itertools
 import msgspec
 import pytest
 
-from agent.core.allocation.settings import UnlockedPods
-from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.state.ledger import ContainerKey, EffectKind
+from agent.allocate.steps import UnlockedPods
+from agent.cluster import Phase, Role
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import ContainerKey, EffectKind
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 

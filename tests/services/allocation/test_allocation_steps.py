@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.errors import Refusal, RefusalReason
+from agent.errors import Refusal, RefusalReason
 from tests.services.allocation.allocating import NEXT_EPOCH, a_desk, ids, placed
 
 

@@ -5,12 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import NodeView, Phase
-from agent.core.errors import ApiError, Refusal, RefusalReason
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import EffectKind, Ledger
-from agent.core.state.state import State
-from agent.services.allocation.inquiry import API_BUDGET, LOCK_PAUSE
+from agent.allocate.inquiry import API_BUDGET, LOCK_PAUSE
+from agent.cluster import NodeView, Phase
+from agent.errors import ApiError, Refusal, RefusalReason
+from agent.ledger import EffectKind, KubeletEpoch, Ledger, State
 from tests.builders import NODE, a_container, a_lock, a_row, a_share
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 

@@ -8,9 +8,7 @@ import itertools
 import msgspec
 import pytest
 
-from agent.core.containers.edits import ContainerEdits
-from agent.core.state.ledger import Ledger
-from agent.core.state.state import State
+from agent.ledger import ContainerEdits, Ledger, State
 from tests.builders import a_container, a_gpu, a_shared_gpu, a_uuid, an_inventory
 from tests.cuda_order import limits_in_force
 from tests.services.allocation.allocating import a_desk, ids, placed

@@ -6,14 +6,12 @@ import errno
 import pytest
 import structlog
 
-from agent.core.allocation.steps import DISK_BUDGET
-from agent.core.containers.edits import ContainerEdits
-from agent.core.errors import Refusal, RefusalReason, StateError
-from agent.core.inventory.inventory import Inventory
-from agent.core.state.ledger import Holder
-from agent.host.hook.directories import LEFT_BEHIND
-from agent.host.hook.path import NAME
+from agent.allocate.steps import DISK_BUDGET
+from agent.errors import Refusal, RefusalReason, StateError
+from agent.hookdirs import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, BOOKING, CLOSE
+from agent.ledger import ContainerEdits, Holder
+from agent.model import Inventory
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import HOLDER, NEXT, a_plain_row, ids
 

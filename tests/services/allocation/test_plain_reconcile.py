@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from agent.core.cluster.pods import PodUid
-from agent.core.errors import KubeletError, StateError
-from agent.core.reconcile.pace import DEADLINE, PERIOD, QUIET
-from agent.core.state.ledger import PLAIN, Holder
+from agent.cluster import PodUid
+from agent.errors import KubeletError, StateError
+from agent.ledger import PLAIN, Holder
+from agent.reconcile.rules import DEADLINE, PERIOD, QUIET
 from tests.builders import NOON, a_row
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, holds, ids

@@ -7,8 +7,8 @@ what is free.
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Refusal, RefusalReason
+from agent.cluster import Phase, Role
+from agent.errors import Refusal, RefusalReason
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, a_desk, ids, placed
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agent.codec.nodelock import former_locks
-from agent.core.cluster.pods import NodeView
+from agent.cluster import NodeView
+from agent.hami.pod import former_locks
 from agent.kit.cell import Cell
 from tests.fakes.apiserver import FakeApi
 from tests.services.cluster.test_node_view import following

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from agent.core.cluster.pods import NodeView
-from agent.core.errors import ApiError
+from agent.cluster import NodeView
+from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.services.cluster.node import NodeWatch
+from agent.kube.watches import NodeWatch
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.errors import ApiError
-from agent.services.cluster.pods import LISTS, LISTS_REFILL
+from agent.errors import ApiError
+from agent.kube.watches import LISTS, LISTS_REFILL
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.services.cluster.test_pods_table import ONE, TWO, following

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.errors import ApiError
+from agent.cluster import Phase, PodTable
+from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.services.cluster.pods import PodWatch
+from agent.kube.watches import PodWatch
 from tests.builders import a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance, Seeded

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.core.allocation.room import GpuUse
-from agent.core.inventory.inventory import Inventory
+from agent.allocate.room import GpuUse
 from agent.kit.cell import Cell
-from agent.services.cluster.recent import RecentlyRegistered
+from agent.kube.watches import RecentlyRegistered
+from agent.model import Inventory
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 
 GPU = a_gpu()

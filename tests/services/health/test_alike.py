@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory.gpu import GpuFault, Scan, Trouble
-from agent.services.inventory.discovery import Discovery
+from agent.errors import DriverError
+from agent.inventory import Discovery
+from agent.model import GpuFault, ProbeOutcome, Scan, Trouble
 from tests.builders import a_gpu
 from tests.fakes.driver import ScriptedDriver
 from tests.services.health.watching import G0, G1, G2, running

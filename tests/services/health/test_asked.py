@@ -5,12 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.core.health.reports import ProbeOutcome
-from agent.core.health.settings import HealthSettings, read_switches
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, Scan
-from agent.core.inventory.inventory import WITHHELD
-from agent.core.node.withholding import Withholding
+from agent.health.judge import HealthSettings, read_switches
+from agent.inventory import Withholding
+from agent.model import NO_INDEX, WITHHELD, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.health.watching import G0, G1, HealthBench, running
 

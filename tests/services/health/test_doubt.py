@@ -4,12 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import GpuFault, Scan, Trouble
-from agent.services.health.hearing import OPENING, SETTLED
-from agent.services.health.watch import SECOND_LOOK
+from agent.errors import DriverError
+from agent.health.watch import OPENING, SECOND_LOOK, SETTLED
+from agent.model import Condition, DriverEvent, EventKind, GpuFault, ProbeOutcome, Scan, Trouble
 from tests.builders import a_gpu
 from tests.services.health.watching import G0, G1, G2, HealthBench, running
 

@@ -4,16 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.health.judge import switched_off
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuFault, Scan, Trouble
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings
+from agent.cluster import NodeEvent
+from agent.health.judge import switched_off
+from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
-from agent.services.health.news import WAKING, LeftOut
-from agent.services.inventory.discovery import Discovery
-from agent.services.inventory.service import InventoryKeeper
+from agent.model import NO_INDEX, Condition, GpuFault, Inventory, Scan, SharingSettings, Trouble
+from agent.report import WAKING, LeftOut
 from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import ManualClock
 from tests.fakes.driver import ScriptedDriver

@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.core.cluster.changes import NodeCondition, NodeEvent
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.errors import ApiError
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.inventory import Inventory
-from agent.core.state.ledger import Ledger
+from agent.cluster import NodeCondition, NodeEvent, Phase, PodTable
+from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.services.health.news import CALM, GpuCondition, GpuEvents
+from agent.ledger import Ledger
+from agent.model import Condition, Inventory
+from agent.report import CALM, GpuCondition, GpuEvents
 from tests.builders import (
     NOON,
     a_gpu,

@@ -4,12 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.core.errors import DriverError
-from agent.core.health.memory import remembered
-from agent.core.health.reports import ProbeOutcome
-from agent.core.health.settings import HealthSettings, read_switches
-from agent.core.inventory.condition import Cause, Condition
-from agent.core.inventory.gpu import Scan
+from agent.errors import DriverError
+from agent.health.judge import HealthSettings, read_switches, remembered
+from agent.model import Cause, Condition, ProbeOutcome, Scan
 from tests.builders import NOON
 from tests.services.health.watching import G0, G1, running
 

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 import structlog
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.gpu import GpuUuid
-from agent.services.health.watch import MOST_KNOWN
+from agent.errors import DriverError
+from agent.health.watch import MOST_KNOWN
+from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from tests.builders import a_uuid
 from tests.services.health.watching import G0, G1, G2, running
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome
-from agent.core.inventory.gpu import GpuFault, Scan
+from agent.model import DriverEvent, EventKind, GpuFault, GpuSigns, ProbeOutcome, Scan
 from tests.builders import a_gpu
 from tests.services.health.watching import G0, G1, G2, HealthBench, running
 

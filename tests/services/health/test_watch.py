@@ -5,10 +5,9 @@ import asyncio
 import pytest
 import structlog
 
-from agent.core.errors import DriverError
-from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.inventory.condition import Condition
-from agent.services.health.gathering import MOST_STRANGE
+from agent.errors import DriverError
+from agent.health.watch import MOST_STRANGE
+from agent.model import Condition, DriverEvent, EventKind, ProbeOutcome
 from tests.builders import a_health, a_uuid
 from tests.services.health.watching import G0, G1, G2, HealthBench, running
 

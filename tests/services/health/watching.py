@@ -3,15 +3,11 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.condition import Health
-from agent.core.inventory.gpu import Scan
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList
+from agent.health.judge import HealthSettings
+from agent.health.watch import HealthWatch
+from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.services.health.watch import HealthWatch
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
+from agent.model import Health, Inventory, Scan, SharingSettings, SliceList
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver

@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping
 
-from agent.core.inventory.condition import Health
-from agent.core.inventory.gpu import Gpu, GpuFault, GpuUuid, Scan
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList, slice_id
+from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
+from agent.model import (
+    Gpu,
+    GpuFault,
+    GpuUuid,
+    Health,
+    Inventory,
+    Scan,
+    SharingSettings,
+    SliceList,
+    slice_id,
+)
 from tests.builders import a_uuid
 from tests.fakes.clock import ManualClock
 

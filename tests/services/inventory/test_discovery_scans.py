@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.core.errors import DriverError, DriverMissing
-from agent.core.inventory.gpu import GpuFault, Scan, Trouble
-from agent.services.inventory.discovery import Discovery
+from agent.errors import DriverError, DriverMissing
+from agent.inventory import Discovery
+from agent.model import GpuFault, Scan, Trouble
 from tests.builders import a_gpu
 from tests.fakes.driver import ScriptedDriver
 

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from agent.core.inventory.gpu import Gpu, GpuUuid, Scan
-from agent.core.inventory.inventory import Inventory
-from agent.core.state.last_good import SourceFile
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.services.inventory.service import InventoryKeeper
+from agent.ledger import SourceFile
+from agent.model import Gpu, GpuUuid, Inventory, Scan
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan

@@ -4,10 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuFault, Trouble
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings
+from agent.model import NO_INDEX, Condition, GpuFault, Inventory, SharingSettings, Trouble
 from tests.builders import a_gpu, a_health, a_uuid
 from tests.fakes.clock import START
 from tests.services.inventory.keeping import KeepingBench

@@ -3,12 +3,10 @@
 import msgspec
 import pytest
 
-from agent.codec.register import told
-from agent.core.health.judge import switched_off
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, Gpu, GpuFault, Trouble
-from agent.core.inventory.slices import SharingSettings
-from agent.services.inventory.service import MOST_GONE
+from agent.hami.register import told
+from agent.health.judge import switched_off
+from agent.inventory import MOST_GONE
+from agent.model import NO_INDEX, Condition, Gpu, GpuFault, SharingSettings, Trouble
 from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.services.inventory.keeping import KeepingBench
 

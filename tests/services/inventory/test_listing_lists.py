@@ -3,11 +3,9 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import Held, SliceList, slice_id
+from agent.inventory import Listing
 from agent.kit.cell import Cell
-from agent.services.inventory.listing import Listing
+from agent.model import Condition, Held, Inventory, SliceList, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 

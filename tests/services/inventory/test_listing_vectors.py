@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import Scan
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList
-from agent.host.nvml.facts import bus_id
+from agent.gpu.driver import bus_id
+from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.plugin.messages import encode_list
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
+from agent.kubelet.door import encode_list
+from agent.model import Condition, Inventory, Scan, SharingSettings, SliceList
 from agent.wire.v1beta1 import Device, ListAndWatchResponse
 from tests.builders import a_gpu, a_health
 from tests.fakes.clock import ManualClock

@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.core.errors import DriverMissing
-from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory.condition import Cause, Condition
-from agent.core.inventory.gpu import GpuSample, GpuUuid
-from agent.core.inventory.inventory import Inventory
+from agent.errors import DriverMissing
+from agent.inventory import KEPT, ROWS, SAMPLE_PERIOD, Samples
 from agent.kit.cell import Cell
-from agent.services.inventory.samples import KEPT, PERIOD, ROWS, Samples
+from agent.model import Cause, Condition, GpuSample, GpuUuid, Inventory, ProbeOutcome
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import START, LoopClock
 from tests.fakes.driver import ScriptedDriver
@@ -66,11 +63,13 @@ async def running() -> AsyncIterator[SamplesBench]:
 
 async def test_each_gpu_is_asked_every_few_seconds_and_the_answers_are_kept_in_order():
     async with running() as bench:
-        await asyncio.sleep(2 * PERIOD)
+        await asyncio.sleep(2 * SAMPLE_PERIOD)
         found = bench.samples.history(G0)
 
     assert [1, 2, 3] == [one.sample.used_mib for one in found]
-    assert [0, PERIOD, 2 * PERIOD] == [(one.at - START).total_seconds() for one in found]
+    assert [0, SAMPLE_PERIOD, 2 * SAMPLE_PERIOD] == [
+        (one.at - START).total_seconds() for one in found
+    ]
     assert {G0: 3, G1: 3} == bench.driver.asked
 
 
@@ -80,7 +79,7 @@ async def test_a_quarter_of_an_hour_is_kept_and_nothing_older():
         found = bench.samples.history(G0)
 
     assert ROWS == 180 == len(found)
-    assert KEPT - PERIOD == (found[-1].at - found[0].at).total_seconds()
+    assert KEPT - SAMPLE_PERIOD == (found[-1].at - found[0].at).total_seconds()
     assert bench.driver.asked[G0] == found[-1].sample.used_mib
 
 
@@ -90,7 +89,7 @@ async def test_the_memory_of_sixteen_gpus_is_bounded_and_ends_with_them():
         await asyncio.sleep(3 * KEPT)
         assert 16 * 180 * 32 == bench.samples.bytes
         bench.show(a_health())
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(SAMPLE_PERIOD)
         assert 180 * 32 == bench.samples.bytes
 
     assert (None, ()) == (bench.samples.newest(G1), bench.samples.history(G1))
@@ -100,10 +99,10 @@ async def test_the_memory_of_sixteen_gpus_is_bounded_and_ends_with_them():
 async def test_a_gpu_that_is_silent_or_lost_is_left_alone_and_the_others_are_asked(health):
     async with running() as bench:
         bench.show(health, a_health())
-        await asyncio.sleep(10 * PERIOD)
+        await asyncio.sleep(10 * SAMPLE_PERIOD)
         assert {G0: 1, G1: 11} == bench.driver.asked
         bench.show(a_health(), a_health())
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(SAMPLE_PERIOD)
 
     assert {G0: 2, G1: 12} == bench.driver.asked
     assert [1, 2] == [one.sample.used_mib for one in bench.samples.history(G0)]
@@ -112,7 +111,7 @@ async def test_a_gpu_that_is_silent_or_lost_is_left_alone_and_the_others_are_ask
 async def test_a_gpu_that_is_gone_but_held_is_left_alone():
     async with running() as bench:
         bench.show(a_health(), present=False, there=False)
-        await asyncio.sleep(10 * PERIOD)
+        await asyncio.sleep(10 * SAMPLE_PERIOD)
 
     assert 1 == bench.driver.asked[G0]
 
@@ -120,7 +119,7 @@ async def test_a_gpu_that_is_gone_but_held_is_left_alone():
 async def test_a_gpu_that_is_bad_or_filtered_out_is_asked_for_it_may_be_in_use():
     async with running() as bench:
         bench.show(BAD, a_health(), present=False)
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(SAMPLE_PERIOD)
 
     assert {G0: 2, G1: 2} == bench.driver.asked
 
@@ -129,7 +128,7 @@ async def test_a_gpu_that_is_bad_or_filtered_out_is_asked_for_it_may_be_in_use()
 async def test_a_gpu_that_fails_costs_the_others_nothing(outcome):
     async with running() as bench:
         bench.driver.outcomes[G0] = outcome
-        await asyncio.sleep(10 * PERIOD)
+        await asyncio.sleep(10 * SAMPLE_PERIOD)
 
     assert (1, 11) == tuple(len(bench.samples.history(uuid)) for uuid in (G0, G1))
     assert bench.samples.newest(G0) is None
@@ -143,7 +142,7 @@ async def test_a_driver_that_fails_or_hangs_leaves_a_gap_and_nothing_else():
         bench.driver.failure, bench.driver.hung = None, True
         await asyncio.sleep(60)
         bench.driver.hung = False
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(SAMPLE_PERIOD)
         found = [(one.at - START).total_seconds() for one in bench.samples.history(G0)]
 
     assert 0 == found[0]
@@ -153,7 +152,7 @@ async def test_a_driver_that_fails_or_hangs_leaves_a_gap_and_nothing_else():
 async def test_what_a_gpu_does_not_tell_is_none():
     async with running() as bench:
         bench.driver.samples[G0] = GpuSample(G0, gpu_percent=None, memory_percent=7)
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(SAMPLE_PERIOD)
         found = bench.samples.newest(G0), bench.samples.history(G0)[-1]
 
     assert found[0]
@@ -165,7 +164,7 @@ async def test_the_newest_sample_has_what_the_history_leaves_out():
     full = GpuSample(G0, 1, 2, 3, 616, 41, 70_000, 9, 2)
     async with running() as bench:
         bench.driver.samples[G0] = full
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(SAMPLE_PERIOD)
         found = bench.samples.newest(G0)
 
     assert found

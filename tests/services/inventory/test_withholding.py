@@ -5,11 +5,11 @@ import contextlib
 
 import pytest
 
-from agent.core.allocation.steps import DISK_BUDGET, AllocateStep, disk_refusal
-from agent.core.errors import PermissionFault, Refusal, RefusalReason, StateError
-from agent.services.inventory.withholding import LEAST, PERIOD, NodeCheck, Withholder
+from agent.allocate.steps import DISK_BUDGET, AllocateStep, disk_refusal
+from agent.errors import PermissionFault, Refusal, RefusalReason, StateError
+from agent.inventory import CHECK_PERIOD, LEAST, NodeCheck, Withholder
 
-SOON = PERIOD + 0.01
+SOON = CHECK_PERIOD + 0.01
 
 
 class FullPlace:
@@ -93,7 +93,7 @@ async def test_what_nothing_tells_of_withholds_within_a_period():
     async with a_room() as room:
         await asyncio.sleep(12)
         room.library.error = PermissionFault("others may write there")
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(CHECK_PERIOD)
 
         assert room.withheld
 
@@ -184,7 +184,7 @@ async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
     async with a_room() as room:
         await asyncio.sleep(0.1)
         room.disk.answers.clear()
-        await asyncio.sleep(PERIOD + DISK_BUDGET)
+        await asyncio.sleep(CHECK_PERIOD + DISK_BUDGET)
         (reason,) = room.reasons
         assert "the disk has not answered in time" in reason
         looks = room.library.looks
@@ -203,6 +203,6 @@ async def test_a_look_that_is_slow_is_no_reason():
             room.disk.answers.clear()
             await asyncio.sleep(DISK_BUDGET - 0.1)
             room.disk.answers.set()
-            await asyncio.sleep(PERIOD - 0.1)
+            await asyncio.sleep(CHECK_PERIOD - 0.1)
 
         assert [] == room.changes

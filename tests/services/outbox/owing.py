@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from agent.core.cluster.pods import Phase, PodTable, PodUid, PodView
-from agent.core.state.ledger import Effect, EffectKind, Ledger
-from agent.core.state.state import State
+from agent.cluster import Phase, PodTable, PodUid, PodView
 from agent.kit.cell import Cell
-from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.state import StateService
+from agent.ledger import Effect, EffectKind, Ledger, State
+from agent.settle import Outbox, OutboxViews
+from agent.state import StateService
 from tests.builders import G1, NOON, a_lock, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance

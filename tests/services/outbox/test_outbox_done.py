@@ -5,8 +5,8 @@ import datetime as dt
 
 import pytest
 
-from agent.core.cluster.pods import Phase
-from agent.core.errors import ApiConflict, ApiInvalid
+from agent.cluster import Phase
+from agent.errors import ApiConflict, ApiInvalid
 from tests.builders import NOON, a_pod
 from tests.services.outbox.owing import GROUPS, a_placed_pod, owing, releasing, settling, telling
 

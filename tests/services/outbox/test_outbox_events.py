@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
-from agent.core.state.ledger import EffectKind
-from agent.services.outbox.service import EVENTS
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
+from agent.ledger import EffectKind
+from agent.settle import EVENTS
 from tests.services.outbox.owing import a_placed_pod, owing, releasing, settling, telling
 
 POD = a_placed_pod()

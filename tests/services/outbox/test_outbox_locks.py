@@ -6,10 +6,9 @@ import errno
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.errors import ApiConflict, ApiForbidden, ApiThrottled
-from agent.core.reconcile.settlement import NOBODY
-from agent.services.outbox.acts import OUTLIVED
+from agent.cluster import Phase, PodTable
+from agent.errors import ApiConflict, ApiForbidden, ApiThrottled
+from agent.settle import NOBODY, OUTLIVED
 from tests.builders import a_pod_uid
 from tests.services.outbox.owing import LOCK, a_placed_pod, owing, releasing, settling
 

@@ -5,10 +5,9 @@ import errno
 
 import pytest
 
-from agent.core.cluster.annotations import PHASE_FAILED
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.state.ledger import Ledger
-from agent.services.outbox.service import DELAYS, LOCK_DELAYS, REFUSED, REFUSED_REFILL
+from agent.cluster import PHASE_FAILED, Phase, PodTable
+from agent.ledger import Ledger
+from agent.settle import DELAYS, LOCK_DELAYS, REFUSED, REFUSED_REFILL
 from tests.fakes.apiserver import FakeApi
 from tests.services.outbox.owing import a_placed_pod, owing, releasing, settling, telling
 

@@ -6,11 +6,10 @@ import datetime as dt
 
 import msgspec
 
-from agent.core.cluster.pods import NodeView, Phase, PodTable
-from agent.core.reconcile.settlement import UNCLAIMED
-from agent.core.state.ledger import Effect, EffectKind, Ledger
+from agent.cluster import NodeView, Phase, PodTable
 from agent.kit.cell import Cell
-from agent.services.outbox.settlement import Settlement
+from agent.ledger import Effect, EffectKind, Ledger
+from agent.settle import UNCLAIMED, Settlement
 from tests.builders import NODE, NOON, a_lock, a_pod, a_row
 from tests.fakes.clock import LoopClock
 from tests.services.at_work import at_work

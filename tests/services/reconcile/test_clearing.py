@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.errors import StateError
-from agent.core.reconcile.clearing import Cleared, DiskRoom
-from agent.services.reconcile.clearing import DEADLINE, PERIOD, RETRY, ROOM_PERIOD, Clearing
+from agent.cluster import NodeEvent
+from agent.errors import StateError
+from agent.hookdirs import Cleared, DiskRoom
+from agent.reconcile.service import CLEARING_DEADLINE, CLEARING_PERIOD, RETRY, ROOM_PERIOD, Clearing
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.services.at_work import at_work
 
@@ -33,7 +33,7 @@ async def test_it_clears_at_the_start_until_nothing_is_left_and_then_rests(hooks
     hooks.cleared = [Cleared(more=True), Cleared(more=True), Cleared()]
 
     async with clearing(hooks):
-        await asyncio.sleep(PERIOD / 2)
+        await asyncio.sleep(CLEARING_PERIOD / 2)
 
     assert [True, False, False] == hooks.clears
 
@@ -51,7 +51,7 @@ async def test_what_stays_is_tried_again_every_hour_however_much_goes_meanwhile(
     async with clearing(hooks):
         for count in range(100):
             hooks.set_aside.set(count + 1)
-            await asyncio.sleep(PERIOD / 40)
+            await asyncio.sleep(CLEARING_PERIOD / 40)
 
     assert 3 == hooks.clears.count(True)
 
@@ -98,7 +98,7 @@ async def test_a_disk_that_fails_is_asked_again_and_ends_nothing(hooks, failure)
     else:
         hooks.failure = StateError("read-only")
     async with clearing(hooks) as (_, said):
-        await asyncio.sleep(DEADLINE + 1)
+        await asyncio.sleep(CLEARING_DEADLINE + 1)
         hooks.failure, hooks.hanging = None, ""
         await asyncio.sleep(RETRY)
 
@@ -117,9 +117,9 @@ async def test_the_room_that_is_left_is_known_and_unknown_again_when_the_disk_fa
             hooks.hanging = "room"
         else:
             hooks.failure = StateError("Input/output error")
-        await asyncio.sleep(ROOM_PERIOD + DEADLINE)
+        await asyncio.sleep(ROOM_PERIOD + CLEARING_DEADLINE)
         assert math.isnan(service.room.value.available)
 
         hooks.hanging, hooks.failure = "", None
-        await asyncio.sleep(DEADLINE + ROOM_PERIOD)
+        await asyncio.sleep(CLEARING_DEADLINE + ROOM_PERIOD)
         assert DiskRoom(2.0**30, 1000.0) == service.room.value

@@ -6,12 +6,12 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable, Tombstone
-from agent.core.containers.edits import container_directory
-from agent.core.errors import KubeletError
-from agent.core.inventory.slices import slice_id
-from agent.core.reconcile.pace import PERIOD, QUIET, THROTTLED_PAUSE
-from agent.services.state import COMMIT_DEADLINE
+from agent.cluster import Phase, PodTable, Tombstone
+from agent.errors import KubeletError
+from agent.ledger import container_directory
+from agent.model import slice_id
+from agent.reconcile.rules import PERIOD, QUIET, THROTTLED_PAUSE
+from agent.state import COMMIT_DEADLINE
 from tests.builders import G1, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import EPOCH, POD, ROW, SLICE, a_scene
 

@@ -5,12 +5,10 @@ import errno
 
 import msgspec
 
-from agent.codec.checkpoint import decode_state
-from agent.core.inventory.slices import slice_id
-from agent.core.reconcile.mismatch import MISMATCH_EVENT
-from agent.core.reconcile.pace import PERIOD
-from agent.core.state.ledger import EffectKind
-from agent.services.state import CURRENT
+from agent.ledger import EffectKind
+from agent.model import slice_id
+from agent.reconcile.rules import MISMATCH_EVENT, PERIOD
+from agent.state import CURRENT, decode_state
 from tests.builders import G2
 from tests.services.reconcile.test_reconcile_rows import NEXT, POD, ROW, SLICE, a_scene
 

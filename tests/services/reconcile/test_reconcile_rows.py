@@ -7,22 +7,14 @@ import errno
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable, Role
-from agent.core.errors import KubeletError, StateError, WitnessThrottled
-from agent.core.inventory.slices import slice_id
-from agent.core.reconcile.pace import PERIOD
-from agent.core.reconcile.reconcile import judge_by_scheduler
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Decider, Ledger
-from agent.core.state.state import State
+from agent.cluster import Phase, PodTable, Role
+from agent.errors import KubeletError, StateError, WitnessThrottled
 from agent.kit.cell import Cell
-from agent.services.reconcile.service import (
-    Reconcile,
-    ReconcilePeers,
-    ReconcileRule,
-    ReconcileViews,
-)
-from agent.services.state import StateService
+from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State
+from agent.model import slice_id
+from agent.reconcile.rules import PERIOD, judge_by_scheduler
+from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.state import StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk

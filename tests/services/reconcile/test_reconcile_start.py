@@ -7,13 +7,12 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase
-from agent.core.errors import StateError
-from agent.core.inventory.slices import slice_id
-from agent.core.reconcile.pace import PERIOD
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Holder
-from agent.services.reconcile.directories import SWEEP_PERIOD
+from agent.cluster import Phase
+from agent.errors import StateError
+from agent.ledger import Holder, KubeletEpoch
+from agent.model import slice_id
+from agent.reconcile.rules import PERIOD
+from agent.reconcile.service import SWEEP_PERIOD
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.core.errors import KubeletError
-from agent.core.state.holdings import KubeletEpoch
-from agent.plugin.registration import KubeletWatch
+from agent.errors import KubeletError
+from agent.kubelet.register import KubeletWatch
+from agent.ledger import KubeletEpoch
 from tests.fakes.registration_side import KubeletSide
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent.plugin.registration import RegistrationState
+from agent.kubelet.register import RegistrationState
 from tests.fakes.registration_side import KubeletSide, a_registration
 
 SERVING = RegistrationState(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.core.errors import KubeletError, PermissionFault, RegistrationRefused
+from agent.errors import KubeletError, PermissionFault, RegistrationRefused
 from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
 
 BASE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.inventory.slices import SliceId
-from agent.host.kubelet import KubeletRegistrar
-from agent.host.watch import DirectoryWatch
+from agent.errors import Refusal, RefusalReason
+from agent.host.files import DirectoryWatch
 from agent.kit.cell import Cell
-from agent.plugin.handlers import Fence
-from agent.plugin.registration import KubeletWatch, Registration
+from agent.kubelet.door import Fence
+from agent.kubelet.register import KubeletRegistrar, KubeletWatch, Registration
+from agent.model import SliceId
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.kit.cell import Cell
-from agent.plugin.rival import LOOK_AGAIN, SETTLE, Rivals
+from agent.kubelet.register import LOOK_AGAIN, SETTLE, Rivals
 
 SOON = 2 * SETTLE
 LATER = LOOK_AGAIN + SOON

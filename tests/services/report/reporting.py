@@ -6,15 +6,12 @@ import dataclasses
 import random
 from collections.abc import AsyncIterator
 
-from agent.codec.node_report import read_register, report_of
-from agent.core.cluster.annotations import REGISTER
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import NodeView
-from agent.core.inventory.inventory import Inventory
-from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.cluster import REGISTER, NodeEvent, NodeView
+from agent.hami.register import ReportProfile, ReportSettings, read_register, report_of
 from agent.kit.cell import Cell
-from agent.services.cluster.node import NodeWatch
-from agent.services.report.service import ReportCells, Reporter, ReportState
+from agent.kube.watches import NodeWatch
+from agent.model import Inventory
+from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock

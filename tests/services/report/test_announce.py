@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import structlog
 
-from agent.core.cluster.changes import NodeEvent
-from agent.core.errors import ApiError, ApiForbidden
-from agent.services.report.announce import LIMIT, Announcer, NodeEventQueue, NoticeLog
+from agent.cluster import NodeEvent
+from agent.errors import ApiError, ApiForbidden
+from agent.report import LIMIT, Announcer, NodeEventQueue, NoticeLog
 
 
 class EventsApi:

@@ -2,12 +2,10 @@
 
 import asyncio
 
-from agent.core.cluster.annotations import CORDON
-from agent.core.cluster.changes import NodeEvent
-from agent.core.cluster.pods import NodeView
-from agent.core.inventory.gpu import NO_INDEX
+from agent.cluster import CORDON, NodeEvent, NodeView
 from agent.kit.cell import Cell
-from agent.services.report.cordons import CordonEvents
+from agent.model import NO_INDEX
+from agent.report import CordonEvents
 from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
 
 G0, G1 = a_uuid(0), a_uuid(1)

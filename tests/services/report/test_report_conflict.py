@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from agent.core.cluster.annotations import REGISTER
-from agent.services.report.service import CONFLICT, ReportState
+from agent.cluster import REGISTER
+from agent.report import CONFLICT, ReportState
 from tests.builders import an_inventory
 from tests.services.report.reporting import Reporting, reported
 

@@ -10,21 +10,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import msgspec
 import pytest
 
-from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK
-from agent.core.cluster.pods import NodeView
-from agent.core.errors import ApiError, ApiGone, DriverError
-from agent.core.health.reports import DriverEvent, EventKind
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, SliceList
-from agent.core.report_settings import ReportSettings
+from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, NodeView
+from agent.errors import ApiError, ApiGone, DriverError
+from agent.hami.register import ReportSettings
+from agent.health.judge import HealthSettings
+from agent.health.watch import HealthWatch
+from agent.inventory import Discovery, InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.services.cluster.node import NodeWatch
-from agent.services.health.watch import HealthWatch
-from agent.services.inventory.discovery import Discovery
-from agent.services.inventory.listing import Listing
-from agent.services.inventory.service import InventoryKeeper
-from agent.services.report.service import ReportCells, Reporter, ReportState
+from agent.kube.watches import NodeWatch
+from agent.model import DriverEvent, EventKind, Inventory, SharingSettings, SliceList
+from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock

@@ -3,12 +3,15 @@
 import asyncio
 import datetime as dt
 
-from agent.codec.handshake import HandshakeWord, decode_handshake
-from agent.codec.register_colon import decode_register_colon
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER
-from agent.core.errors import ApiError, ApiThrottled
-from agent.core.report_settings import ReportSettings
-from agent.services.report.service import CONFLICT
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.errors import ApiError, ApiThrottled
+from agent.hami.register import (
+    HandshakeWord,
+    ReportSettings,
+    decode_handshake,
+    decode_register_colon,
+)
+from agent.report import CONFLICT
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START

@@ -5,10 +5,9 @@ import json
 
 import msgspec
 
-from agent.codec.register import encode_register, registered
-from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER, SCORE
-from agent.core.inventory.gpu import Link, PciPath
-from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.cluster import CORDON, HANDSHAKE, REGISTER, SCORE
+from agent.hami.register import ReportProfile, ReportSettings, encode_register, registered
+from agent.model import Link, PciPath
 from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.report.reporting import SCORED, reported, reporting

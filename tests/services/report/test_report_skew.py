@@ -12,11 +12,8 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from agent.codec.node_report import report_of
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.inventory import Inventory
-from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.hami.register import ReportProfile, ReportSettings, report_of
+from agent.model import Condition, GpuUuid, Inventory
 from agent.sandbox.scheduler.registry import Registry, Version
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi

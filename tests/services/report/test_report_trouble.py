@@ -6,17 +6,9 @@ from collections.abc import Mapping
 import pytest
 from typing_extensions import override
 
-from agent.core.cluster.annotations import REGISTER
-from agent.core.cluster.pods import NodeView
-from agent.core.errors import (
-    ApiConflict,
-    ApiError,
-    ApiForbidden,
-    ApiGone,
-    ApiNotFound,
-    ApiThrottled,
-)
-from agent.services.report.service import DELAYS, SPREAD
+from agent.cluster import REGISTER, NodeView
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiGone, ApiNotFound, ApiThrottled
+from agent.report import DELAYS, SPREAD
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.report.reporting import Reporting, reported, reporting

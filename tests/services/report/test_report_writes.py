@@ -5,11 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.codec.register import decode_register, encode_register, registered
-from agent.core.cluster.annotations import HANDSHAKE, REGISTER
-from agent.core.errors import ApiError, ApiThrottled
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.inventory import Inventory
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.errors import ApiError, ApiThrottled
+from agent.hami.register import decode_register, encode_register, registered
+from agent.model import Condition, Inventory
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.report.reporting import reported, reporting

@@ -8,31 +8,13 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.containers.edits import container_directory
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.inventory import SharedGpu
-from agent.core.inventory.slices import MIB, slice_id
-from agent.core.state.ledger import PLAIN, ContainerKey, Ledger
-from agent.core.usage.region import (
-    MemoryUse,
-    RegionGpu,
-    RegionProcess,
-    RegionReading,
-    RegionState,
-)
+from agent.cluster import Phase, PodTable
+from agent.hami.region import MemoryUse, RegionGpu, RegionProcess, RegionReading, RegionState
 from agent.kit.cell import Cell
 from agent.kit.ticks import until_tick
-from agent.services.usage.service import (
-    DEADLINE,
-    FRESH,
-    KEPT,
-    PERIOD,
-    QUIET,
-    ROWS,
-    TURN,
-    ContainerUsage,
-)
+from agent.ledger import PLAIN, ContainerKey, Ledger, container_directory
+from agent.model import MIB, GpuUuid, SharedGpu, slice_id
+from agent.usage import DEADLINE, FRESH, KEPT, PERIOD, QUIET, ROWS, TURN, ContainerUsage
 from tests.builders import (
     G1,
     G2,

@@ -6,12 +6,11 @@ import contextlib
 import msgspec
 import pytest
 
-from agent.core.inventory.inventory import Inventory
-from agent.core.state.ledger import Decider, Ledger
-from agent.core.usage.region import RegionState
-from agent.core.usage.use import ContainerUse
+from agent.hami.region import RegionState
 from agent.kit.cell import Cell
-from agent.services.usage.pressure import PERIOD, MemoryPressure
+from agent.ledger import Decider, Ledger
+from agent.model import Inventory
+from agent.usage import PRESSURE_PERIOD, ContainerUse, MemoryPressure
 from tests.builders import (
     G1,
     G2,
@@ -44,7 +43,7 @@ class PressureScene:
         """Let the container use that much for a while."""
         self.ledger.set(Ledger((row,)))
         self.uses[row.key] = use
-        await asyncio.sleep(2 * PERIOD)
+        await asyncio.sleep(2 * PRESSURE_PERIOD)
 
     @contextlib.asynccontextmanager
     async def running(self):

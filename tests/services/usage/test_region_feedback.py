@@ -8,13 +8,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.cluster.pods import PodTable
-from agent.core.containers.edits import container_directory
-from agent.core.inventory.inventory import Inventory
-from agent.core.state.ledger import Ledger
-from agent.core.usage.region import RegionChange, RegionReading, RegionState
+from agent.cluster import PodTable
+from agent.hami.region import RegionChange, RegionReading, RegionState
 from agent.kit.cell import Cell
-from agent.services.usage.service import FRESH, PERIOD, WRITE_DEADLINE, ContainerUsage
+from agent.ledger import Ledger, container_directory
+from agent.model import Inventory
+from agent.usage import FRESH, PERIOD, WRITE_DEADLINE, ContainerUsage
 from tests.builders import G1, POD_UID, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.regions import MemoryRegions, a_process, a_region

@@ -1,7 +1,6 @@
 """A node with GPUs of all sorts, for what each scheduler reads of it."""
 
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.inventory import Inventory
+from agent.model import Condition, Inventory
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 
 

@@ -6,24 +6,23 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from agent.core.cluster.pods import PodUid, Role
-from agent.core.containers.edits import ContainerEdits, MountEdit, NodeEdit
-from agent.core.inventory.condition import Condition, Health
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import SliceId
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import (
+from agent.cluster import PodUid, Role
+from agent.ledger import (
     PLAIN,
+    ContainerEdits,
     ContainerKey,
     Decider,
     Effect,
     EffectKind,
     Holder,
+    KubeletEpoch,
     Ledger,
+    MountEdit,
+    NodeEdit,
     Row,
+    State,
 )
-from agent.core.state.state import State
+from agent.model import Condition, GpuUuid, Health, Share, SliceId
 from tests.builders import G1, G2, NOON, POD_UID, a_health
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

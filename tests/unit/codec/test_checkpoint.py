@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.checkpoint import VERSION, StateEncoder, decode_state
-from agent.core.errors import StateCorrupt
-from agent.core.state.ledger import Decider, Ledger
-from agent.core.state.state import State
+from agent.errors import StateCorrupt
+from agent.ledger import Decider, Ledger, State
+from agent.state import VERSION, StateEncoder, decode_state
 from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"

@@ -5,7 +5,16 @@ import json
 
 import pytest
 
-from agent.codec.cluster import (
+from agent.errors import MalformedText
+from agent.kube.reader import (
+    AgentPod,
+    ClusterNode,
+    ClusterSnapshot,
+    GpuHolder,
+    PodEventView,
+    RefusedPod,
+    Taint,
+    Unread,
     decode_agent,
     decode_cluster_node,
     decode_holder,
@@ -16,17 +25,6 @@ from agent.codec.cluster import (
     decode_refused,
     decode_target,
 )
-from agent.core.cluster.snapshot import (
-    AgentPod,
-    ClusterNode,
-    ClusterSnapshot,
-    GpuHolder,
-    PodEventView,
-    RefusedPod,
-    Taint,
-    Unread,
-)
-from agent.core.errors import MalformedText
 
 NOON = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
 REGISTER = "hami.io/node-nvidia-register"

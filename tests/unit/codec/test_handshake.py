@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.handshake import Handshake, HandshakeWord, decode_handshake, encode_reported
-from agent.core.errors import MalformedText
+from agent.errors import MalformedText
+from agent.hami.register import Handshake, HandshakeWord, decode_handshake, encode_reported
 from tests.hami_vectors import Vector, cases
 
 ABSENT = "handshake_check-145"

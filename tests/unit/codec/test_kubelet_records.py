@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from agent.codec.kubelet_records import decode_records
-from agent.core.errors import MalformedText
-from agent.core.state.ledger import ContainerKey
+from agent.errors import MalformedText
+from agent.ledger import ContainerKey
+from agent.witness import decode_records
 from tests.builders import a_pod_uid
 
 RESOURCE = "nvidia.com/gpu"

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.envelope import seal
-from agent.codec.last_good import KIND, VERSION, decode_last_good, encode_last_good
-from agent.core.errors import StateCorrupt
-from agent.core.state.last_good import LastGood, SourceFile
+from agent.errors import StateCorrupt
+from agent.ledger import LastGood, SourceFile
+from agent.state import LAST_GOOD_KIND, VERSION, decode_last_good, encode_last_good, seal
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings-version-1.json"
 TEXT = st.text(max_size=10)
@@ -51,7 +50,7 @@ def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
 def test_keys_of_a_later_version_are_ignored_and_missing_ones_are_nothing():
     data = b'{"written_by":"9.0.0","node":"node-a","more":[1]}'
 
-    assert LastGood("9.0.0", "node-a") == decode_last_good(seal(KIND, VERSION + 1, data))
+    assert LastGood("9.0.0", "node-a") == decode_last_good(seal(LAST_GOOD_KIND, VERSION + 1, data))
 
 
 @pytest.mark.parametrize("place", range(0, len(encode_last_good(COPY)) - 2, 7))

@@ -4,15 +4,16 @@ import datetime as dt
 
 import pytest
 
-from agent.codec.handshake import HandshakeWord, decode_handshake
-from agent.codec.pod import decode_pod_devices
-from agent.codec.register import decode_register
-from agent.codec.register_colon import decode_register_colon
-from agent.core.allocation.container_order import pair_groups
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import type_name
+from agent.allocate.candidates import pair_groups
+from agent.errors import MalformedText
+from agent.hami.pod import decode_pod_devices
+from agent.hami.register import (
+    HandshakeWord,
+    decode_handshake,
+    decode_register,
+    decode_register_colon,
+)
+from agent.model import GpuUuid, Share, type_name
 from tests.builders import G1, a_container
 from tests.hami_vectors import Vector, vectors
 from tests.unit.codec.test_pod import groups_of

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.codec.managed import entries, other_writer
-from agent.core.cluster.annotations import REGISTER
+from agent.cluster import REGISTER
+from agent.kube.objects import entries, other_writer
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T00:00:30Z"
 

@@ -5,17 +5,10 @@ from typing import Any
 
 import pytest
 
-from agent.codec.narrow import read_frame, read_page, read_page_head, read_pod
-from agent.codec.objects import decode_pod
-from agent.core.cluster.annotations import (
-    ALLOCATED,
-    BIND_PHASE,
-    BIND_TIME,
-    MIRROR,
-    TO_ALLOCATE,
-    VGPU_NODE,
-)
-from agent.core.errors import MalformedText
+from agent.cluster import ALLOCATED, BIND_PHASE, BIND_TIME, MIRROR, TO_ALLOCATE, VGPU_NODE
+from agent.errors import MalformedText
+from agent.kube.narrow import read_frame, read_page, read_page_head, read_pod
+from agent.kube.objects import decode_pod
 from tests.builders import G1
 
 GPU = "nvidia.com/gpu"

@@ -3,19 +3,20 @@
 import msgspec
 import pytest
 
-from agent.codec.node_report import (
+from agent.cluster import REGISTER, SCORE
+from agent.hami.register import (
     NodeReport,
+    ReportProfile,
+    ReportSettings,
+    encode_register,
+    encode_register_colon,
     read_register,
     register_differences,
+    registered,
+    registered_colon,
     report_of,
 )
-from agent.codec.register import encode_register, registered
-from agent.codec.register_colon import encode_register_colon, registered_colon
-from agent.core.cluster.annotations import REGISTER, SCORE
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import Link, PciPath
-from agent.core.inventory.inventory import Inventory
-from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.model import Condition, Inventory, Link, PciPath
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 JSON = ReportSettings()

@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.nodelock import (
-    decode_node_lock,
-    decode_stamp,
-    encode_node_lock,
-    encode_stamp,
-    held_lock,
-)
-from agent.core.cluster.annotations import MUTEX_LOCK
-from agent.core.cluster.pods import NodeView
-from agent.core.errors import MalformedText
+from agent.cluster import MUTEX_LOCK, NodeView
+from agent.errors import MalformedText
+from agent.hami.pod import decode_node_lock, decode_stamp, encode_node_lock, encode_stamp, held_lock
 from tests.builders import NODE, NOON, a_lock
 from tests.hami_vectors import Vector, cases
 

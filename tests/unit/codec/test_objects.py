@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.objects import EPOCH, decode_node, decode_pod
-from agent.core.allocation.requests import NOT_WHOLE
-from agent.core.cluster.annotations import ALLOCATED, REGISTER
-from agent.core.cluster.pods import NodeView, Phase, PodView, Role
-from agent.core.errors import MalformedText
+from agent.allocate.steps import NOT_WHOLE
+from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodView, Role
+from agent.errors import MalformedText
+from agent.kube.objects import EPOCH, decode_node, decode_pod
 from tests.builders import G1, POD_UID, a_container, a_pod, a_share
 from tests.hami_vectors import vectors
 

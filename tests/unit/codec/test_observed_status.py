@@ -3,11 +3,10 @@
 import msgspec
 import pytest
 
-from agent.codec.observed_status import observed_status
-from agent.codec.register import encode_register, registered
-from agent.core.cluster.annotations import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER
-from agent.core.cluster.pods import NodeView, Phase, Role
-from agent.core.errors import MalformedText
+from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Phase, Role
+from agent.errors import MalformedText
+from agent.hami.register import encode_register, registered
+from agent.status import observed_status
 from tests.builders import G1, NOON, RESOURCE, a_container, a_gpu, a_pod, a_shared_gpu, an_inventory
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.codec.places import Place, read_json, read_yaml
-from agent.core.errors import SettingsError
+from agent.errors import SettingsError
+from agent.settings.places import Place, read_json, read_yaml
 
 LEAF = (
     st.none()

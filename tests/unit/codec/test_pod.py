@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.pod import (
+from agent.errors import MalformedText
+from agent.hami.pod import (
     GROUP_LIMIT,
     INT32_MAX,
     LENGTH_LIMIT,
@@ -16,9 +17,7 @@ from agent.codec.pod import (
     encode_pod_devices,
     validate,
 )
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.share import Share
+from agent.model import GpuUuid, Share
 from tests.builders import G1, G2, a_share
 from tests.hami_vectors import Vector, cases, vectors
 

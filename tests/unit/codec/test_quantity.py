@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.quantity import decode_quantity
+from agent.kube.objects import decode_quantity
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.region import (
+from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
     LEGACY_SIZE,
@@ -17,12 +17,13 @@ from agent.codec.region import (
     V1_1S,
     V1_2,
     NoRegion,
+    RegionChange,
     RegionOffsets,
+    RegionState,
     count_slots,
     encode_change,
 )
-from agent.core.usage.region import RegionChange, RegionState
-from agent.host.hook.regions import read_region
+from agent.regions import read_region
 from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)

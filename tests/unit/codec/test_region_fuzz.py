@@ -5,17 +5,18 @@ import struct
 
 import pytest
 
-from agent.codec.region import (
+from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
     LEGACY_SIZE,
+    MAX_GPUS,
+    MAX_PROCESSES,
     MAX_USES,
     NoRegion,
     RegionOffsets,
 )
-from agent.core.usage.region import MAX_GPUS, MAX_PROCESSES
-from agent.core.usage.use import use_of
-from agent.host.hook.regions import RETRIES, read_region
+from agent.regions import RETRIES, read_region
+from agent.usage import use_of
 from tests.hami_regions import region_file
 from tests.unit.codec.test_region import TWO
 from tests.unit.core.usage.test_use import NOW, reading

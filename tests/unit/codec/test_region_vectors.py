@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from agent.codec.region import LAYOUTS, MAGIC, RegionOffsets
-from agent.core.usage.region import (
+from agent.hami.region import (
+    LAYOUTS,
+    MAGIC,
     MemoryUse,
     Region,
     RegionGpu,
     RegionLayout,
+    RegionOffsets,
     RegionProcess,
     RegionReading,
     RegionState,
 )
-from agent.core.usage.use import use_of
+from agent.usage import use_of
 from tests.fakes.scheduler_vectors import load_category
 from tests.hami_regions import document, file_ids, mutate, read_bytes, region_file
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec import gojson
-from agent.codec.register import (
+from agent.cluster import TEXT_LIMIT
+from agent.errors import MalformedText
+from agent.hami import gojson
+from agent.hami.register import (
     MigProfile,
     Placement,
     RegisteredGpu,
@@ -16,10 +18,7 @@ from agent.codec.register import (
     registered,
     same_meaning,
 )
-from agent.core.cluster.annotations import TEXT_LIMIT
-from agent.core.errors import MalformedText
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import GpuUuid
+from agent.model import Condition, GpuUuid
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 
 int32 = st.integers(*gojson.INT32)

@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec import gojson
-from agent.codec.register import RegisteredGpu
-from agent.codec.register_colon import (
+from agent.cluster import TEXT_LIMIT
+from agent.errors import MalformedText
+from agent.hami import gojson
+from agent.hami.register import (
+    RegisteredGpu,
     decode_register_colon,
     encode_register_colon,
     registered_colon,
     same_meaning_colon,
 )
-from agent.core.cluster.annotations import TEXT_LIMIT
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
+from agent.model import GpuUuid
 from tests.builders import G1, G2, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 from tests.unit.codec.test_register_vectors import gpu_of

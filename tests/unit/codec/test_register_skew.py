@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.codec.node_report import NodeReport, report_of
-from agent.codec.register import RegisteredGpu
-from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.hami.register import NodeReport, RegisteredGpu, ReportProfile, ReportSettings, report_of
 from agent.sandbox.scheduler.registry import Version, decode
 from tests.unit.codec.skew import inventory
 from tests.unit.codec.test_register_vectors import gpu_of

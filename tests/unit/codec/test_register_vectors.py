@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from agent.codec import gojson
-from agent.codec.register import (
+from agent.errors import MalformedText
+from agent.hami import gojson
+from agent.hami.register import (
     MigProfile,
     Placement,
     RegisteredGpu,
     decode_register,
     encode_register,
 )
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
+from agent.model import GpuUuid
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec import gojson
-from agent.codec.score import decode_scores, encode_scores, same_scores
-from agent.core.cluster.annotations import TEXT_LIMIT
-from agent.core.errors import MalformedText
-from agent.core.inventory.gpu import GpuUuid
+from agent.cluster import TEXT_LIMIT
+from agent.errors import MalformedText
+from agent.hami import gojson
+from agent.hami.register import decode_scores, encode_scores, same_scores
+from agent.model import GpuUuid
 from tests.builders import G1, G2
 from tests.hami_vectors import vectors
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.codec.status_document import NodeStatus, encode, envelope, open_envelope
-from agent.core.errors import MalformedText
+from agent.errors import MalformedText
+from agent.status import NodeStatus, encode, envelope, open_envelope
 from tests.builders import NOON
 
 NODE = encode(NodeStatus(name="n"))

@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.errors import (
-    FOREIGN_TEXT_LIMIT,
-    RefusalReason,
-    cap,
-)
+from agent.errors import FOREIGN_TEXT_LIMIT, RefusalReason, cap
 
 
 def test_foreign_text_becomes_one_line():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from agent.core.state.last_good import SourceFile
+from agent.ledger import SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import NodeValues, make_plan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.errors import SettingsError
+from agent.errors import SettingsError
 from agent.settings.hami import read_device_config
 from agent.settings.sources import Faults
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
+from agent.errors import SettingsError
+from agent.ledger import SourceFile
 from agent.settings.hami import DEVICE_CONFIG, read_device_config
 from agent.settings.sources import Faults, NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan

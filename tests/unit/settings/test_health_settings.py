@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.health.settings import xid_class
-from agent.core.health.xids import XidClass
+from agent.health.judge import xid_class
+from agent.health.xids import XidClass
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
 from tests.fakes.settings_files import load

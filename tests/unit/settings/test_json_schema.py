@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
+from agent.errors import SettingsError
+from agent.ledger import SourceFile
 from agent.settings.fields import Field
 from agent.settings.json_schema import DRAFT, json_schema
 from agent.settings.sources import Sources

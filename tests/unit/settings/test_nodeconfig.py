@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.errors import MalformedText
+from agent.errors import MalformedText
 from agent.settings.hami import decode_nodeconfig
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.core.errors import SettingsError
+from agent.errors import SettingsError
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from tests.unit.settings.plans import plan_of

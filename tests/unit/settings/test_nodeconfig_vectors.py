@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
+from agent.errors import SettingsError
+from agent.ledger import SourceFile
 from agent.settings.fields import Values
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.allocation.plain import PlainSettings
-from agent.core.allocation.requests import RequestRules
-from agent.core.errors import SettingsError
+from agent.allocate.plain import PlainSettings
+from agent.allocate.steps import RequestRules
+from agent.errors import SettingsError
 from agent.settings.fields import Values
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
+from agent.errors import SettingsError
+from agent.ledger import SourceFile
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.table import FIELDS

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pytest
 
-from agent.core.health.xids import XidClass
-from agent.core.state.last_good import SourceFile
+from agent.health.xids import XidClass
+from agent.ledger import SourceFile
 from agent.settings.fields import Values
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources

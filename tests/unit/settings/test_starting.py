@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.codec.last_good import encode_last_good
-from agent.core.errors import SettingsError
-from agent.core.state.last_good import LastGood, SourceFile
+from agent.errors import SettingsError
+from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sources import NodeFacts, Sources
+from agent.state import encode_last_good
 from tests.fakes.offload import Hanging, Inline
 from tests.fakes.settings_files import begin
 

@@ -3,15 +3,13 @@
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import Books, Evidence, Grant, Question
-from agent.core.allocation.matching import decide
-from agent.core.allocation.settings import MatchSettings, UnlockedPods
-from agent.core.cluster.pods import PodTable, PodView, Tombstone
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.slices import SliceId
-from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Ledger, Row
+from agent.allocate.candidates import Books, Evidence, Grant, Question
+from agent.allocate.match import decide
+from agent.allocate.steps import MatchSettings, UnlockedPods
+from agent.cluster import PodTable, PodView, Tombstone
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import ContainerHolding, ContainerKey, Holding, KubeletEpoch, Ledger, Row
+from agent.model import Condition, SliceId
 from tests.builders import (
     NODE,
     NOON,

@@ -2,12 +2,19 @@
 
 import datetime as dt
 
-from agent.core.cluster.pods import PodUid
-from agent.core.containers.edits import ContainerEdits
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import SliceId, slice_id
-from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Holder, Row
+from agent.cluster import PodUid
+from agent.ledger import (
+    PLAIN,
+    ContainerEdits,
+    ContainerHolding,
+    ContainerKey,
+    Decider,
+    Holder,
+    Holding,
+    KubeletEpoch,
+    Row,
+)
+from agent.model import Share, SliceId, slice_id
 from tests.builders import NOON, a_gpu
 
 RESOURCE = "nvidia.com/gpu"

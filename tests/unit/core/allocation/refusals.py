@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from agent.core.errors import Refusal, RefusalReason
+from agent.errors import Refusal, RefusalReason
 
 RUNBOOK = Path(__file__).resolve().parents[4] / "RUNBOOK.md"
 PASSING = frozenset(

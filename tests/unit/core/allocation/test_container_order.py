@@ -2,11 +2,11 @@
 
 import pytest
 
-from agent.codec.pod import consume, decode_pod_devices
-from agent.core.allocation.container_order import Assignment, pair_groups
-from agent.core.cluster.pods import ContainerView, Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.inventory.share import Share
+from agent.allocate.candidates import Assignment, pair_groups
+from agent.cluster import ContainerView, Role
+from agent.errors import Refusal, RefusalReason
+from agent.hami.pod import consume, decode_pod_devices
+from agent.model import Share
 from tests.builders import G1, G2, a_container, a_share
 from tests.hami_vectors import Vector, cases, vectors
 

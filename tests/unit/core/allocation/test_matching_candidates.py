@@ -5,13 +5,12 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import AskKubelet, Books, Evidence, ListPods
-from agent.core.allocation.room import GpuUse
-from agent.core.cluster.pods import Phase, PodView, Role
-from agent.core.errors import RefusalReason
-from agent.core.inventory.condition import Condition
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Row
+from agent.allocate.candidates import AskKubelet, Books, Evidence, ListPods
+from agent.allocate.room import GpuUse
+from agent.cluster import Phase, PodView, Role
+from agent.errors import RefusalReason
+from agent.ledger import ContainerKey, KubeletEpoch, Row
+from agent.model import Condition
 from tests.builders import (
     NOON,
     a_container,

@@ -5,12 +5,11 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import Evidence
-from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import MatchSettings
-from agent.core.cluster.pods import PodTable, PodView, Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.inventory.condition import Condition
+from agent.allocate.candidates import Evidence
+from agent.allocate.steps import MatchSettings, RequestRules
+from agent.cluster import PodTable, PodView, Role
+from agent.errors import Refusal, RefusalReason
+from agent.model import Condition
 from tests.builders import (
     NODE,
     a_container,

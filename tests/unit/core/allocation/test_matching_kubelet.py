@@ -5,17 +5,10 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import (
-    AskKubelet,
-    Books,
-    KubeletStart,
-    ListPods,
-    ReadRecords,
-)
-from agent.core.cluster.pods import Phase, PodView, Role
-from agent.core.errors import RefusalReason
-from agent.core.state.holdings import Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Row
+from agent.allocate.candidates import AskKubelet, Books, KubeletStart, ListPods, ReadRecords
+from agent.cluster import Phase, PodView, Role
+from agent.errors import RefusalReason
+from agent.ledger import ContainerKey, Holding, KubeletEpoch, Row
 from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.allocation.matching_scene import (
     G1,

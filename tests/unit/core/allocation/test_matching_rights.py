@@ -5,8 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.codec.pod import decode_pod_devices
-from agent.core.allocation.evidence import (
+from agent.allocate.candidates import (
     NOT_HERE,
     UNREAD,
     AwaitLock,
@@ -16,9 +15,10 @@ from agent.core.allocation.evidence import (
     LookAtNode,
     LookAtPod,
 )
-from agent.core.cluster.pods import Role
-from agent.core.errors import RefusalReason
-from agent.core.state.ledger import ContainerKey, Ledger
+from agent.cluster import Role
+from agent.errors import RefusalReason
+from agent.hami.pod import decode_pod_devices
+from agent.ledger import ContainerKey, Ledger
 from tests.builders import NOON, a_container, a_lock, a_pod, a_row
 from tests.unit.core.allocation.matching_scene import (
     G1,

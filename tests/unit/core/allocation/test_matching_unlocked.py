@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import AwaitLock, Books, Evidence, LookAtNode, LookAtPod
-from agent.core.allocation.requests import RequestRules
-from agent.core.allocation.settings import MatchSettings, UnlockedPods
-from agent.core.cluster.pods import Phase, PodView, Role
-from agent.core.errors import RefusalReason
+from agent.allocate.candidates import AwaitLock, Books, Evidence, LookAtNode, LookAtPod
+from agent.allocate.steps import MatchSettings, RequestRules, UnlockedPods
+from agent.cluster import Phase, PodView, Role
+from agent.errors import RefusalReason
 from tests.builders import NODE, a_container, a_lock, a_pod, a_row
 from tests.unit.core.allocation.matching_scene import (
     G1,

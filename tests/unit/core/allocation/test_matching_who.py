@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.allocation.evidence import (
+from agent.allocate.candidates import (
     AskKubelet,
     AwaitLock,
     AwaitOthers,
@@ -18,10 +18,10 @@ from agent.core.allocation.evidence import (
     LookAtPod,
     ReadRecords,
 )
-from agent.core.allocation.exactly_one import in_vain
-from agent.core.cluster.pods import Phase, PodTable, PodView, Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.state.ledger import Row
+from agent.allocate.match import in_vain
+from agent.cluster import Phase, PodTable, PodView, Role
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import Row
 from tests.builders import NOON, a_container, a_lock, a_row, a_share
 from tests.unit.core.allocation.matching_scene import (
     G1,

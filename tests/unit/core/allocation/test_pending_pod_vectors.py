@@ -6,17 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.codec.nodelock import held_lock
-from agent.core.allocation.evidence import Evidence, Grant
-from agent.core.allocation.matching import decide
-from agent.core.allocation.settings import MatchSettings, UnlockedPods
-from agent.core.cluster.annotations import BIND_TIME, MUTEX_LOCK
-from agent.core.cluster.pods import NodeLock, NodeView, Phase, PodTable, PodView
-from agent.core.errors import Refusal
-from agent.core.inventory.share import Share
-from agent.core.inventory.slices import SliceId, split_slice_id
-from agent.core.reconcile.settlement import SettlementFacts, owed
-from agent.core.state.ledger import Ledger
+from agent.allocate.candidates import Evidence, Grant
+from agent.allocate.match import decide
+from agent.allocate.steps import MatchSettings, UnlockedPods
+from agent.cluster import BIND_TIME, MUTEX_LOCK, NodeLock, NodeView, Phase, PodTable, PodView
+from agent.errors import Refusal
+from agent.hami.pod import held_lock
+from agent.ledger import Ledger
+from agent.model import Share, SliceId, split_slice_id
+from agent.settle import SettlementFacts, owed
 from tests.builders import G1 as GPU
 from tests.builders import NOON, a_gpu, a_pod, a_pod_uid, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors

@@ -6,21 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.allocation.plain import (
-    MOST_IDS,
-    PlainSettings,
-    asked_again,
-    edits_of,
-    grant,
-    slice_mib,
-)
-from agent.core.cluster.pods import PodUid
-from agent.core.containers.container_edits import cache_file
-from agent.core.containers.edits import EditSettings, HookFacts
-from agent.core.errors import Refusal, RefusalReason, SettingsError
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.slices import SliceId, slice_id
-from agent.core.state.ledger import PLAIN, Holder
+from agent.allocate.edits import cache_file
+from agent.allocate.plain import MOST_IDS, PlainSettings, asked_again, edits_of, grant, slice_mib
+from agent.cluster import PodUid
+from agent.errors import Refusal, RefusalReason, SettingsError
+from agent.ledger import PLAIN, EditSettings, Holder, HookFacts
+from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.unit.core.allocation.plain_scene import EPOCH, NEXT, UID, a_plain_row, ids
 

@@ -21,15 +21,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from agent.core.allocation.plain import asked_again, grant
-from agent.core.cluster.pods import PodTable, PodUid
-from agent.core.containers.edits import ContainerEdits
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile import by_kubelet
-from agent.core.reconcile.by_kubelet import judge_by_kubelet
-from agent.core.reconcile.findings import ReconcileFacts
-from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Ledger, Row
+from agent.allocate.plain import asked_again, grant
+from agent.cluster import PodTable, PodUid
+from agent.ledger import (
+    PLAIN,
+    ContainerEdits,
+    ContainerHolding,
+    ContainerKey,
+    Decider,
+    Holding,
+    KubeletEpoch,
+    Ledger,
+    Row,
+)
+from agent.model import SliceId
+from agent.reconcile import rules as by_kubelet
+from agent.reconcile.rules import ReconcileFacts, judge_by_kubelet
 from tests.builders import NOON, a_gpu, a_shared_gpu, an_inventory
 from tests.unit.core.allocation.plain_scene import RESOURCE, ids
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.allocation.preference import nearest, steer
-from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
-from agent.core.inventory.slices import SliceId, slice_id
+from agent.allocate.prefer import nearest, steer
+from agent.model import Gpu, GpuUuid, Link, PciPath, SliceId, slice_id
 from tests.builders import a_gpu, a_uuid
 
 NOTHING = frozenset[SliceId]()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.codec.objects import decode_pod
-from agent.core.allocation.requests import ContainerRequest, RequestRules, read_request
+from agent.allocate.steps import ContainerRequest, RequestRules, read_request
+from agent.kube.objects import decode_pod
 from agent.sandbox.api_errors import Json
 from tests.fakes.scheduler_vectors import build_pod, load_cases
 

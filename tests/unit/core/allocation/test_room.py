@@ -5,18 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.allocation.room import (
-    GpuUse,
-    RoomClaim,
-    gpu_use,
-    pod_use,
-    promised,
-    scheduled,
-    shortage,
-)
-from agent.core.cluster.pods import Phase, PodTable, PodUid, Role
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import Ledger
+from agent.allocate.room import GpuUse, RoomClaim, gpu_use, pod_use, promised, scheduled, shortage
+from agent.cluster import Phase, PodTable, PodUid, Role
+from agent.ledger import Ledger
+from agent.model import Share
 from tests.builders import G1, G2, a_gpu, a_pod, a_pod_uid, a_row, a_share, a_shared_gpu
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.objects import decode_pod
-from agent.core.allocation.room import RoomClaim, claim_of, counts, gpu_use, scheduled
-from agent.core.cluster.annotations import ALLOCATED, VGPU_NODE
-from agent.core.cluster.pods import PodView
-from agent.core.inventory.share import Share
-from agent.core.state.ledger import Row
+from agent.allocate.room import RoomClaim, claim_of, counts, gpu_use, scheduled
+from agent.cluster import ALLOCATED, VGPU_NODE, PodView
+from agent.kube.objects import decode_pod
+from agent.ledger import Row
+from agent.model import Share
 from agent.sandbox.scheduler.model import Load
 from agent.sandbox.scheduler.usage import Usage
 from tests.builders import G1, G2, RESOURCE, a_gpu, a_pod_uid, a_row, a_shared_gpu

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.allocation.steps import AllocateStep, disk_refusal
-from agent.core.errors import RefusalReason, StateError
+from agent.allocate.steps import AllocateStep, disk_refusal
+from agent.errors import RefusalReason, StateError
 
 
 @pytest.mark.parametrize("step", AllocateStep)

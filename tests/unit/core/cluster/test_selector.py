@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.cluster.selector import parse_selector
-from agent.core.errors import MalformedText
+from agent.cluster import parse_selector
+from agent.errors import MalformedText
 
 LABELS = {"gpu": "h100", "zone": "a", "example.com/pool": "big", "empty": ""}
 

@@ -5,19 +5,13 @@ from typing import Any
 
 import pytest
 
-from agent.codec.objects import decode_pod
-from agent.codec.pod import consume, decode_pod_devices
-from agent.core.allocation.container_order import pair_groups
-from agent.core.cluster.annotations import TO_ALLOCATE
-from agent.core.cluster.pods import PodView
-from agent.core.containers.container_edits import (
-    LOCK_DIRECTORY,
-    EditRequest,
-    cache_file,
-    container_edits,
-)
-from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
-from agent.core.errors import AgentError
+from agent.allocate.candidates import pair_groups
+from agent.allocate.edits import LOCK_DIRECTORY, EditRequest, cache_file, container_edits
+from agent.cluster import TO_ALLOCATE, PodView
+from agent.errors import AgentError
+from agent.hami.pod import consume, decode_pod_devices
+from agent.kube.objects import decode_pod
+from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from tests.builders import G1, G2, NODE
 from tests.hami_vectors import Vector, cases, vectors
 

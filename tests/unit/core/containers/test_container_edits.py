@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.containers.container_edits import (
+from agent.allocate.edits import (
     EditRequest,
     cache_file,
     check_edit_settings,
@@ -17,7 +17,8 @@ from agent.core.containers.container_edits import (
     cuda_order,
     pci_key,
 )
-from agent.core.containers.edits import (
+from agent.errors import Refusal, RefusalReason, SettingsError
+from agent.ledger import (
     ContainerEdits,
     EditSettings,
     GrantedShare,
@@ -25,7 +26,6 @@ from agent.core.containers.edits import (
     NodeEdit,
     container_directory,
 )
-from agent.core.errors import Refusal, RefusalReason, SettingsError
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import vectors
 

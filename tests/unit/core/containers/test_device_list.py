@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.core.containers.container_edits import EditRequest, container_edits
-from agent.core.containers.device_list import STRATEGIES, check_device_list
-from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
-from agent.core.errors import SettingsError
+from agent.allocate.edits import STRATEGIES, EditRequest, check_device_list, container_edits
+from agent.errors import SettingsError
+from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import Vector, cases
 

@@ -3,14 +3,9 @@
 import msgspec
 import pytest
 
-from agent.core.containers.container_edits import (
-    EditRequest,
-    check_library,
-    container_edits,
-    misnamed,
-)
-from agent.core.containers.edits import EditSettings, HookFacts
-from agent.core.errors import Refusal
+from agent.allocate.edits import EditRequest, check_library, container_edits, misnamed
+from agent.errors import Refusal
+from agent.ledger import EditSettings, HookFacts
 from tests.builders import POD_UID, a_container
 
 FILE = "/etc/ld.so.preload"

@@ -5,14 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.core.containers.container_edits import EditRequest, container_edits, gpu_edits
-from agent.core.containers.edits import (
-    ContainerEdits,
-    EditSettings,
-    GrantedShare,
-    HookFacts,
-    MountEdit,
-)
+from agent.allocate.edits import EditRequest, container_edits, gpu_edits
+from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts, MountEdit
 from tests.builders import G1, POD_UID, a_share
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so")

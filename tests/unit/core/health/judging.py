@@ -2,11 +2,8 @@
 
 import datetime as dt
 
-from agent.core.health.judge import judge
-from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.condition import Condition, Health
-from agent.core.inventory.gpu import GpuUuid
+from agent.health.judge import HealthSettings, judge
+from agent.model import Condition, DriverEvent, EventKind, GpuUuid, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()

@@ -2,9 +2,8 @@
 
 import pytest
 
-from agent.core.health.reports import GpuSigns, Probe, ProbeOutcome
-from agent.core.health.whose import OF_ALL, fail_alike, of_the_driver, same_fault
-from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
+from agent.health.verdicts import OF_ALL, fail_alike, of_the_driver, same_fault
+from agent.model import GpuFault, GpuSigns, GpuUuid, Probe, ProbeOutcome, Scan, Trouble
 from tests.builders import a_gpu
 
 A, B, C = (GpuUuid(f"GPU-{letter}") for letter in "abc")

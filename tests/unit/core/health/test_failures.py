@@ -2,10 +2,8 @@
 
 import pytest
 
-from agent.core.health.judge import LATELY, MOST_LATELY, SAME_HICCUP, judge
-from agent.core.health.memory import remembered
-from agent.core.health.reports import DriverEvent, Probe
-from agent.core.inventory.condition import Condition, Health
+from agent.health.judge import LATELY, MOST_LATELY, SAME_HICCUP, judge, remembered
+from agent.model import Condition, DriverEvent, Health, Probe
 from tests.unit.core.health.judging import DEAF, FAILED, OK, PASSED, SETTINGS, SILENT, later, xid
 
 CONTAINED = xid(94)

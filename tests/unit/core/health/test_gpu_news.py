@@ -3,13 +3,11 @@
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable
-from agent.core.health.judge import switched_off
-from agent.core.health.news import believed, gpu_events, holders, named, turning
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX
-from agent.core.inventory.inventory import Inventory
-from agent.core.state.ledger import Holder, Ledger
+from agent.cluster import Phase, PodTable
+from agent.health.judge import switched_off
+from agent.health.news import believed, gpu_events, holders, named, turning
+from agent.ledger import Holder, Ledger
+from agent.model import NO_INDEX, Condition, Inventory
 from tests.builders import (
     NOON,
     a_gpu,

@@ -2,10 +2,8 @@
 
 import datetime as dt
 
-from agent.core.health.news import TEXT_LIMIT, gpu_degraded
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX
-from agent.core.inventory.inventory import Inventory
+from agent.health.news import TEXT_LIMIT, gpu_degraded
+from agent.model import NO_INDEX, Condition, Inventory
 from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 LATER = NOON + dt.timedelta(hours=1)

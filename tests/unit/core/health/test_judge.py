@@ -4,11 +4,9 @@ import datetime as dt
 
 import pytest
 
-from agent.core.health.judge import aged, judge
-from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.health.settings import HealthSettings, xid_class
-from agent.core.health.xids import XIDS, XidClass
-from agent.core.inventory.condition import Condition, Health
+from agent.health.judge import HealthSettings, aged, judge, xid_class
+from agent.health.xids import XIDS, XidClass
+from agent.model import Condition, DriverEvent, EventKind, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON, a_health
 from tests.unit.core.health.judging import (
     FAILED,

@@ -2,8 +2,8 @@
 
 import datetime as dt
 
-from agent.core.health.maintenance import released, taken_back
-from agent.core.inventory.condition import Cause, Condition
+from agent.health.verdicts import released, taken_back
+from agent.model import Cause, Condition
 from tests.builders import NOON, a_health
 
 LATER = NOON + dt.timedelta(minutes=5)

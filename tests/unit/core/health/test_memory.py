@@ -5,11 +5,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.health.judge import aged
-from agent.core.health.memory import remembered, stepped
-from agent.core.health.settings import HealthSettings, read_switches
-from agent.core.health.xids import XidClass
-from agent.core.inventory.condition import Condition, Health
+from agent.health.judge import HealthSettings, aged, read_switches, remembered, stepped
+from agent.health.xids import XidClass
+from agent.model import Condition, Health
 from tests.builders import NOON
 
 LATER = NOON + dt.timedelta(hours=1)

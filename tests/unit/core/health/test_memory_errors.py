@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
-from agent.core.health.whose import NOT_COUNTED, ErrorCount, compared
-from agent.core.inventory.condition import Condition, Health
+from agent.health.verdicts import NOT_COUNTED, ErrorCount, compared
+from agent.model import Condition, DriverEvent, EventKind, GpuSigns, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON, a_health
 from tests.unit.core.health.judging import OK, later
 

@@ -5,18 +5,18 @@ import datetime as dt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.health.judge import MOST_LATELY, SAME_HICCUP, judge, quiet_time
-from agent.core.health.reports import (
+from agent.health.judge import MOST_LATELY, SAME_HICCUP, judge, quiet_time, xid_class
+from agent.health.xids import XIDS, XidClass
+from agent.model import (
+    Condition,
     DriverEvent,
     EventKind,
     GpuSigns,
+    Health,
     Probe,
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.health.settings import xid_class
-from agent.core.health.xids import XIDS, XidClass
-from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
 from tests.unit.core.health.judging import OK, SETTINGS
 

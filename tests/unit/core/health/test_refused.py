@@ -5,9 +5,9 @@ import functools
 import msgspec
 import pytest
 
-from agent.core.health.judge import missing
-from agent.core.health.memory import remembered
-from agent.core.health.reports import (
+from agent.health.judge import missing, remembered
+from agent.model import (
+    Condition,
     DriverEvent,
     EventKind,
     GpuSigns,
@@ -15,7 +15,6 @@ from agent.core.health.reports import (
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.inventory.condition import Condition
 from tests.builders import G1, NOON, a_health
 from tests.unit.core.health import judging
 from tests.unit.core.health.judging import (

@@ -5,19 +5,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.core.health.judge import aged, missing, switched_off
-from agent.core.health.memory import remembered
-from agent.core.health.reports import (
+from agent.health.judge import aged, missing, remembered, switched_off
+from agent.health.verdicts import past
+from agent.model import (
+    Condition,
     DriverEvent,
     EventKind,
     FabricState,
     GpuSigns,
+    Health,
     Probe,
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.health.verdicts import past
-from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
 from tests.unit.core.health.judging import (
     DEAF,

@@ -2,17 +2,16 @@
 
 import pytest
 
-from agent.core.health.judge import judge
-from agent.core.health.reports import DriverEvent, EventKind
-from agent.core.health.settings import (
+from agent.health.judge import (
     PLUGINS_SKIP,
     HealthSettings,
+    judge,
     malformed,
     read_switches,
     xid_class,
 )
-from agent.core.health.xids import XIDS, XidClass, xid_name
-from agent.core.inventory.condition import Condition, Health
+from agent.health.xids import XIDS, XidClass, xid_name
+from agent.model import Condition, DriverEvent, EventKind, Health
 from tests.builders import G1, NOON
 from tests.hami_vectors import Vector, cases
 

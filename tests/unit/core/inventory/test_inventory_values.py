@@ -3,9 +3,7 @@
 import msgspec
 import pytest
 
-from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuFault
-from agent.core.inventory.inventory import InventoryDiff, diff
+from agent.model import NO_INDEX, Condition, GpuFault, InventoryDiff, diff
 from tests.builders import (
     a_gpu,
     a_health,

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.errors import SettingsError
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.inventory.slices import (
+from agent.errors import SettingsError
+from agent.kubelet.door import encode_list
+from agent.model import (
     INT32_MAX,
     MIB,
+    GpuUuid,
     SharingSettings,
     SliceGroup,
     SliceId,
@@ -22,7 +23,6 @@ from agent.core.inventory.slices import (
     split_slice_id,
     type_name,
 )
-from agent.plugin.messages import encode_list
 from tests.builders import G1, G2
 from tests.hami_vectors import Vector, cases, vectors
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.inventory.gpu import Gpu, Link, PciPath
-from agent.core.inventory.topology import lopsided, pair_scores
+from agent.model import Gpu, Link, PciPath, lopsided, pair_scores
 from tests.builders import a_gpu, a_uuid
 
 paths = st.none() | st.sampled_from(PciPath)

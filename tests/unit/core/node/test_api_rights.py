@@ -4,14 +4,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.node.api_rights import (
-    UNNEEDED,
-    judge_clock,
-    judge_excess,
-    right_to_get,
-    rights,
-    skew_of,
-)
+from agent.node.preflight import UNNEEDED, judge_clock, judge_excess, right_to_get, rights, skew_of
 from tests.builders import NODE, NOON
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.node.config_entries import NamedNode, is_alike, judge_entries
+from agent.node.scheduling import NamedNode, is_alike, judge_entries
 
 NODE = "gpu-a07.example.org"
 THERE, MISSING, UNSEEN = NamedNode.THERE, NamedNode.MISSING, NamedNode.UNSEEN

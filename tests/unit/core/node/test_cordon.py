@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.cluster.annotations import CORDON, HANDSHAKE
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.node.cordon import ReportedGpu, cordon_edit, find_gpu, known_gpus, read_cordon
+from agent.cluster import CORDON, HANDSHAKE
+from agent.model import GpuUuid
+from agent.node.devices import ReportedGpu, cordon_edit, find_gpu, known_gpus, read_cordon
 from tests.builders import G1, G2
 
 GPUS = (ReportedGpu(G1, 0), ReportedGpu(G2, 1))

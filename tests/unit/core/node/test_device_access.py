@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.node.device_access import DeviceNode, NodeAccess, judge_access
+from agent.node.devices import DeviceNode, NodeAccess, judge_access
 
 CONTROL = DeviceNode("/dev/nvidiactl", NodeAccess.OPEN)
 MEMORY = DeviceNode("/dev/nvidia-uvm", NodeAccess.OPEN)

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.core.state.ledger import Holder, Ledger
+from agent.ledger import Holder, Ledger
+from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
 from tests.builders import NODE, a_pod_uid, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 

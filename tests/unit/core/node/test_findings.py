@@ -2,15 +2,19 @@
 
 import pytest
 
-from agent.core.node.check_groups import (
+from agent.node.findings import (
     CONSEQUENCES,
     MEMBERS,
     CheckGroup,
+    Finding,
+    PreflightCheck,
+    PreflightVerdict,
     consequence,
+    counted,
     group_of,
     in_groups,
+    traced,
 )
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict, counted, traced
 
 KUBELET = Finding.wrong(PreflightCheck.KUBELET, "/k", "no socket", "start it")
 OFFER = Finding.wrong(PreflightCheck.OFFER, "n", "0, not 20", "look").because_of(

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from agent.core.containers.edits import HookFacts
-from agent.core.node.check_groups import consequence
-from agent.core.node.library_files import LibraryFile, judge_library_files
+from agent.ledger import HookFacts
+from agent.node.devices import LibraryFile, judge_library_files
+from agent.node.findings import consequence
 
 LIBRARY = LibraryFile("/h/vgpu/libvgpu.so", mode=0o644, digest="ab12")
 PRELOAD = LibraryFile("/h/vgpu/ld.so.preload", mode=0o644)

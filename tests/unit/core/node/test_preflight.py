@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from agent.core.cluster.annotations import REGISTER
-from agent.core.containers.edits import EditSettings
-from agent.core.inventory.gpu import GpuFault, Scan
-from agent.core.node.api_rights import Right, right_to_get, rights
-from agent.core.node.findings import Finding, PreflightCheck, PreflightVerdict
-from agent.core.node.preflight import (
+from agent.cluster import REGISTER
+from agent.ledger import EditSettings
+from agent.model import GpuFault, Scan
+from agent.node.findings import Finding, PreflightCheck, PreflightVerdict
+from agent.node.preflight import (
     ClusterAnswer,
     PathFacts,
     PluginSocket,
+    Right,
     judge_bytecode,
     judge_cdi,
     judge_cluster,
@@ -23,6 +23,8 @@ from agent.core.node.preflight import (
     judge_plugins,
     judge_report,
     judge_witness,
+    right_to_get,
+    rights,
 )
 from tests.builders import NODE, a_gpu
 

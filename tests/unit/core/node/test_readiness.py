@@ -1,6 +1,6 @@
 """Required checks make the agent ready; the others can only degrade it."""
 
-from agent.core.node.readiness import Check, degraded, is_ready
+from agent.node.findings import Check, degraded, is_ready
 
 GOOD = Check("state", ok=True)
 BAD = Check("stream", ok=False, text="The kubelet is away.")

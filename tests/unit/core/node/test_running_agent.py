@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.core.node.findings import Finding, PreflightCheck
-from agent.core.node.preflight import PathFacts, PluginSocket
-from agent.core.node.running_agent import AgentAnswer, judge_agent, judge_instances
+from agent.node.findings import Finding, PreflightCheck
+from agent.node.preflight import PathFacts, PluginSocket
+from agent.node.scheduling import AgentAnswer, judge_agent, judge_instances
 
 PAGE = "[+]state ok\n[+]registered ok\n[!]gpus degraded: there are no GPUs to share\n"
 UNREADY = "[+]state ok\n[-]registered failed: the kubelet is away\n[-]stream failed: no\n"

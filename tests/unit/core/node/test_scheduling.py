@@ -5,9 +5,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.annotations import HANDSHAKE, SCORE
-from agent.core.cluster.pods import NodeLock
-from agent.core.node.scheduling import (
+from agent.cluster import HANDSHAKE, SCORE, NodeLock
+from agent.hami.register import ReportProfile
+from agent.node.scheduling import (
     HandshakeSeen,
     NodeTraces,
     OfferSeen,
@@ -19,7 +19,6 @@ from agent.core.node.scheduling import (
     judge_present_report,
     judge_writer,
 )
-from agent.core.report_settings import ReportProfile
 from tests.builders import NODE, NOON
 
 REPORT = ReportSeen(is_there=True, gpus=2, healthy=20)

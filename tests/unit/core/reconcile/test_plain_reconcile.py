@@ -6,18 +6,19 @@ import itertools
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import PodTable, PodUid
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.by_kubelet import (
+from agent.cluster import PodTable, PodUid
+from agent.ledger import ContainerKey, Holder, Ledger
+from agent.model import SliceId
+from agent.reconcile.rules import (
     GONE_GRACE,
     LOST_GRACE,
+    UNCONFIRMED_AFTER,
     UNREAD_GRACE,
     UNSEEN_GRACE,
+    ReconcileFacts,
+    Stranger,
     judge_by_kubelet,
 )
-from agent.core.reconcile.findings import ReconcileFacts, Stranger
-from agent.core.reconcile.pace import UNCONFIRMED_AFTER
-from agent.core.state.ledger import ContainerKey, Holder, Ledger
 from tests.builders import G1, NOON, a_pod_uid
 from tests.unit.core.allocation.plain_scene import (
     EPOCH,

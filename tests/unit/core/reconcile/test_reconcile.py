@@ -6,12 +6,10 @@ from functools import partial
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.findings import Findings, ReconcileFacts, Stranger
-from agent.core.reconcile.reconcile import judge_by_scheduler
-from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
+from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
+from agent.ledger import ContainerHolding, ContainerKey, Holder, Holding, KubeletEpoch, Ledger, Row
+from agent.model import SliceId
+from agent.reconcile.rules import Findings, ReconcileFacts, Stranger, judge_by_scheduler
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET, RESOURCE, annotated
 

@@ -5,10 +5,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import PodTable, Tombstone
-from agent.core.reconcile.findings import ReconcileFacts
-from agent.core.reconcile.reconcile import LEAKED_AFTER, leaked
-from agent.core.state.ledger import Ledger, Row
+from agent.cluster import PodTable, Tombstone
+from agent.ledger import Ledger, Row
+from agent.reconcile.rules import LEAKED_AFTER, ReconcileFacts, leaked
 from tests.builders import NOON, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET
 from tests.unit.core.allocation.plain_scene import a_plain_row

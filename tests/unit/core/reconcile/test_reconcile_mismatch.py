@@ -5,17 +5,11 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Role
-from agent.core.errors import Refusal, RefusalReason
-from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.findings import Findings
-from agent.core.reconcile.mismatch import (
-    MISMATCH_EVENT,
-    check_start,
-    mismatch,
-    mismatch_event,
-)
-from agent.core.state.ledger import Ledger
+from agent.cluster import Role
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import Ledger
+from agent.model import SliceId
+from agent.reconcile.rules import MISMATCH_EVENT, Findings, check_start, mismatch, mismatch_event
 from tests.builders import G1, G2, NOON, a_row, a_share
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET
 from tests.unit.core.reconcile.test_reconcile import IDS, MINUTE, OTHER_IDS, POD, found, held

@@ -5,8 +5,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
-from agent.core.reconcile.settlement import (
+from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
+from agent.ledger import EffectKind, Ledger
+from agent.settle import (
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
     UNCLAIMED,
@@ -14,7 +15,6 @@ from agent.core.reconcile.settlement import (
     owed,
     refusal_text,
 )
-from agent.core.state.ledger import EffectKind, Ledger
 from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 
 SENTENCE = "GPU 0 is bad: XID 79; create the pod again. [HA-4002]"

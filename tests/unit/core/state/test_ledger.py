@@ -4,10 +4,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.cluster.pods import Role
-from agent.core.inventory.share import Share
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Effect, EffectKind, Ledger
+from agent.cluster import Role
+from agent.ledger import Effect, EffectKind, KubeletEpoch, Ledger
+from agent.model import Share
 from tests.builders import G1, G2, NOON, POD_UID, a_pod_uid, a_row
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.state.ledger import Row
-from agent.core.usage.feedback import Feedback, feedback, region_user, uses_sm
-from agent.core.usage.region import Region, RegionReading, RegionState
+from agent.hami.region import Region, RegionReading, RegionState
+from agent.ledger import Row
+from agent.model import GpuUuid
 from agent.sandbox.hami_core import HamiCoreLibrary
+from agent.usage import Feedback, feedback, region_user, uses_sm
 from tests.builders import G1, NOON, a_row, a_share
 from tests.fakes.limiter import LimitedProcess
 from tests.fakes.regions import a_process, a_region, changed

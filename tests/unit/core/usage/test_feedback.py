@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.usage.feedback import (
-    ACTIVE_FOR,
-    HIGHEST_RECENT,
-    Feedback,
-    feedback,
-    region_user,
-    uses_sm,
-)
-from agent.core.usage.region import RegionChange, RegionReading, RegionState
+from agent.hami.region import RegionChange, RegionReading, RegionState
 from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0
+from agent.usage import ACTIVE_FOR, HIGHEST_RECENT, Feedback, feedback, region_user, uses_sm
 from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
 from tests.fakes.regions import a_process, a_region
 from tests.unit.core.usage.shared_gpu import SharedGpus

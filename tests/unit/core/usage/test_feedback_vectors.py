@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from agent.core.inventory.gpu import GpuUuid
-from agent.core.usage.feedback import feedback, region_user
+from agent.model import GpuUuid
+from agent.usage import feedback, region_user
 from tests.builders import NOON, a_row, a_share
 from tests.fakes.regions import a_region, changed
 from tests.fakes.scheduler_vectors import load_cases

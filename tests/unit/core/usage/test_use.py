@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.usage.region import (
+from agent.hami.region import (
     MemoryUse,
     Region,
     RegionGpu,
@@ -16,7 +16,7 @@ from agent.core.usage.region import (
     RegionState,
     RegionSums,
 )
-from agent.core.usage.use import ContainerGpuUse, ContainerUse, use_of
+from agent.usage import ContainerGpuUse, ContainerUse, use_of
 
 NOW = dt.datetime(2026, 11, 26, 12, tzinfo=dt.UTC)
 BEFORE = NOW - dt.timedelta(seconds=30)

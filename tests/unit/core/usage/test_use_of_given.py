@@ -2,9 +2,8 @@
 
 import pytest
 
-from agent.core.usage.history import numbers_of, past_use
-from agent.core.usage.region import RegionReading, RegionState
-from agent.core.usage.use import use_of
+from agent.hami.region import RegionReading, RegionState
+from agent.usage import numbers_of, past_use, use_of
 from tests.builders import G1, G2, NOON, a_uuid
 from tests.fakes.regions import a_process, a_region
 

@@ -1,0 +1,1 @@
+"""Answers Allocate and GetPreferredAllocation."""

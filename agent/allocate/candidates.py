@@ -1,0 +1,579 @@
+"""Which containers the kubelet may mean, by its own records and by what runs."""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from agent.allocate.room import GpuUse, Shortage
+from agent.allocate.steps import MatchSettings
+from agent.cluster import (
+    BIND_PHASE,
+    PHASE_SUCCESS,
+    ContainerView,
+    NodeLock,
+    PodKey,
+    PodTable,
+    PodUid,
+    PodView,
+    Role,
+)
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import ContainerKey, Effect, EffectKind, Holding, KubeletEpoch, Ledger, Row
+from agent.model import GpuUuid, Inventory, Share
+
+# Pairs the groups of a pod's devices annotation with its containers.
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """The group at position `group_index` of the annotation belongs to this container."""
+
+    group_index: int
+    container: str
+    shares: tuple[Share, ...]
+
+
+def pair_groups(
+    groups: Sequence[tuple[Share, ...]], containers: Sequence[ContainerView]
+) -> tuple[Assignment, ...]:
+    """Pair the non-empty groups, in order, with the containers that request GPUs, in order.
+
+    `containers` are all of the pod's, init containers first. Positions in the annotation do not
+    matter, because schedulers up to and including 2.8 shift them. Those also write no groups for
+    init containers; then the groups belong to the regular containers.
+
+    Raises:
+        Refusal: COUNT_MISMATCH, if the numbers of groups and containers differ, or the number of
+            shares in a group and the number of slices that its container requests.
+    """
+    filled = [(index, group) for index, group in enumerate(groups) if group]
+    asking = [container for container in containers if container.count > 0]
+    regular = [container for container in asking if container.role is Role.APP]
+    all_asking = len(filled) == len(asking)
+    if not all_asking and (not regular or len(filled) != len(regular)):
+        raise Refusal(
+            RefusalReason.COUNT_MISMATCH,
+            f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
+            "of the pod request GPUs; delete the pod and create it again.",
+        )
+    paired = zip(filled, asking if all_asking else regular, strict=True)
+    return tuple(_assigned(index, container, group) for (index, group), container in paired)
+
+
+def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -> Assignment:
+    if len(shares) != container.count:
+        raise Refusal(
+            RefusalReason.COUNT_MISMATCH,
+            f"container {container.name} requests {container.count} GPUs, but the scheduler wrote "
+            f"{len(shares)} for it; delete the pod and create it again.",
+        )
+    return Assignment(index, container.name, shares)
+
+
+# The types of a decision about an Allocate: its evidence, its questions and its grant.
+
+Known = Mapping[PodKey, Holding | None]
+"""The witness's answers so far; None: it does not know the pod. A missing key: it was not asked."""
+
+ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
+"""Before any pod was made."""
+
+NOT_HERE = PodUid("")
+"""The result of a GET of a pod that is gone, or that this node may not read."""
+
+UNREAD = None
+"""The result of a GET that the API server did not answer in time."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A pod that the kubelet may be admitting, and its next container.
+
+    `row`: the row to replay; None: the container was not answered before. `deleted`: the pod is a
+    tombstone. The kubelet still admits pods that were deleted while they queued.
+    """
+
+    pod: PodView
+    container: ContainerView
+    row: Row | None = None
+    deleted: bool = False
+
+
+class KubeletStart(msgspec.Struct, frozen=True):
+    """What the agent saw when this kubelet began to take its lists.
+
+    - `asks_since`: the kubelet asks for the containers of every pod that was made since then. Of
+      the pods before it may have admitted some without asking, if it had lost its checkpoint.
+    - `begun`: the pods that had a cgroup before the kubelet admitted its first pod; None: that is
+      not known. Of all others it asks for each container when it admits them.
+    """
+
+    asks_since: dt.datetime = ALWAYS
+    begun: frozenset[PodUid] | None = None
+
+
+class Books(msgspec.Struct, frozen=True):
+    """What is known of the kubelet besides its PodResources answers.
+
+    - `recorded`: the containers in its checkpoint file, the only list with ordinary init
+      containers; None: not read, or unreadable.
+    - `alive`: the runtime ids of containers that run. After a reboot, the API server still reports
+      containers as running that are gone.
+    - `witnessed`: this kubelet serves Get; otherwise the agent uses the checkpoint file instead.
+    - `start`: what the agent saw of its start.
+    """
+
+    epoch: KubeletEpoch
+    recorded: frozenset[ContainerKey] | None = None
+    alive: frozenset[str] = frozenset()
+    witnessed: bool = True
+    start: KubeletStart = KubeletStart()
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """All facts that a decision uses.
+
+    - `ledger`: includes rows that are being written.
+    - `former`: the former locks that still prove a right, the last one first.
+    - `spent`: the last locks with the pods that were answered under them. It remembers longer than
+      the rows. `outlived`: those of these locks that still stood when their pod was gone.
+    - `known`: the witness's answers in this call.
+    - `looked`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
+    - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
+    - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
+      `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
+      runtime ids that were asked about.
+    - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
+    - `absent`, `present`: names that the kubelet did not know, or knew, when it began this call's
+      container. `alone`: no other call came for a moment. `beside`: of each call that
+      was under way then, the names that the kubelet knew when it began, if that is known.
+    """
+
+    table: PodTable
+    ledger: Ledger
+    lock: NodeLock | None
+    inventory: Inventory
+    books: Books
+    now: dt.datetime
+    known: Known
+    former: tuple[NodeLock, ...] = ()
+    spent: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    looked: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
+    registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
+    records_read: bool = False
+    checked: frozenset[str] = frozenset()
+    listed: bool = False
+    list_failed: bool = False
+    waited: bool = False
+    node_read: bool = False
+    node_unread: bool = False
+    claimed: frozenset[PodUid] = frozenset()
+    absent: frozenset[PodKey] = frozenset()
+    present: frozenset[PodKey] = frozenset()
+    alone: bool = False
+    beside: tuple[frozenset[PodKey] | None, ...] = ()
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods are not known: they were never listed, or the LIST failed."""
+        return self.listed and (self.list_failed or not self.table.synced)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskKubelet:
+    """Ask PodResources for this pod, and then for `others` until the kubelet knows one of them."""
+
+    namespace: str
+    name: str
+    others: tuple[PodKey, ...] = dataclasses.field(default=(), compare=False)
+
+
+class ReadRecords(msgspec.Struct, frozen=True):
+    """Read the kubelet's checkpoint file, the only record of ordinary init containers."""
+
+
+class CheckRunning(msgspec.Struct, frozen=True):
+    """Ask which of these runtime ids have a live container. A pod's status can be stale."""
+
+    ids: frozenset[str]
+
+
+class ListPods(msgspec.Struct, frozen=True):
+    """LIST the pods of this node, because the watch may lag."""
+
+
+class LookAtPod(msgspec.Struct, frozen=True):
+    """GET this pod, because another pod may have its name now."""
+
+    namespace: str
+    name: str
+
+
+class AwaitLock(msgspec.Struct, frozen=True):
+    """Wait for the Node's watch to show this pod's lock; empty: any other lock than now."""
+
+    namespace: str = ""
+    name: str = ""
+
+
+class LookAtNode(msgspec.Struct, frozen=True):
+    """GET the Node, because its watch may lag or be broken."""
+
+
+class AwaitOthers(msgspec.Struct, frozen=True):
+    """Wait a moment for other calls: the new pod's own call comes if this one is not for it."""
+
+
+Question = (
+    AskKubelet
+    | ReadRecords
+    | CheckRunning
+    | ListPods
+    | LookAtPod
+    | AwaitLock
+    | LookAtNode
+    | AwaitOthers
+)
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The container that is served, its shares, and its position in `…-allocated`.
+
+    `lock`: the text of the node lock that names its pod; empty: none. `oversold`: the scheduler
+    promised more of this GPU than it has; None: it did not.
+    """
+
+    candidate: Candidate
+    group: int
+    shares: tuple[Share, ...]
+    lock: str = ""
+    oversold: Shortage | None = None
+
+    @property
+    def key(self) -> ContainerKey:
+        """The key of the container's row."""
+        return ContainerKey(self.candidate.pod.uid, self.candidate.container.name)
+
+    @property
+    def replay(self) -> Row | None:
+        """The row that is answered again; None: this is a first answer."""
+        return self.candidate.row
+
+
+# Finds the candidates of an Allocate: the pods of this node that it may be for.
+#
+# A pod is a candidate if it has a container that requests that many slices and has no row, or whose
+# row the kubelet has no record of. Annotations do not matter.
+#
+# The kubelet asks at two places. It *admits* one pod after the other: new pods, and after its start
+# all that were there before. There it asks in the order of the spec, stops at the first refusal and
+# rejects the pod. It asks for no container that it has a record of, and after a start for none that
+# ran at that moment by the runtime's word, even if it has died since. Later its *pod workers* start
+# dead containers again, in parallel and in any order; they ask where there is no record, and after
+# a refusal for the next container and for this one again some seconds later. So after a lost
+# checkpoint the order says something only while a pod is being admitted.
+
+ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
+"""How long after its deletion a pod may still be in the kubelet's queue."""
+
+ASKED_UNWITNESSED = dt.timedelta(seconds=10)
+"""The same without a PodResources Get. It is shorter, because each deleted pod is one more
+candidate, and two candidates cause a refusal."""
+
+STAMP = dt.timedelta(seconds=1)
+"""The resolution of times in a pod's status: an event may be this much later than its time."""
+
+
+def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
+    """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
+
+    Without pods that another Allocate in flight has claimed or whose first Allocate was refused.
+    """
+    present = (_next(count, pod, evidence, settings) for pod in _asking(count, evidence))
+    deleted = (_next(count, pod, evidence, settings) for pod in _deleted_pods(evidence))
+    every = (
+        *(each for each in present if each is not None),
+        *(msgspec.structs.replace(each, deleted=True) for each in deleted if each is not None),
+    )
+    return tuple(
+        each
+        for each in every
+        if each.pod.uid not in evidence.claimed and each.pod.key not in evidence.absent
+    )
+
+
+def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+    """The containers of `pod` for which the kubelet may still send Allocate, in its order.
+
+    The order is init containers, then the others, as in the spec. The kubelet sends no Allocate for
+    a container that runs. It does for an ended init container, if it started without its records.
+    """
+    rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
+    return tuple(
+        Candidate(pod, container, rows.get(container.name))
+        for container in pod.asking(resource)
+        if not is_alive(container, evidence.books)
+        and not is_over(container, evidence.books.epoch)
+        and not _is_held(pod, container, rows.get(container.name), evidence)
+    )
+
+
+def possible(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+    """The containers of `pod` for which the kubelet may be asking now, of any count."""
+    found = waiting(pod, evidence, resource)
+    if is_new(pod, evidence):
+        return found[:1]
+    first = next((place for place, one in enumerate(found) if _was_dead(one, evidence)), None)
+    if first is None:
+        return found
+    # It was dead when the kubelet started and has no record: the pod is being admitted.
+    return found[: first + 1]
+
+
+def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
+    """Whether the kubelet can ask for this pod only when it admits it, which it does serially."""
+    return is_new(pod, evidence) or any(
+        _was_dead(one, evidence) for one in waiting(pod, evidence, resource)
+    )
+
+
+def is_new(pod: PodView, evidence: Evidence) -> bool:
+    """Whether no kubelet before this one can have started a container of the pod."""
+    rows = evidence.ledger.rows_of(pod.uid)
+    return not pod.has_run and all(row.epoch == evidence.books.epoch for row in rows)
+
+
+def is_alive(container: ContainerView, books: Books) -> bool:
+    """Whether the container has a live cgroup. Its status can be late or from before a reboot."""
+    return container.running_id is not None and container.running_id in books.alive
+
+
+def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
+    """Whether the kubelet found the container dead when it started, and asks for it at admission.
+
+    Only a pod without a cgroup proves it. A status that says so may be out of date: the former
+    kubelet may have started the container again without telling. That nobody saw it run proves
+    nothing either: it can have died between the kubelet's look and the agent's.
+    """
+    books, started = evidence.books, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > books.epoch.since
+    begun = books.start.begun
+    return begun is not None and candidate.pod.uid not in begun and not has_begun_since
+
+
+def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
+    """Whether the container ended for good since this kubelet started.
+
+    If it ended before, the kubelet may send Allocate for it when it admits the whole pod again.
+    """
+    return container.ended_at is not None and container.ended_at > epoch.since
+
+
+def _asking(count: int, evidence: Evidence) -> list[PodView]:
+    """The pods, oldest first, with a container for `count` slices that is not plainly booked.
+
+    Nearly all pods of a node are running. A call for each would make an Allocate slower with each.
+    """
+    books, known = evidence.books, evidence.known
+    booked = evidence.ledger.booked_by(books.epoch) if books.recorded is None else set()
+    pods = {
+        pod.uid: pod
+        for pod in evidence.table.pods.values()
+        for container in pod.containers
+        if container.count == count
+        and (
+            ContainerKey(pod.uid, container.name) not in booked
+            or (pod.namespace, pod.name) in known
+        )
+    }
+    present = [pod for pod in pods.values() if not pod.terminal]
+    return sorted(present, key=lambda pod: (pod.created, pod.namespace, pod.name))
+
+
+def _next(
+    count: int, pod: PodView, evidence: Evidence, settings: MatchSettings
+) -> Candidate | None:
+    """The first container of the pod that an Allocate for `count` slices may be for.
+
+    While the agent has not asked PodResources about the pod it may be any that waits, because
+    records may be missing here.
+    """
+    is_asked = pod.key in evidence.known or not evidence.books.witnessed
+    found = (possible if is_asked else waiting)(pod, evidence, settings.resource)
+    return next((each for each in found if each.container.count == count), None)
+
+
+def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
+    """Whether the kubelet has a record of the container, as far as is known.
+
+    Without a record it may send Allocate, for the first time or again. It loses records if it is
+    killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
+    name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
+    """
+    books, holding = evidence.books, evidence.known.get(pod.key)
+    if holding and holding.ids_of(container.name, container.resource):
+        return True
+    if books.recorded is not None and ContainerKey(pod.uid, container.name) in books.recorded:
+        return True
+    if container.role is Role.INIT or not books.witnessed:
+        return books.recorded is None and row is not None and row.epoch == books.epoch
+    # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
+    is_unasked = holding is None and books.recorded is None
+    return is_unasked and row is not None and row.is_booked_by(books.epoch)
+
+
+def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
+    """Deleted pods without an answer that the kubelet may still have in its queue.
+
+    - A pod that was answered before the kubelet lost its records is left out. It ends at once with
+      any answer, but as a candidate it would cost its successor an answer.
+    - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
+    - A deletion time in the future was taken before the clock was set back; the pod is left out.
+    """
+    books, rows_of = evidence.books, evidence.ledger.rows_of
+    life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED
+    recent = [
+        stone.pod
+        for stone in evidence.table.tombstones
+        if dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
+        and stone.pod.annotations.get(BIND_PHASE) != PHASE_SUCCESS
+    ]
+    for pod in recent:
+        if not pod.terminal and pod.gpu_containers and not rows_of(pod.uid):
+            successor = evidence.table.named(*pod.key)
+            rows = rows_of(successor.uid) if successor else ()
+            is_past = successor is not None and successor.has_run  # it admits them in their order
+            if not is_past and all(row.epoch != books.epoch for row in rows):
+                yield pod
+
+
+# Adds an answered container to the ledger: its row, and the effects that follow.
+
+QUIET = dt.timedelta(seconds=1)
+"""After this time without another answer, the groups consumed so far are written to the pod."""
+
+
+def answered(ledger: Ledger, pod: PodView, row: Row) -> Ledger:
+    """The ledger with the row of a first answer, the pod's settlement and its lock's release."""
+    rows = [row, *(other for other in ledger.rows_of(pod.uid) if other.key != row.key)]
+    ledger = ledger.put(row)
+    complete = {each.key.container for each in rows} >= {
+        container.name
+        for container in pod.asking(row.resource)
+        if not is_over(container, row.epoch)
+    }
+    settle = Effect(
+        kind=EffectKind.SETTLE_POD,
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        due=row.answered_at if complete else row.answered_at + QUIET,
+        phase=PHASE_SUCCESS if complete else "",
+        groups=tuple(sorted(each.group for each in rows)),
+    )
+    locks = sorted({each.lock for each in rows if each.lock}) if complete else []
+    if locks and pod.reusable_name:
+        # Another pod of this name may have taken over the lock. The patch of the pod has the UID,
+        # so it fails in that case, and the lock stays.
+        settle = msgspec.structs.replace(settle, value=locks.pop())
+    ledger = ledger.without_settlements(pod.uid).owe(settle)
+    for lock in locks:
+        release = msgspec.structs.replace(
+            settle, kind=EffectKind.RELEASE_LOCK, phase="", groups=(), value=lock
+        )
+        ledger = ledger.owe(release)
+    return ledger
+
+
+# Asks the kubelet about the candidates, to find the pod that it is admitting.
+#
+# PodResources Get knows a pod from just before its admission. So among the candidates, the pod
+# being admitted is the one that Get knows without device ids. PodResources has no UIDs; the
+# kubelet's checkpoint file has.
+
+MANY = 8
+"""With more candidates than this, the agent does not ask about all. After a reboot with a lost
+checkpoint there are up to 110, and the kubelet answers 100 calls a second."""
+
+
+def to_ask(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> Question | None:
+    """The next question that has to be answered before a candidate is taken; None: none is left."""
+    if not evidence.records_read and _needs_records(found, evidence):
+        return ReadRecords()
+    containers = (container for each in found for container in each.pod.containers)
+    running = frozenset(each.running_id for each in containers if each.running_id)
+    unchecked = running - evidence.checked
+    if unchecked:
+        return CheckRunning(unchecked)
+    return _whom_to_ask(found, evidence, settings) if evidence.books.witnessed else None
+
+
+def admitted(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> tuple[Candidate, ...]:
+    """The candidates that the kubelet is admitting by its own answer."""
+    return tuple(each for each in found if _is_admitted(each, evidence, settings))
+
+
+def _needs_records(found: tuple[Candidate, ...], evidence: Evidence) -> bool:
+    """Whether the decision needs the kubelet's checkpoint file.
+
+    - Init containers are listed nowhere else.
+    - If this kubelet once named ids for a candidate's container and now does not, one of the two
+      answers was about another pod of that name.
+    - With many candidates, those in the file need no PodResources Get.
+    """
+    if not evidence.books.witnessed:
+        return bool(found)
+    epoch = evidence.books.epoch
+    return len(found) > MANY or any(
+        (each.row is not None and each.row.is_booked_by(epoch))
+        or any(container.role is Role.INIT for container in each.pod.gpu_containers)
+        for each in found
+    )
+
+
+def _whom_to_ask(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> AskKubelet | None:
+    """The pod to ask about next and those behind it; None: no further pod needs a question.
+
+    The owner of the node lock comes first. Static pods come last, because a tenant can create
+    mirror pods that no kubelet admits. The kubelet admits one pod after the other. So with many
+    candidates, once one is known to be admitted, only those remain whose containers the kubelet may
+    be restarting in parallel.
+    """
+    owner = evidence.lock.owner if evidence.lock else None
+    left = [each for each in found if each.pod.key not in evidence.known]
+    if len(found) > MANY and any(
+        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
+        for each in admitted(found, evidence, settings)
+    ):
+        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
+    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
+    if not left:
+        return None
+    first, *behind = left
+    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
+
+
+def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether the kubelet knows the name, and its answer can be about this pod.
+
+    The answer must name all app containers of the pod and no container of another. If the pod is
+    new, the answer must have no ids for a later container, because the kubelet sends Allocate in
+    the order of the spec.
+    """
+    holding = evidence.known.get(candidate.pod.key)
+    if holding is None:
+        return False
+    named = {each.name for each in holding.containers}
+    known = {each.name for each in candidate.pod.containers}
+    apps = {each.name for each in candidate.pod.containers if each.role is Role.APP}
+    names = [each.name for each in candidate.pod.asking(settings.resource)]
+    later = names[names.index(candidate.container.name) + 1 :]
+    has_later_ids = any(holding.ids_of(name, settings.resource) for name in later)
+    return apps <= named <= known and not (is_new(candidate.pod, evidence) and has_later_ids)

@@ -1,0 +1,407 @@
+"""What a container gets: variables, mounts and devices."""
+
+import re
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from agent.cluster import ContainerView, PodUid
+from agent.errors import Refusal, RefusalReason, SettingsError, cap
+from agent.ledger import (
+    ContainerEdits,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+    MountEdit,
+    NodeEdit,
+    container_directory,
+)
+from agent.model import GpuUuid
+
+# NVIDIA's device list strategies: how an answer names the GPUs of a container.
+#
+# Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/server.go, getAllocateResponse, in HAMi
+# v2.10's copy. The agent writes no CDI specification; it uses the names of an existing one.
+
+ENVVAR = "envvar"
+VOLUME_MOUNTS = "volume-mounts"
+CDI_ANNOTATIONS = "cdi-annotations"
+CDI_CRI = "cdi-cri"
+STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
+
+JIT_KIND = "runtime.nvidia.com/gpu"
+CONTAINERD_PREFIX = "cdi.k8s.io/"
+LIST_DIRECTORY = "/var/run/nvidia-container-devices"
+_ANNOTATION = "nvidia-device-plugin_"
+_ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
+CDI_KIND = re.compile(
+    r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
+)
+"""vendor/class."""
+CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+"""The prefix of an annotation key."""
+
+
+def check_device_list(settings: EditSettings) -> None:
+    """Check that the settings name GPUs in a supported way.
+
+    Raises:
+        SettingsError: a strategy is unknown, there is none, or a CDI name is malformed.
+    """
+    strategies = settings.device_list_strategies
+    unknown = [name for name in strategies if name not in STRATEGIES]
+    if unknown or not strategies:
+        names = ", ".join(cap(name) for name in unknown) or "none"
+        raise SettingsError(
+            f"device list strategy {names} is not supported; use {', '.join(STRATEGIES)}"
+        )
+    if not CDI_KIND.fullmatch(settings.cdi_kind):
+        raise SettingsError(
+            f"CDI kind {cap(settings.cdi_kind)!r} is not vendor/class, such as nvidia.com/gpu"
+        )
+    if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
+        prefix = cap(settings.cdi_annotation_prefix)
+        raise SettingsError(
+            f"CDI annotation prefix {prefix!r} is not a DNS name with a slash, such as cdi.k8s.io/"
+        )
+
+
+def is_cdi_only(settings: EditSettings) -> bool:
+    """Whether only CDI names the GPUs. Then the answer has no variable and no device node."""
+    return not {ENVVAR, VOLUME_MOUNTS} & set(settings.device_list_strategies)
+
+
+def visible_devices(uuids: Sequence[GpuUuid], settings: EditSettings) -> str | None:
+    """The value of NVIDIA_VISIBLE_DEVICES; None: the answer does not set it."""
+    if VOLUME_MOUNTS in settings.device_list_strategies:
+        return LIST_DIRECTORY
+    return ",".join(uuids) if ENVVAR in settings.device_list_strategies else None
+
+
+def list_mounts(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[MountEdit]:
+    """The GPUs as names of mounted files. A tenant cannot set these, unlike variables."""
+    if VOLUME_MOUNTS in settings.device_list_strategies:
+        for gpu in uuids:
+            yield MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False)
+
+
+def cdi_names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
+    """The CDI names of the GPUs and of the enabled features; empty without `cdi-cri`."""
+    return _names(uuids, settings) if CDI_CRI in settings.device_list_strategies else ()
+
+
+def cdi_annotations(
+    answer: str, uuids: Sequence[GpuUuid], settings: EditSettings
+) -> tuple[tuple[str, str], ...]:
+    """The CDI names as an annotation for the runtime; empty without `cdi-annotations`.
+
+    `answer` is unique among the answers on this node. HAMi's key has a random UUID instead; here
+    equal answers give equal bytes.
+    """
+    if CDI_ANNOTATIONS not in settings.device_list_strategies:
+        return ()
+    key = f"{settings.cdi_annotation_prefix}{_ANNOTATION}{uuid.uuid5(_ANNOTATION_NAMES, answer)}"
+    return ((key, ",".join(_names(uuids, settings))),)
+
+
+def looks_up_cdi(settings: EditSettings) -> bool:
+    """Whether the runtime must find the CDI names of an answer in the specification directories.
+
+    NVIDIA's runtime makes devices of the kind JIT_KIND itself, if containerd does not read the
+    annotation first. Source: nvidia-container-toolkit internal/modifier/cdi.go.
+    """
+    strategies = set(settings.device_list_strategies)
+    if settings.cdi_kind == JIT_KIND and settings.cdi_annotation_prefix != CONTAINERD_PREFIX:
+        strategies.discard(CDI_ANNOTATIONS)
+    return bool(settings.cdi_spec_dirs) and not strategies.isdisjoint((CDI_CRI, CDI_ANNOTATIONS))
+
+
+def undefined(
+    gpus: Sequence[GpuUuid], settings: EditSettings, defined: Collection[str] | None
+) -> tuple[str, str] | None:
+    """Why a runtime can start no container with one of these GPUs, and what to do; None: it may.
+
+    `defined`: the names that the specifications define; None: not known.
+    """
+    if defined is None or not looks_up_cdi(settings):
+        return None
+    lacking = [name for name in _names(gpus, settings) if name not in defined]
+    if not lacking:
+        return None
+    directories, kind = settings.cdi_spec_dirs, settings.cdi_kind.split("/")
+    said = f"no single CDI specification in {' or '.join(directories)} defines"
+    remedy = "write one, or switch gdrcopy, gds and mofed off"
+    if lacking[0].startswith(f"{settings.cdi_kind}="):
+        is_usual = settings.cdi_kind == "nvidia.com/gpu"
+        flags = "" if is_usual else f" --vendor={kind[0]} --class={kind[1]}"
+        remedy = f"write one: nvidia-ctk cdi generate --device-name-strategy=uuid{flags} --output="
+        remedy += f"{directories[-1]}/{'nvidia' if is_usual else '-'.join(kind)}.yaml"
+    return f"{said} {' and '.join(lacking)}", remedy
+
+
+def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
+    vendor = settings.cdi_kind.partition("/")[0]
+    modes = (("gdrcopy", settings.gdrcopy), ("gds", settings.gds), ("mofed", settings.mofed))
+    return (
+        *(f"{settings.cdi_kind}={gpu}" for gpu in uuids),
+        *(f"{vendor}/{name}=all" for name, wanted in modes if wanted),
+    )
+
+
+# Builds the Allocate answer of one container: HAMi's environment and mounts for its shares.
+#
+# Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of
+# the cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go,
+# Allocate and getAllocateResponse. HAMi-core reads the environment.
+#
+# The answer differs from HAMi's in three points:
+#
+# - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
+# - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
+#   then
+#   reports a size of 0.
+# - File names are derived from pod UID and container; HAMi's are random.
+#
+# In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
+# control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does. It
+# does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go, cmd/mps-
+# control-daemon/mps/root.go.
+
+MODES = frozenset({"hami-core", "mps", ""})
+"""The operating modes that get HAMi-core's environment; empty means that none is set."""
+
+LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
+PRELOAD_FILE = "/etc/ld.so.preload"
+CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
+NOT_LOADABLE = "is empty or no library for this machine"
+MPS_ROOT = "/mps"
+"""Where a container finds the MPS control daemon."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- where CUDA looks for it
+CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
+"""The namespace of cache file names. It must never change: running containers map the files."""
+
+
+class EditRequest(msgspec.Struct, frozen=True):
+    """One container and its shares. `control_disabled`: it requests to run without HAMi-core."""
+
+    pod_uid: PodUid
+    container: str
+    control_disabled: bool
+    shares: tuple[GrantedShare, ...]
+
+
+def container_edits(
+    request: EditRequest, settings: EditSettings, facts: HookFacts
+) -> ContainerEdits:
+    """The whole answer for one container.
+
+    Raises:
+        SettingsError: the mode or a device list strategy is not supported.
+        Refusal: pod UID or container cannot name a directory.
+    """
+    check_edit_settings(settings)
+    shares = cuda_order(request.shares)
+    answer = f"{request.pod_uid}/{request.container}"
+    gpus = gpu_edits(answer, shares, settings, facts)
+    return msgspec.structs.replace(
+        gpus,
+        envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings, facts)))),
+        mounts=(*gpus.mounts, *_hook_mounts(request, facts)),
+    )
+
+
+def gpu_edits(
+    answer: str, shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
+) -> ContainerEdits:
+    """The part of the answer that makes GPUs visible, by the configured strategies.
+
+    It has nothing for HAMi-core. `answer` is unique among the answers on this node. `shares` are in
+    CUDA's order.
+
+    Raises:
+        SettingsError: the mode or a device list strategy is not supported.
+    """
+    check_edit_settings(settings)
+    uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
+    envs, mounts = list(_visible(uuids, settings)), list(list_mounts(uuids, settings))
+    if settings.mode == "mps" and settings.mps_root:
+        root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
+        envs.append(("CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{pipe}"))
+        mounts[:0] = (
+            MountEdit(f"{MPS_ROOT}/{pipe}", f"{root}/{pipe}", read_only=False),
+            MountEdit(SHARED_MEMORY, f"{root}/shm", read_only=False),
+        )
+    nodes: dict[str, NodeEdit] = {}
+    if settings.pass_device_specs and not is_cdi_only(settings):
+        # The existing control nodes, then one for each GPU; on the host below the dev root.
+        gpus = (f"/dev/nvidia{one.minor}" for one in shares if one.minor is not None)
+        below = settings.dev_root.rstrip("/")
+        nodes = {node: NodeEdit(node, below + node, "rw") for node in (*facts.device_nodes, *gpus)}
+    return ContainerEdits(
+        envs=tuple(sorted(envs)),
+        mounts=tuple(mounts),
+        nodes=tuple(nodes.values()),
+        annotations=cdi_annotations(answer, uuids, settings),
+        cdi_names=cdi_names(uuids, settings),
+    )
+
+
+def check_edit_settings(settings: EditSettings) -> None:
+    """Check that answers can be made with these settings.
+
+    Raises:
+        SettingsError: the mode or a device list strategy is not supported.
+    """
+    if settings.mode not in MODES:
+        raise SettingsError(
+            f"operating mode {cap(settings.mode)!r} is not supported; use hami-core"
+        )
+    check_device_list(settings)
+
+
+def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
+    """Check that the container would load HAMi-core.
+
+    If the source of a mount is missing, a container runtime creates a directory there and starts
+    the container. The container would run without limits, and the directory would block the
+    installation of HAMi-core. What the dynamic loader cannot load, it ignores with a warning.
+
+    Raises:
+        Refusal: a file of HAMi-core is missing, or the container would not load the library.
+    """
+    loads = container is None or not container.control_disabled
+    missing = [file for file in facts.missing if loads or not file.endswith("/ld.so.preload")]
+    if missing:
+        said = (
+            f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or not a "
+            "file)"
+        )
+        remedy = "install it"
+    elif loads and not facts.loadable:
+        said, remedy = f"{facts.library} {NOT_LOADABLE}", "put HAMi-core's file there"
+    elif loads and (names := misnamed(facts)):
+        said = f"ld.so.preload in {facts.hook_path}/vgpu names {names}"
+        remedy = f"make {mounted_library(facts)} its only line"
+    else:
+        return
+    raise Refusal(
+        RefusalReason.NO_LIBRARY,
+        f"{said}, so no limit would be enforced; ask the operator to {remedy}.",
+        transient=True,
+    )
+
+
+def mounted_library(facts: HookFacts) -> str:
+    """The path of libvgpu.so in containers."""
+    return f"{facts.hook_path}/vgpu/libvgpu.so"
+
+
+def misnamed(facts: HookFacts) -> str:
+    """What ld.so.preload names instead of the library; empty: it names it, or is not known.
+
+    A name counts as the loader of the container reads it: a carriage return belongs to the name,
+    and a link, `$LIB` or a relative path may lead elsewhere in the container.
+    Source: glibc elf/rtld.c, dl_main (separators and comments of /etc/ld.so.preload).
+    """
+    if facts.preload is None:
+        return ""
+    text = re.sub(r"#[^\n]*", " ", facts.preload)
+    names = [name for name in re.split(r"[: \t\n]", text) if name]
+    if _short(mounted_library(facts)) in map(_short, names):
+        return ""
+    return " and ".join(cap(repr(name)) for name in names[:3]) or "no library"
+
+
+def cache_file(pod_uid: str, container: str) -> str:
+    """The name of the container's cache file, derived from pod UID and container name."""
+    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+
+
+def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
+    """Sort the shares by PCI bus id: this is how GPUs are numbered wherever a number counts.
+
+    - NVML numbers so: on the node (the index that people see and that is registered) and in the
+      container (HAMi-core's region, `vdevice_index`). Where the bus ids say nothing, its index of
+      the node decides.
+    - HAMi-core takes the i of CUDA_DEVICE_MEMORY_LIMIT_i for CUDA's index. CUDA by itself puts the
+      fastest GPU first; with CUDA_DEVICE_ORDER=PCI_BUS_ID it numbers as NVML does.
+
+    Everywhere else a GPU goes by its UUID. A second share of one GPU has no index of its own, so it
+    follows all first shares.
+    """
+    given = tuple(shares)
+    by_bus = all(pci_key(granted.pci) for granted in given)
+    seen: Counter[GpuUuid] = Counter()
+    keyed: list[tuple[int, tuple[int, ...], int, GrantedShare]] = []
+    for granted in given:
+        bus = pci_key(granted.pci) if by_bus else ()
+        keyed.append((seen[granted.share.uuid], bus, granted.index, granted))
+        seen[granted.share.uuid] += 1
+    return tuple(item[-1] for item in sorted(keyed, key=lambda item: item[:3]))
+
+
+def pci_key(pci: str) -> tuple[int, ...]:
+    """A PCI bus id as numbers, so that `0000:0A:00.0` and `00000000:0a:00.0` are equal."""
+    return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", pci))
+
+
+def _short(path: str) -> str:
+    """The path without repeated slashes and `.`."""
+    return re.sub(r"/(?:\.?/)+", "/", path)
+
+
+def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple[str, str]]:
+    """The variables that the container runtime reads."""
+    visible = visible_devices(uuids, settings)
+    if visible is not None:
+        yield "NVIDIA_VISIBLE_DEVICES", visible
+    by_variable = not is_cdi_only(settings)
+    for name, wanted in (
+        ("NVIDIA_GDRCOPY", settings.gdrcopy),
+        ("NVIDIA_GDS", settings.gds),
+        ("NVIDIA_MOFED", settings.mofed),
+    ):
+        if wanted and by_variable:
+            yield name, "enabled"
+
+
+def _limits(
+    request: EditRequest,
+    shares: Sequence[GrantedShare],
+    settings: EditSettings,
+    facts: HookFacts,
+) -> Iterable[tuple[str, str]]:
+    """The variables that HAMi-core reads."""
+    for index, granted in enumerate(shares):
+        mib = granted.share.memory_mib or granted.registered_mib
+        yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
+    if len({granted.share.uuid for granted in shares}) > 1:
+        yield "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+    for granted in shares[:1]:
+        yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
+    policy = "disable" if settings.disable_core_limit else settings.core_policy
+    cache = cache_file(request.pod_uid, request.container)
+    yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{facts.hook_path}/vgpu/{cache}"
+    for name, value, wanted in (
+        ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
+        ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
+        (CORE_POLICY_ENV, policy, policy != "default"),
+    ):
+        if wanted:
+            yield name, value
+
+
+def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
+    hook = f"{facts.hook_path}/vgpu"
+    own = container_directory(request.pod_uid, request.container)
+    yield MountEdit(mounted_library(facts), facts.library, read_only=True)
+    yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
+    # Each container gets its own lock directory. Through a shared one, a tenant could block others.
+    yield MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False)
+    if not request.control_disabled:
+        yield MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True)
+    if facts.has_license:
+        yield MountEdit("/tmp/license", f"{hook}/license", read_only=True)  # noqa: S108 -- external
+        yield MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True)

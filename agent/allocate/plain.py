@@ -1,0 +1,304 @@
+"""Plain mode: the kubelet's ids decide what a container gets."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+
+from agent.allocate.calls import AllocateCall, AllocateCalls
+from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order, gpu_edits
+from agent.allocate.prefer import nearest
+from agent.allocate.steps import AllocateStep
+from agent.cluster import PodUid
+from agent.errors import Refusal, RefusalReason, cap
+from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
+from agent.kit.turns import Turns
+from agent.ledger import (
+    PLAIN,
+    ContainerEdits,
+    ContainerKey,
+    Decider,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+    KubeletEpoch,
+    Ledger,
+    Row,
+)
+from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
+from agent.ports import Clock, HookDirs, KubeletRecords
+
+# Makes plain mode's answers: the kubelet's ids decide what a container gets.
+#
+# Each answer gets its own row, because the kubelet can name ids again while a container holds them:
+# after a lost checkpoint, or after a List during an Allocate. The only replay is in `asked_again`.
+
+MOST_IDS = 10_000
+"""More slices than any container asks for. A longer request is refused."""
+
+
+class PlainSettings(msgspec.Struct, frozen=True):
+    """`memory_limits`: HAMi-core limits each slice to an equal part of its GPU's memory."""
+
+    memory_limits: bool = False
+
+
+def grant(
+    ids: Sequence[SliceId], inventory: Inventory, held: Collection[SliceId]
+) -> tuple[GrantedShare, ...]:
+    """The shares of the ids, one for each GPU, in PCI order.
+
+    `held` ids are valid whatever the split count is now.
+
+    Raises:
+        Refusal: the request is malformed, or names a slice or GPU that cannot be given.
+    """
+    counts = _counted(ids)
+    for text in ids:
+        _check_number(text, inventory, held)
+    granted = (_granted(_usable(uuid, inventory), count) for uuid, count in counts.items())
+    return cuda_order(granted)
+
+
+def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
+    """The number of requested slices of each GPU. Raises Refusal."""
+    if len(ids) > MOST_IDS:
+        raise Refusal(
+            RefusalReason.TOO_MANY_SLICES,
+            f"The container asks for {len(ids)} slices, which is more than {MOST_IDS}; ask for "
+            "fewer.",
+        )
+    counts: Counter[GpuUuid] = Counter()
+    for text, times in Counter(ids).items():
+        if times > 1:
+            raise Refusal(
+                RefusalReason.REPEATED_SLICE,
+                f"The kubelet named slice {cap(text, 80)} {times} times in one request; create the "
+                "pod again.",
+            )
+        pair = split_slice_id(text)
+        if pair is None:
+            raise Refusal(
+                RefusalReason.UNKNOWN_SLICE,
+                f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
+                "operator whether another plugin serves this resource.",
+            )
+        counts[pair[0]] += 1
+    return counts
+
+
+def _check_number(text: SliceId, inventory: Inventory, held: Collection[SliceId]) -> None:
+    pair = split_slice_id(text)
+    gpu = inventory.find(pair[0]) if pair else None
+    if pair and gpu and pair[1] >= gpu.split_count and text not in held:
+        raise Refusal(
+            RefusalReason.UNKNOWN_SLICE,
+            f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
+            f"{gpu.split_count} slices; create the pod again.",
+        )
+
+
+def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
+    gpu = inventory.find(uuid)
+    if gpu is None:
+        raise Refusal(
+            RefusalReason.UNKNOWN_GPU,
+            f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create the "
+            "pod again.",
+        )
+    if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
+        raise Refusal(
+            RefusalReason.DRIVER_UNRESPONSIVE,
+            f"The driver has not answered for {gpu.gpu.title} for too long; ask the "
+            "operator to check the node's driver.",
+            transient=True,
+        )
+    if not gpu.serving:
+        raise Refusal(
+            RefusalReason.BAD_GPU,
+            f"{gpu.gpu.title} {gpu.plight}; create the pod again, so that it gets another GPU.",
+        )
+    return gpu
+
+
+def slice_mib(gpu: SharedGpu) -> int:
+    """The memory of one slice in MiB: an equal part of the registered memory, at least 1."""
+    # A limit of 0 would mean all of the memory.
+    return max(gpu.registered_mib // gpu.split_count, 1)
+
+
+def _granted(gpu: SharedGpu, count: int) -> GrantedShare:
+    share = Share(gpu.uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
+    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)
+
+
+def edits_of(
+    uid: PodUid,
+    granted: tuple[GrantedShare, ...],
+    plain: PlainSettings,
+    edits: EditSettings,
+    facts: HookFacts,
+) -> ContainerEdits:
+    """The edits of an answer: the GPUs, and with `memory_limits` also HAMi-core and its limits.
+
+    Raises:
+        SettingsError: no answer can be made with these settings.
+    """
+    if plain.memory_limits:
+        request = EditRequest(uid, PLAIN, control_disabled=False, shares=granted)
+        return container_edits(request, edits, facts)
+    return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
+
+
+def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch) -> Row | None:
+    """The row to answer again if the kubelet's checkpoint file does not name these ids, or None.
+
+    The row has exactly these ids, was answered to an earlier kubelet instance and was never booked.
+    If the file does not name the ids either, that kubelet ended before it stored the answer. It
+    starts a container only after that, so no container uses the row's directory.
+
+    A booked row is never used again: a container that restarts after a lost checkpoint cannot be
+    told from a new one that got the ids of a running container.
+    """
+    wanted = frozenset(ids)
+    fitting = [
+        row
+        for row in rows
+        if row.decided_by is Decider.KUBELET
+        and not row.confirmed
+        and row.epoch != epoch
+        and frozenset(row.slice_ids) == wanted
+    ]
+    return max(fitting, key=lambda row: row.answered_at, default=None)
+
+
+# Plain mode: decides what a container gets by the slice ids that the kubelet names.
+#
+# The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new pod
+# from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
+
+RECORDS_BUDGET = 0.2
+"""Seconds for reading the kubelet's checkpoint file. After that the call gets a new row."""
+
+
+class KubeletViews(msgspec.Struct, frozen=True):
+    """The facts that a decision reads. `edits` also has the resource name.
+
+    `epoch`: the present kubelet instance.
+    """
+
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+    edits: Cell[EditSettings]
+    epoch: Callable[[], KubeletEpoch | None]
+
+
+class KubeletPeers(msgspec.Struct, frozen=True):
+    """The ports that a decision uses. `lag`: extends the deadlines of all calls."""
+
+    records: KubeletRecords
+    hooks: HookDirs
+    clock: Clock
+    chance: random.Random
+    lag: Lag = msgspec.field(default_factory=Lag)
+
+
+class KubeletShares:
+    """A ShareSource: each slice that the kubelet names is a part of its GPU."""
+
+    def __init__(self, views: KubeletViews, peers: KubeletPeers, settings: PlainSettings) -> None:
+        self._views = views
+        self._peers = peers
+        self._settings = settings
+        self.calls = AllocateCalls(Turns(views.epoch), peers.lag)
+
+    async def decide(
+        self, ids: tuple[SliceId, ...], call: AllocateCall
+    ) -> Callable[[Ledger], Ledger] | None:
+        """Set the row of the call. None: another call overtook it. Raises Refusal."""
+        # A call that may have been overtaken is refused too while another is under way.
+        call.turn.yields = call.turn.doubted
+        call.overlapped |= call.turn.doubted
+        async with call.disk.within():
+            with self.calls.waits.waiting("hook-path"):
+                facts = await self._peers.hooks.facts()
+        call.step = AllocateStep.CHECK
+        held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)
+        granted = grant(ids, self._views.inventory.value, held)
+        if call.is_lost:
+            return None
+        again = await self._asked_again(ids)
+        call.is_replay = again is not None
+        call.row = row = again or self._first(ids, granted, facts)
+        return lambda ledger: ledger.put(row)
+
+    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
+        """Do nothing: the pod is not known."""
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
+
+        Ids of answers that an earlier kubelet never booked count as free: a container that asks
+        again should get the same ids. Ids that were just offered to another container come last,
+        because the kubelet marks them as used only at the Allocate.
+        """
+        turn = self.calls.turns.begin()
+        epoch = self._views.epoch()
+        rows = self.calls.on_their_way(self._views.ledger.value).rows
+        held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
+        gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
+        offered = self.calls.turns.offered()
+        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
+        chosen = nearest(fresh, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen
+
+    async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
+        """The row to answer again, with its new time and epoch, or None."""
+        epoch, taken = self._views.epoch(), self.calls.taken
+        free = (row for row in self._views.ledger.value.rows if row.key not in taken)
+        row = asked_again(ids, free, epoch) if epoch else None
+        if epoch is None or row is None:
+            return None
+        taken.add(row.key)
+        try:
+            async with self.calls.lag.within(RECORDS_BUDGET):
+                recorded = await self._peers.records.read(self._views.edits.value.resource)
+        except TimeoutError:
+            return None
+        finally:
+            taken.discard(row.key)
+        if recorded is None or frozenset(ids) in recorded.values():
+            return None
+        return msgspec.structs.replace(row, answered_at=self._peers.clock.now(), epoch=epoch)
+
+    def _first(
+        self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
+    ) -> Row:
+        """A new row with its answer."""
+        # A UID without dashes is not one of the API server's. So hami mode, which removes
+        # directories of deleted pods, does not remove this one.
+        uid = PodUid(f"{self._peers.chance.getrandbits(128):032x}")
+        edits, has_limits = self._views.edits.value, self._settings.memory_limits
+        if has_limits:
+            check_library(facts)
+        return Row(
+            key=ContainerKey(uid, PLAIN),
+            holder=None,
+            shares=tuple(grant.share for grant in granted) if has_limits else (),
+            slice_ids=tuple(sorted(ids)),
+            edits=edits_of(uid, granted, self._settings, edits, facts),
+            answered_at=self._peers.clock.now(),
+            epoch=self._views.epoch() or KubeletEpoch(),
+            decided_by=Decider.KUBELET,
+            resource=edits.resource,
+        )
+
+
+def _ids_of(rows: Iterable[Row]) -> frozenset[SliceId]:
+    return frozenset(slice_id for row in rows for slice_id in row.slice_ids)

@@ -1,0 +1,175 @@
+"""What pods take of each GPU, and whether one more share fits.
+
+What is true is Kubernetes' rule: a sidecar runs as long as its pod; ordinary init containers run
+one after another, each beside the sidecars before it, and end before the apps start. So a pod takes
+the greater of the peak of its init phase and the sum of app containers and sidecars; once the init
+containers have succeeded, the sum. People and the next pod are told that sum alone: `promised`.
+
+What HAMi's scheduler counts differs by release, and tells which pods it will place. 2.10 takes
+sidecars for ordinary init containers, so it can place more than fits. All others count at least
+what is true.
+Source: Kubernetes component-helpers resource/helpers.go AggregateContainerRequests; HAMi v2.10
+pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.cluster import PodTable, PodUid, PodView, Role
+from agent.ledger import Ledger, Row
+from agent.model import GpuUuid, Share, SharedGpu
+
+
+class GpuUse(msgspec.Struct, frozen=True):
+    """Memory in MiB and compute in percent."""
+
+    memory_mib: int = 0
+    core_percent: int = 0
+
+    def plus(self, other: "GpuUse") -> "GpuUse":
+        """The sum."""
+        return GpuUse(self.memory_mib + other.memory_mib, self.core_percent + other.core_percent)
+
+    def peak(self, other: "GpuUse") -> "GpuUse":
+        """The greater of each."""
+        return GpuUse(
+            max(self.memory_mib, other.memory_mib), max(self.core_percent, other.core_percent)
+        )
+
+
+class RoomClaim(msgspec.Struct, frozen=True):
+    """One container's shares, by role: what a row holds, or what a request wants.
+
+    `place`: its order among the containers of its pod.
+    """
+
+    pod_uid: PodUid
+    role: Role
+    shares: tuple[Share, ...]
+    place: int = 0
+
+
+def claim_of(row: Row) -> RoomClaim:
+    """What a row holds."""
+    return RoomClaim(row.key.pod_uid, row.role, row.limits, row.group)
+
+
+def is_past_init(pod: PodView) -> bool:
+    """Whether all ordinary init containers have succeeded, even if they run again in a new sandbox.
+
+    If an app container was created they have, although the kubelet can lose their states.
+    """
+    return any(each.has_run for each in pod.containers if each.role is Role.APP) or all(
+        each.succeeded for each in pod.containers if each.role is Role.INIT
+    )
+
+
+def counts(row: Row, pod: PodView | None) -> bool:
+    """Whether a live row takes room. `pod` is None if it is not in the pod table."""
+    return row.role is not Role.INIT or pod is None or not is_past_init(pod)
+
+
+def takes_room(row: Row, table: PodTable) -> bool:
+    """Whether the row's container has not ended for good, so that its share counts."""
+    return row.is_live(table) and counts(row, table.pods.get(row.key.pod_uid))
+
+
+def promised(ledger: Ledger, table: PodTable, gpu: SharedGpu) -> GpuUse:
+    """What is allocated of `gpu`: the sum by which the next pod is let in."""
+    rows = (row for row in ledger.rows_on(gpu.uuid) if takes_room(row, table))
+    return gpu_use(map(claim_of, rows), gpu)
+
+
+def scheduled_role(role: Role, group: int, pod: PodView | None) -> Role:
+    """The role that HAMi 2.10 assumes for the container of that group: init or app.
+
+    It takes the index of the group for the index of the container, but writes no group for a
+    container without GPUs. So behind an init container without GPUs, it takes an app container for
+    an init container. `pod` is None if it is not in the pod table.
+    Source: HAMi v2.10 pkg/device/initContainer.go, CollapseInitContainerUsage.
+    """
+    if pod is None:
+        return role
+    is_init = group < sum(each.role is not Role.APP for each in pod.containers)
+    return Role.INIT if is_init else Role.APP
+
+
+def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
+    """The part of a live row that HAMi 2.10 counts; None: it no longer counts the row.
+
+    It drops init containers once it has seen that all, sidecars included, ended with exit code 0.
+    """
+    role = scheduled_role(row.role, row.group, pod)
+    if role is not Role.APP and pod is not None and is_past_init(pod):
+        sidecars = (each for each in pod.containers if each.role is Role.SIDECAR)
+        if all(each.succeeded for each in sidecars):
+            return None
+    return RoomClaim(row.key.pod_uid, role, row.limits, row.group)
+
+
+def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
+    """What one container uses of one GPU. A share of 0 MiB counts as all registered memory."""
+    total = GpuUse()
+    for share in claim.shares:
+        if share.uuid == gpu.uuid:
+            total = total.plus(GpuUse(share.memory_mib or gpu.registered_mib, share.core_percent))
+    return total
+
+
+def pod_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
+    """What the containers of one pod use of `gpu`: max(peak of init, apps and sidecars)."""
+    peak, lasting = GpuUse(), GpuUse()
+    for claim in sorted(claims, key=lambda one: (one.place, one.role is not Role.INIT)):
+        use = lasting.plus(_use_of(claim, gpu))
+        if claim.role is Role.INIT:
+            peak = peak.peak(use)
+        else:
+            lasting = use
+    return peak.peak(lasting)
+
+
+def gpu_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
+    """What all pods together use of `gpu`."""
+    by_pod: dict[PodUid, list[RoomClaim]] = {}
+    for claim in claims:
+        if any(share.uuid == gpu.uuid for share in claim.shares):
+            by_pod.setdefault(claim.pod_uid, []).append(claim)
+    total = GpuUse()
+    for pod_claims in by_pod.values():
+        total = total.plus(pod_use(pod_claims, gpu))
+    return total
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """A GPU on which the wanted share does not fit, with the total use including that share."""
+
+    gpu: SharedGpu
+    total: GpuUse
+    memory: bool
+    """True if memory is short, False if compute is."""
+
+    @property
+    def amounts(self) -> tuple[str, str, str]:
+        """What is short, the total use of it, and the amount that the GPU has."""
+        if self.memory:
+            return "memory", f"{self.total.memory_mib} MiB", f"{self.gpu.registered_mib} MiB"
+        return "compute", f"{self.total.core_percent} %", f"{self.gpu.core_percent} %"
+
+
+def shortage(
+    wanted: RoomClaim, live: Iterable[RoomClaim], gpus: Mapping[GpuUuid, SharedGpu]
+) -> Shortage | None:
+    """The first GPU of `wanted` that would be oversold, or None if `wanted` fits.
+
+    Every GPU of `wanted` must be in `gpus`.
+    """
+    claims = (*live, wanted)
+    for uuid in dict.fromkeys(share.uuid for share in wanted.shares):
+        gpu = gpus[uuid]
+        total = gpu_use(claims, gpu)
+        if total.memory_mib > gpu.registered_mib:
+            return Shortage(gpu, total, memory=True)
+        if total.core_percent > gpu.core_percent:
+            return Shortage(gpu, total, memory=False)
+    return None

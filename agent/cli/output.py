@@ -1,0 +1,146 @@
+"""How answers are written: tables, the terminal, and documents for programs."""
+
+import contextlib
+import datetime as dt
+import json
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.hami.pod import encode_stamp
+from agent.status import API_VERSION
+
+# Lays out tables that fit the terminal. Pure.
+#
+# It is our own and not a library's: `status` also runs in the agent's image, which has none.
+
+GAP: Final = "  "
+LEAST: Final = 6
+"""Characters to which a column that may be cut is cut at most."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column. `rank`: columns of the highest rank are left out first; 0: never.
+
+    `flexible`: its cells may be cut to fit; `right`: it is aligned to the right.
+    """
+
+    title: str
+    rank: int = 0
+    flexible: bool = False
+    right: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Yield a line of titles and a line for each row, none wider than `width` if that is possible.
+
+    It cuts flexible columns first, then leaves columns out by their rank, then cuts the lines.
+    """
+    kept = list(range(len(columns)))
+    while True:
+        sizes = {
+            place: max(wide(columns[place].title), *(wide(row[place]) for row in rows), 0)
+            for place in kept
+        }
+        excess = sum(sizes.values()) + len(GAP) * (len(kept) - 1) - width
+        for place in sorted(kept, key=lambda place: -sizes[place]):
+            if excess > 0 and columns[place].flexible:
+                smaller = max(min(LEAST, sizes[place]), sizes[place] - excess)
+                excess -= sizes[place] - smaller
+                sizes[place] = smaller
+        last = max(kept, key=lambda place: (columns[place].rank, place))
+        if excess <= 0 or columns[last].rank == 0:
+            break
+        kept.remove(last)
+    titles = [column.title for column in columns]
+    for row in (titles, *rows):
+        cells = [_cell(row[place], sizes[place], right=columns[place].right) for place in kept]
+        yield shorten(GAP.join(cells).rstrip(), width)
+
+
+def wide(text: str) -> int:
+    """The number of columns that a terminal takes for the text."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the text to `width` columns; an ellipsis marks the cut."""
+    if wide(text) <= width:
+        return text
+    kept = ""
+    for char in text:
+        if wide(kept + char) > width - 1:
+            break
+        kept += char
+    return kept + "…"
+
+
+def _cell(text: str, size: int, *, right: bool) -> str:
+    text = shorten(text, size)
+    blank = " " * (size - wide(text))
+    return blank + text if right else text + blank
+
+
+# What the output can show.
+
+NARROWEST: Final = 20
+WITHOUT: Final = 120
+"""Columns where there is no terminal and COLUMNS is not set."""
+UNFOLDED: Final = 10_000
+"""Columns of lines that are searched: where there is no terminal, each stays one line."""
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")
+
+
+def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
+    """The width of the terminal in columns; without one COLUMNS, else `without`."""
+    if sys.stdout.isatty():
+        return max(NARROWEST, shutil.get_terminal_size().columns)
+    given = environ.get("COLUMNS", "")
+    return max(NARROWEST, int(given)) if _NUMBER.fullmatch(given) else without
+
+
+def writes_utf8() -> bool:
+    """Whether standard output takes characters beyond ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on a terminal what the block waits for, and clear the line at its end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"{text} ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+# Renders the answer of a verb for programs: one form of document for all verbs.
+
+
+def document(kind: str, data: object, form: str, at: dt.datetime, source: str = "") -> str:
+    """The answer as a document. `form`: json or yaml. `at`: when the data was made or read.
+
+    `source`: where it was read from; empty: on this machine, by the verb itself.
+    """
+    whole: dict[str, object] = {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "generatedAt": encode_stamp(at),
+    }
+    whole |= {"source": source} if source else {}
+    text = json.dumps(msgspec.to_builtins(whole | {"data": data}), indent=2)
+    if form == "yaml":
+        import yaml  # noqa: PLC0415 -- only this form needs it
+
+        return yaml.safe_dump(json.loads(text), sort_keys=False)  # without aliases
+    return f"{text}\n"

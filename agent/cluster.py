@@ -1,0 +1,396 @@
+"""Pods, the Node and its lock as the agent sees them, and what it changes there."""
+
+import datetime as dt
+import enum
+import re
+from collections.abc import Mapping
+from typing import Final, NewType
+
+import msgspec
+
+from agent.errors import MalformedText, cap
+from agent.model import Share
+
+# Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
+#
+# Source: HAMi pkg/util/types.go, pkg/device/nvidia/device.go (equal from v2.4.0 to v2.10.0).
+
+PREFIX = "hami.io/"
+
+REGISTER = "hami.io/node-nvidia-register"
+"""On the Node: the inventory. The agent writes it, the scheduler reads it."""
+SCORE = "hami.io/node-nvidia-score"
+"""On the Node: the points of each pair of GPUs, for schedulers that place by topology."""
+HANDSHAKE = "hami.io/node-handshake"
+"""On the Node: a time stamp that makes the scheduler read the register annotation again."""
+MUTEX_LOCK = "hami.io/mutex.lock"
+"""On the Node: the scheduler's lock, held from Bind until the pod's last answer."""
+CORDON = "hami.io/device-cordon"
+"""On the Node: GPUs that an operator excludes from scheduling. The agent never writes it."""
+
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+"""On the pod: the groups that no device plugin has served yet."""
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+"""On the pod: all groups. No device plugin removes any."""
+BIND_PHASE = "hami.io/bind-phase"
+"""On the pod: allocating, success or failed."""
+BIND_TIME = "hami.io/bind-time"
+"""On the pod: when the scheduler bound it, in Unix seconds of the scheduler's clock."""
+VGPU_NODE = "hami.io/vgpu-node"
+"""On the pod: the node that the scheduler chose."""
+VGPU_TIME = "hami.io/vgpu-time"
+"""On the pod: when the scheduler chose it, in Unix seconds."""
+
+PHASE_ALLOCATING = "allocating"
+PHASE_SUCCESS = "success"
+PHASE_FAILED = "failed"
+
+TEXT_LIMIT = 256 * 1024
+"""Bytes. Kubernetes allows 256 KiB for all annotations of an object together."""
+
+MIRROR = "kubernetes.io/config.mirror"
+"""On the pod: it is the mirror of a static pod, which the kubelet reads from a file."""
+
+
+# Pods and the Node, reduced to the fields that the agent uses.
+
+PodUid = NewType("PodUid", str)
+
+DEFAULT_PRIORITY: Final = 1
+"""The priority of a container without CUDA_TASK_PRIORITY; a smaller number goes first."""
+
+_UNREACHED: Final = re.compile(r"(?:^|[-.])(?:gvisor|runsc|kata)")
+"""Runtime classes by their usual names: what a RuntimeClass leads to is not read."""
+
+
+PodKey = tuple[str, str]
+"""Namespace and name of a pod. PodResources and the node lock have no more."""
+
+
+class Phase(enum.StrEnum):
+    """status.phase of a pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+class Role(enum.StrEnum):
+    """The kind of a container in its pod."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    """A restartable init container."""
+    APP = "app"
+
+
+class ContainerView(msgspec.Struct, frozen=True):
+    """One container that requests `count` slices (0: none).
+
+    - `resource`: the resource name of the request. `others`: the amounts of its other extended
+      resources (-1: not a whole number), which say what of a GPU it asks for. The agent's resource
+      may get another name.
+    - `control_disabled`: it has a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as
+      true.
+    - `running_id`: the runtime's id while its status is running, else None.
+    - `has_run`: the runtime has created it.
+    - `started_at`: when it last started; None: never.
+    - `ended_at`: when it ended if the kubelet never starts it again, else None.
+    - `succeeded`: it ended with exit code 0 at least once.
+    - `priority`: its literal env CUDA_TASK_PRIORITY as HAMi-core reads it.
+    - `core_policy`: its literal env GPU_CORE_UTILIZATION_POLICY; empty: the answer's counts.
+    """
+
+    name: str
+    role: Role
+    count: int
+    control_disabled: bool = False
+    running_id: str | None = None
+    has_run: bool = False
+    started_at: dt.datetime | None = None
+    ended_at: dt.datetime | None = None
+    succeeded: bool = False
+    priority: int = DEFAULT_PRIORITY
+    core_policy: str = ""
+    resource: str = "nvidia.com/gpu"
+    others: tuple[tuple[str, int], ...] = ()
+
+    def asking_by(self, resource: str) -> "ContainerView":
+        """The same container, counted by that name of the agent's resource."""
+        if self.resource == resource:
+            return self
+        asked = dict(self.others)
+        if self.count:
+            asked[self.resource] = self.count
+        count = asked.pop(resource, 0)
+        return msgspec.structs.replace(
+            self, count=max(0, count), resource=resource, others=tuple(sorted(asked.items()))
+        )
+
+
+class PodView(msgspec.Struct, frozen=True):
+    """One pod bound to this node.
+
+    - `containers`: init containers and sidecars first, then apps, each in the order of the spec.
+    - `annotations`: only the keys of hami.io/.
+    - `static`: it is the mirror of a static pod.
+    - `scheduled`: it has the condition PodScheduled. A Binding sets it; kube-scheduler makes it
+      False for a pod that it cannot place, over a late Binding too. The kubelet sets it when it has
+      admitted the pod and removes it when it rejects the pod. A pod that was created with its node
+      lacks it until then, and its author cannot write it. `started`: a kubelet has admitted or
+      rejected it, and written status.startTime.
+    - `scheduler`, `runtime_class`: its spec.schedulerName and spec.runtimeClassName.
+    - `reusable_name`: its name was not generated, so a later pod can have the same name.
+    - `groups`: the decoded `…-devices-allocated`; None if it is absent. `groups_error`: why it
+      could not be decoded.
+    """
+
+    uid: PodUid
+    namespace: str
+    name: str
+    node: str
+    phase: Phase
+    created: dt.datetime
+    containers: tuple[ContainerView, ...]
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    static: bool = False
+    scheduled: bool = False
+    started: bool = False
+    scheduler: str = ""
+    runtime_class: str = ""
+    reusable_name: bool = False
+    reason: str = ""
+    """status.reason, for example `UnexpectedAdmissionError`."""
+    message: str = ""
+    resource_version: str = ""
+    groups: tuple[tuple[Share, ...], ...] | None = None
+    groups_error: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name: how the kubelet and the node lock name the pod."""
+        return self.namespace, self.name
+
+    @property
+    def terminal(self) -> bool:
+        """True once none of its containers will run again."""
+        return self.phase in {Phase.SUCCEEDED, Phase.FAILED}
+
+    @property
+    def has_run(self) -> bool:
+        """True once one of its containers was started."""
+        return any(each.has_run or each.running_id is not None for each in self.containers)
+
+    @property
+    def gpu_containers(self) -> tuple[ContainerView, ...]:
+        """The containers that request slices of the agent's resource, in admission order."""
+        return tuple(c for c in self.containers if c.count > 0)
+
+    def unkept(self, container: str) -> str:
+        """Why nothing keeps the limits of that container, one clause; empty: HAMi-core does."""
+        if any(each.control_disabled for each in self.containers if each.name == container):
+            return "CUDA_DISABLE_CONTROL keeps HAMi-core out"
+        if _UNREACHED.search(self.runtime_class):
+            return f"HAMi-core does not work under the runtime class {cap(self.runtime_class, 64)}"
+        return ""
+
+    def asking(self, resource: str) -> tuple[ContainerView, ...]:
+        """The containers that request `resource`, in admission order."""
+        return tuple(c for c in self.gpu_containers if c.resource == resource)
+
+    def asking_by(self, resource: str) -> "PodView":
+        """The same pod, its containers counted by that name of the agent's resource."""
+        containers = tuple(container.asking_by(resource) for container in self.containers)
+        same = containers == self.containers
+        return self if same else msgspec.structs.replace(self, containers=containers)
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """A deleted pod. For up to 60 s the kubelet may still send an Allocate for it."""
+
+    pod: PodView
+    deleted_at: dt.datetime
+
+
+class PodTable(msgspec.Struct, frozen=True):
+    """All pods of this node by UID, and those deleted in the last minutes.
+
+    `synced` is False until the first LIST. `stale` is True while the watch is down.
+    """
+
+    pods: Mapping[PodUid, PodView] = msgspec.field(default_factory=dict)
+    tombstones: tuple[Tombstone, ...] = ()
+    synced: bool = False
+    stale: bool = False
+
+    def named(self, namespace: str, name: str) -> PodView | None:
+        """The pod of that name that is not deleted, or None."""
+        return next((p for p in self.pods.values() if p.key == (namespace, name)), None)
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """This Node with all its annotations.
+
+    `former_locks`: the texts of removed locks, the latest first. Each has the time, in seconds of
+    the loop's clock, until which it still proves a right.
+    """
+
+    name: str
+    uid: str
+    resource_version: str
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    former_locks: tuple[tuple[str, float], ...] = ()
+
+
+class NodeLock(msgspec.Struct, frozen=True):
+    """HAMi's lock on the Node. `value` is its exact text. A legacy lock names no owner."""
+
+    value: str
+    stamp: dt.datetime
+    namespace: str = ""
+    name: str = ""
+
+    @property
+    def owner(self) -> tuple[str, str] | None:
+        """Namespace and name of the pod that holds it, or None in the legacy form."""
+        return (self.namespace, self.name) if self.name else None
+
+
+# What the watches of pods and Node deliver, and the Events that the agent writes.
+
+NO_POD = PodUid("")
+
+
+class PodList(msgspec.Struct, frozen=True):
+    """The answer to a LIST of this node's pods."""
+
+    pods: tuple[PodView, ...]
+    resource_version: str
+
+
+class PodChange(msgspec.Struct, frozen=True):
+    """One frame of the pod watch. `pod` is None for a bookmark. `deleted`: it left this node."""
+
+    resource_version: str
+    pod: PodView | None = None
+    deleted: bool = False
+
+
+class NodeChange(msgspec.Struct, frozen=True):
+    """One frame of the Node watch. `node` is None if the Node was deleted.
+
+    `opened` marks the first frame: the watch is open, and the frame does not describe the Node.
+    """
+
+    node: NodeView | None = None
+    opened: bool = False
+
+
+class NodeEvent(msgspec.Struct, frozen=True):
+    """An Event on this Node (`pod_uid` empty) or on a pod."""
+
+    reason: str
+    text: str
+    warning: bool
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: PodUid = NO_POD
+
+
+def version_number(version: str) -> int:
+    """A resource version as a number; 0, which is older than all others, if it is no number."""
+    return int(version) if version.isascii() and version.isdigit() else 0
+
+
+class NodeCondition(msgspec.Struct, frozen=True):
+    """A condition of the Node. As in node-problem-detector, true means a problem."""
+
+    kind: str
+    status: bool
+    reason: str
+    message: str
+    since: dt.datetime
+
+
+# Label selectors in kubectl's grammar: `gpu=h100,zone in (a, b),!spot`.
+
+_KEY: Final = r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_VALUE: Final = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+_SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)")
+_EQUAL: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})")
+_THERE: Final = re.compile(rf"(!?)\s*({_KEY})")
+_SIGNS: Final = re.compile("([,()])")
+
+
+class Requirement(msgspec.Struct, frozen=True):
+    """`key` has one of `values`; without values: `key` exists. `wanted` False negates it."""
+
+    key: str
+    values: tuple[str, ...] = ()
+    wanted: bool = True
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether Kubernetes takes its key and its values."""
+        return bool(re.fullmatch(_KEY, self.key)) and all(
+            re.fullmatch(_VALUE, value) for value in self.values
+        )
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """True when the labels meet it. An absent label has none of the values."""
+        has_value = self.key in labels and (not self.values or labels[self.key] in self.values)
+        return has_value is self.wanted
+
+
+class Selector(msgspec.Struct, frozen=True):
+    """A conjunction of requirements. Without requirements it selects everything."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """True for an object with these labels."""
+        return all(requirement.holds(labels) for requirement in self.requirements)
+
+
+def parse_selector(text: str) -> Selector:
+    """Parse a label selector.
+
+    Raises:
+        MalformedText: a part of it has none of the forms.
+
+    Source: kubernetes apimachinery pkg/labels/selector.go.
+    """
+    return Selector(tuple(_requirement(part.strip()) for part in _parts(text)))
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas outside parentheses. Takes time linear in the length of the text."""
+    parts: list[list[str]] = [[]]
+    inside = False
+    for piece in _SIGNS.split(text):
+        if piece == "," and not inside:
+            parts.append([])
+        else:
+            inside = piece == "(" or (inside and piece != ")")
+            parts[-1].append(piece)
+    return ["".join(part) for part in parts]
+
+
+def _requirement(part: str) -> Requirement:
+    if match := _SET.fullmatch(part):
+        values = tuple(value.strip() for value in match[3].split(","))
+        for value in values:
+            if not re.fullmatch(_VALUE, value):
+                raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
+        return Requirement(match[1], values, match[2] == "in")
+    if match := _EQUAL.fullmatch(part):
+        return Requirement(match[1], (match[3],), match[2] != "!=")
+    if match := _THERE.fullmatch(part):
+        return Requirement(match[2], (), not match[1])
+    raise MalformedText(
+        f"{cap(part, 64)!r} is not a valid label selector; write key=value, key!=value, "
+        "key in (a, b), key notin (a, b), key or !key"
+    )

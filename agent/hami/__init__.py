@@ -1,0 +1,1 @@
+"""HAMi's and HAMi-core's forms: annotations and the shared region."""

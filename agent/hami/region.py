@@ -1,0 +1,437 @@
+"""HAMi-core's shared region: its layouts, its bytes and what they mean."""
+
+import datetime as dt
+import enum
+import itertools
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+# Values: the shared region of HAMi-core's libvgpu.so in one container.
+#
+# Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
+
+MAX_GPUS: Final = 16
+MAX_PROCESSES: Final = 1024
+
+
+class RegionLayout(enum.StrEnum):
+    """The layouts that HAMi-core's releases write."""
+
+    V0 = "v0"
+    V1_1 = "v1.1"
+    V1_1S = "v1.1s"
+    """HAMi 2.8.1 only: a second semaphore moves every later field."""
+    V1_2 = "v1.2"
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of one GPU's memory, by purpose. `total` is the library's own sum.
+
+    Of one process they can be negative: HAMi-core counts what it frees in the slot of another.
+
+    A named tuple, because a region can have thousands of them and is read every few seconds.
+    """
+
+    context: int = 0
+    module: int = 0
+    buffer: int = 0
+    total: int = 0
+
+
+class RegionProcess(msgspec.Struct, frozen=True):
+    """One slot in use. `memory` and `sm_percent`: by GPU, as many as the region has GPUs.
+
+    - `slot`: its position in the region.
+    - `pid`: in the container's PID namespace; `host_pid`: as the library believes, 0: not known.
+    - `suspended`: it waits for SIGUSR1 (status 2).
+    - `torn`: its writer was in the middle of a change at each read; the numbers may be old.
+    """
+
+    slot: int
+    pid: int
+    host_pid: int
+    memory: tuple[MemoryUse, ...]
+    sm_percent: tuple[int, ...]
+    suspended: bool = False
+    torn: bool = False
+
+
+class RegionGpu(msgspec.Struct, frozen=True):
+    """One GPU of the container. `index`: by NVML's order in the container, see `cuda_order`.
+
+    - `uuid`: empty where the library has not written it.
+    - `memory_limit`: bytes; 0: none. `core_limit`: percent; 100 or more: none.
+    """
+
+    index: int
+    uuid: str
+    memory_limit: int
+    core_limit: int
+
+
+class Region(msgspec.Struct, frozen=True):
+    """One region, read whole. Counts are clamped to what the layout has room for.
+
+    - `is_limiting`: the utilisation switch; cores are limited under the default policy.
+    - `recent_kernel`: positive: kernels ran lately; negative: launches are held back.
+    - `priority`: a smaller number goes first.
+    - `last_kernel`: the last start of a process or a kernel; None: the layout has none, or never.
+    """
+
+    layout: RegionLayout
+    gpus: tuple[RegionGpu, ...]
+    processes: tuple[RegionProcess, ...]
+    is_limiting: bool
+    recent_kernel: int
+    priority: int
+    last_kernel: dt.datetime | None
+
+
+class RegionState(enum.StrEnum):
+    """What stands in a container's directory."""
+
+    ABSENT = "absent"
+    """No process of the container has used CUDA or NVML yet."""
+    INITIALISING = "initialising"
+    READABLE = "readable"
+    UNREADABLE = "unreadable"
+
+
+class RegionReading(msgspec.Struct, frozen=True):
+    """The result of reading one container's region. `reason`: why it is unreadable, one clause.
+
+    `alive`: of the processes, those whose PID still exists; None: that is not known here.
+    """
+
+    state: RegionState
+    region: Region | None = None
+    reason: str = ""
+    alive: frozenset[int] | None = None
+
+    def sums(self) -> "RegionSums":
+        """Sum over the live processes; without `alive` all slots in use count."""
+        region = self.region
+        if region is None:
+            return RegionSums(self.state, reason=self.reason)
+        live = [one for one in region.processes if self.alive is None or one.pid in self.alive]
+        positions = range(len(region.gpus))
+        return RegionSums(
+            self.state,
+            msgspec.structs.replace(region, processes=()),
+            memory=tuple(_sum(one.memory[position] for one in live) for position in positions),
+            sm_percent=tuple(
+                sum(one.sm_percent[position] for one in live) for position in positions
+            ),
+            processes=len(live),
+            knows_living=self.alive is not None,
+        )
+
+
+class RegionSums(msgspec.Struct, frozen=True):
+    """What is kept of a reading: `region` without its processes, and the sums over the live ones.
+
+    - `memory`, `sm_percent`: by GPU, as many as the region has GPUs.
+    - `processes`: how many were summed. `knows_living`: False: dead ones may be among them.
+    """
+
+    state: RegionState
+    region: Region | None = None
+    reason: str = ""
+    memory: tuple[MemoryUse, ...] = ()
+    sm_percent: tuple[int, ...] = ()
+    processes: int = 0
+    knows_living: bool = False
+
+
+def _sum(parts: Iterable[MemoryUse]) -> MemoryUse:
+    """The sum over processes. Only of all together HAMi-core's numbers cannot be negative."""
+    sums = map(sum, zip(*parts, strict=True))
+    return MemoryUse(*(max(0, number) for number in sums))
+
+
+class RegionChange(msgspec.Struct, frozen=True):
+    """What to write into one region; None leaves it as it is."""
+
+    is_limiting: bool | None = None
+    recent_kernel: int | None = None
+
+
+# Reads HAMi-core's shared region from windows of its bytes, and encodes what a host may write.
+#
+# Any process of the container may write anything there: every count is clamped, every text bounded.
+# Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h at the commits of HAMi 2.4.0 to
+# 2.10.
+
+MAGIC: Final = 19920718
+"""The flag at offset 0, which the library writes last."""
+HEAD_SIZE: Final = 1888
+"""Bytes from offset 0 that hold all that is before the slots, in every layout."""
+MAX_USES: Final = 2048
+"""Processes times GPUs that are read: a tenant may not keep the agent busy with more."""
+UUID_SIZE: Final = 96
+UUID: Final = re.compile(rb"(?:(?:GPU|MIG)-[0-9A-Za-z/-]{1,91})?")
+LEGACY_SIZE: Final = 804680
+TRUNCATED: Final = "it became shorter while it was read"
+_LATEST: Final = int(dt.datetime.max.replace(tzinfo=dt.UTC).timestamp())
+
+
+class RegionOffsets(msgspec.Struct, frozen=True):
+    """Where the fields of one layout are, in bytes. All numbers are little-endian.
+
+    - `size`: of the struct; libvgpu.so makes the file one byte longer.
+    - `version`: the words at offsets 4 and 8; None: the layout has none.
+    - `uuids`: offset in the region; the fields before and after are relative to it.
+    - `slot_size`: of one slot; `used`, `utilisation`, `status` and `seqlock` are offsets in it.
+    - `memory_size`, `utilisation_size`: of one GPU's part.
+    """
+
+    layout: RegionLayout
+    size: int
+    version: tuple[int, int] | None
+    uuids: int
+    slot_size: int
+    used: int
+    memory_size: int
+    utilisation: int
+    utilisation_size: int
+    status: int
+    seqlock: int | None = None
+
+    @property
+    def gpu_count(self) -> int:
+        """The offset of the number of GPUs, a u64."""
+        return self.uuids - 8
+
+    @property
+    def memory_limits(self) -> int:
+        """The offset of the memory limits, u64 each."""
+        return self.uuids + MAX_GPUS * UUID_SIZE
+
+    @property
+    def core_limits(self) -> int:
+        """The offset of the core limits, u64 each."""
+        return self.memory_limits + MAX_GPUS * 8
+
+    @property
+    def slots(self) -> int:
+        """The offset of the slots."""
+        return self.core_limits + MAX_GPUS * 8
+
+    @property
+    def tail(self) -> int:
+        """The offset of the process count, utilisation switch, recent_kernel and priority."""
+        return self.slots + MAX_PROCESSES * self.slot_size
+
+    @property
+    def tail_size(self) -> int:
+        """The bytes of the tail that are read: v0 has no time of the last kernel."""
+        return 24 if self.version else 16
+
+
+V0: Final = RegionOffsets(
+    layout=RegionLayout.V0,
+    size=1197896,
+    version=None,
+    uuids=56,
+    slot_size=1168,
+    used=8,
+    memory_size=40,
+    utilisation=776,
+    utilisation_size=24,
+    status=1160,
+)
+V1_1: Final = RegionOffsets(
+    layout=RegionLayout.V1_1,
+    size=2008952,
+    version=(1, 1),
+    uuids=64,
+    slot_size=1960,
+    used=8,
+    memory_size=64,
+    utilisation=1160,
+    utilisation_size=48,
+    status=1928,
+)
+V1_1S: Final = msgspec.structs.replace(
+    V1_1,
+    layout=RegionLayout.V1_1S,
+    size=2008984,
+    uuids=96,
+    used=16,
+    utilisation=1168,
+    status=1936,
+    seqlock=8,
+)
+V1_2: Final = msgspec.structs.replace(V1_1, layout=RegionLayout.V1_2, version=(1, 2), seqlock=1936)
+LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
+
+
+class NoRegion(Exception):  # noqa: N818 -- a normal state, too
+    """A file is not a region that can be read; `reading` is the result for it."""
+
+    def __init__(self, reason: str = "", state: RegionState = RegionState.UNREADABLE) -> None:
+        super().__init__(reason)
+        self.reading = RegionReading(state, reason=reason)
+
+
+def recognise(size: int, head: bytes) -> RegionOffsets:
+    """Tell the layout from the file's size and its first HEAD_SIZE bytes. Raises NoRegion.
+
+    A size must fit exactly: a truncated v1 region would pass for v0.
+    """
+    sized = [offsets for offsets in LAYOUTS if size - offsets.size in (0, 1)]
+    if not sized:
+        raise _unknown_size(size)
+    if len(head) < HEAD_SIZE:
+        raise NoRegion(TRUNCATED)
+    magic, *words = struct.unpack_from("<iII", head)
+    if magic == 0:
+        raise NoRegion(state=RegionState.INITIALISING)
+    if magic != MAGIC:
+        raise NoRegion(f"it begins with {magic} instead of {MAGIC}")
+    for offsets in sized:
+        if offsets.version in (None, tuple(words)):
+            _check_uuids(offsets, head)
+            return offsets
+    raise NoRegion(f"no layout of its size has the version {words[0]}.{words[1]}")
+
+
+def _unknown_size(size: int) -> NoRegion:
+    if size == 0:
+        return NoRegion(state=RegionState.INITIALISING)
+    if size - LEGACY_SIZE in (0, 1):
+        return NoRegion("it has the legacy layout of HAMi's builds of early 2024")
+    return NoRegion(f"no layout of HAMi-core has its size of {size} bytes")
+
+
+def _check_uuids(offsets: RegionOffsets, head: bytes) -> None:
+    """Check all UUIDs: another layout of the same size has other bytes there. Raises NoRegion."""
+    for index, uuid in enumerate(_uuids(offsets, head)):
+        if not UUID.fullmatch(uuid):
+            raise NoRegion(f"the UUID of its GPU {index} is not one of NVIDIA's")
+
+
+def _uuids(offsets: RegionOffsets, head: bytes) -> Iterator[bytes]:
+    """The UUIDs, each as the bytes before its NUL; 96 bytes if it has none."""
+    for at in range(offsets.uuids, offsets.memory_limits, UUID_SIZE):
+        yield head[at : at + UUID_SIZE].partition(b"\0")[0]
+
+
+def count_slots(tail: bytes) -> int:
+    """How many slots are in use or were lately, clamped to what the layout has."""
+    count: int = struct.unpack_from("<i", tail)[0]
+    return max(0, min(count, MAX_PROCESSES))
+
+
+def holds_back(tail: bytes) -> bool:
+    """Whether launches are held back; a shorter tail says no."""
+    return len(tail) >= 12 and struct.unpack_from("<i", tail, 8)[0] < 0
+
+
+def decode_region(
+    offsets: RegionOffsets, head: bytes, tail: bytes, first: bytes, second: bytes
+) -> Region:
+    """Decode a recognised region from its windows, with the slots read twice. Raises NoRegion.
+
+    `first`, `second`: the slots below count_slots(), read one after the other. A slot without a
+    seqlock is taken from `second`.
+    """
+    # Each read goes upwards. The seqlock must be read before and after the data between.
+    is_leading = offsets.seqlock is not None and offsets.seqlock < offsets.used
+    slots = first if is_leading else second
+    live = tuple(_live(offsets, slots))
+    (named,) = struct.unpack_from("<Q", head, offsets.gpu_count)
+    count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
+    if len(live) * count > MAX_USES:
+        raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
+    torn = _torn(offsets, first, second)
+    _, switch, recent_kernel, priority = struct.unpack_from("<iiii", tail)
+    return Region(
+        layout=offsets.layout,
+        gpus=tuple(_gpus(offsets, head, count)),
+        processes=tuple(
+            _process(offsets, slots, slot, count, is_torn=slot in torn) for slot in live
+        ),
+        is_limiting=switch != 0,
+        recent_kernel=recent_kernel,
+        priority=priority,
+        last_kernel=_time(tail),
+    )
+
+
+def _live(offsets: RegionOffsets, slots: bytes) -> Iterator[int]:
+    """The slots that a process has: one that ended has no PID, or the status 0."""
+    rest = offsets.slot_size - offsets.status - 4
+    heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
+    return (slot for slot, (pid, status) in enumerate(heads) if pid > 0 and status != 0)
+
+
+def _used_gpus(offsets: RegionOffsets, slots: bytes, live: tuple[int, ...]) -> int:
+    """How many GPUs the processes use; the library of HAMi 2.5.1 never writes their number."""
+    size = MAX_GPUS * offsets.memory_size
+    starts = (slot * offsets.slot_size + offsets.used for slot in live)
+    ends = (len(slots[start : start + size].rstrip(b"\0")) for start in starts)
+    return -(-max(ends, default=0) // offsets.memory_size)
+
+
+def _torn(offsets: RegionOffsets, first: bytes, second: bytes) -> frozenset[int]:
+    """The slots that a process was writing: the seqlock is odd, or changed between the reads."""
+    if offsets.seqlock is None:
+        return frozenset()
+    form = f"<{offsets.seqlock}xQ{offsets.slot_size - offsets.seqlock - 8}x"
+    pairs = zip(struct.iter_unpack(form, first), struct.iter_unpack(form, second), strict=True)
+    return frozenset(
+        slot for slot, (before, after) in enumerate(pairs) if before != after or after[0] % 2
+    )
+
+
+def _gpus(offsets: RegionOffsets, head: bytes, count: int) -> Iterator[RegionGpu]:
+    memory = struct.unpack_from(f"<{count}Q", head, offsets.memory_limits)
+    cores = struct.unpack_from(f"<{count}Q", head, offsets.core_limits)
+    uuids = itertools.islice(_uuids(offsets, head), count)
+    for index, (uuid, bytes_, percent) in enumerate(zip(uuids, memory, cores, strict=True)):
+        yield RegionGpu(index, uuid.decode("ascii"), bytes_, percent)
+
+
+def _process(
+    offsets: RegionOffsets, slots: bytes, slot: int, count: int, *, is_torn: bool
+) -> RegionProcess:
+    start = slot * offsets.slot_size
+    pid, host_pid = struct.unpack_from("<ii", slots, start)
+    (status,) = struct.unpack_from("<i", slots, start + offsets.status)
+    # context, module, data, offset (never written), total
+    # Signed: HAMi-core 2.8.1 and later can take from a slot what another process had added.
+    each = f"qqq8xq{offsets.memory_size - 40}x"
+    used = struct.unpack_from("<" + each * count, slots, start + offsets.used)
+    # decoder and encoder (never written), SMs
+    each = f"16xQ{offsets.utilisation_size - 24}x"
+    return RegionProcess(
+        slot=slot,
+        pid=pid,
+        host_pid=host_pid,
+        memory=tuple(map(MemoryUse, used[0::4], used[1::4], used[2::4], used[3::4])),
+        sm_percent=struct.unpack_from("<" + each * count, slots, start + offsets.utilisation),
+        suspended=status == 2,
+        torn=is_torn,
+    )
+
+
+def _time(tail: bytes) -> dt.datetime | None:
+    if len(tail) < 24:
+        return None
+    (seconds,) = struct.unpack_from("<Q", tail, 16)
+    return dt.datetime.fromtimestamp(seconds, dt.UTC) if 0 < seconds <= _LATEST else None
+
+
+def encode_change(offsets: RegionOffsets, change: RegionChange) -> tuple[tuple[int, bytes], ...]:
+    """The aligned words to write, each with its offset."""
+    words: list[tuple[int, bytes]] = []
+    if change.is_limiting is not None:
+        words.append((offsets.tail + 4, struct.pack("<i", change.is_limiting)))
+    if change.recent_kernel is not None:
+        words.append((offsets.tail + 8, struct.pack("<i", change.recent_kernel)))
+    return tuple(words)

@@ -1,0 +1,1 @@
+"""The health of GPUs: XIDs, verdicts, and what people are told."""

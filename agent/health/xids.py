@@ -1,0 +1,242 @@
+"""The XID table: NVIDIA's catalog, complete.
+
+Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
+"""
+
+import enum
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, Self
+
+import msgspec
+
+from agent.model import Action, Condition
+
+FELL_OFF_THE_BUS: Final = 79
+
+
+class XidClass(enum.StrEnum):
+    """What an XID says about the GPU, not about the program that ran on it.
+
+    A class has its name in settings, the condition of the GPU after such an XID, and what makes the
+    GPU ok again.
+    """
+
+    condition: Condition
+    action: Action
+
+    def __new__(cls, name: str, condition: Condition, action: Action) -> Self:
+        """A row of the table of classes."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.condition = condition
+        member.action = action
+        return member
+
+    APPLICATION = "application", Condition.OK, Action.NONE
+    """A fault of a program, the echo of another error, or a notice: nothing about the GPU."""
+    CONTAINED = "contained", Condition.WATCH, Action.WAIT
+    """The hardware handled the error, or the driver decides about it. The GPU stays in service."""
+    FATAL = "fatal", Condition.BAD, Action.WAIT
+    """A quiet period and passed probes show that the error is over."""
+    NEEDS_RESET = "needs-reset", Condition.BAD, Action.RESET
+    """Until a reset of the GPU or a boot, or until the driver wants no reset any more."""
+    NEEDS_REBOOT = "needs-reboot", Condition.BAD, Action.REBOOT
+    """Until the node boots."""
+
+
+class XidAction(enum.StrEnum):
+    """The immediate action of the catalog, under the catalog's name."""
+
+    NONE = ""
+    """The catalog gives none."""
+    IGNORE = "IGNORE"
+    RESTART_APP = "RESTART_APP"
+    RESET_GPU = "RESET_GPU"
+    RESTART_VM = "RESTART_VM"
+    RESTART_BM = "RESTART_BM"
+    CONTACT_SUPPORT = "CONTACT_SUPPORT"
+    CHECK_MECHANICALS = "CHECK_MECHANICALS"
+    CHECK_UVM = "CHECK_UVM"
+    UPDATE_SWFW = "UPDATE_SWFW"
+    RECOVERY_ACTION = "XID_154"
+    WORKFLOW_45 = "WORKFLOW_XID_45"
+    WORKFLOW_48 = "WORKFLOW_XID_48"
+    WORKFLOW_NVLINK = "WORKFLOW_NVLINK_ERR"
+    WORKFLOW_NVLINK5 = "WORKFLOW_NVLINK5_ERR"
+
+
+_CLASSES: Final[Mapping[XidAction, XidClass]] = MappingProxyType(
+    {
+        XidAction.NONE: XidClass.FATAL,
+        XidAction.IGNORE: XidClass.APPLICATION,
+        XidAction.RESTART_APP: XidClass.APPLICATION,
+        XidAction.RESET_GPU: XidClass.NEEDS_RESET,
+        XidAction.RESTART_VM: XidClass.NEEDS_REBOOT,
+        # The restart brings the GPU back on the bus. A GPU that is back has been reset.
+        XidAction.RESTART_BM: XidClass.NEEDS_RESET,
+        XidAction.CONTACT_SUPPORT: XidClass.FATAL,
+        XidAction.CHECK_MECHANICALS: XidClass.FATAL,
+        XidAction.CHECK_UVM: XidClass.FATAL,
+        XidAction.UPDATE_SWFW: XidClass.FATAL,
+        # The driver's recovery action has changed. The probe that follows at once reads it.
+        XidAction.RECOVERY_ACTION: XidClass.CONTAINED,
+        XidAction.WORKFLOW_45: XidClass.APPLICATION,
+        XidAction.WORKFLOW_48: XidClass.NEEDS_RESET,
+        XidAction.WORKFLOW_NVLINK: XidClass.NEEDS_RESET,
+        # The subcode decides, but NVML does not report it. Every driver of these GPUs reports a
+        # recovery action that includes it. The probe that follows at once reads that action.
+        XidAction.WORKFLOW_NVLINK5: XidClass.CONTAINED,
+    }
+)
+"""The class of each catalog action."""
+
+_OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
+    {
+        # The catalog ignores them, but they are signs of wear: watched.
+        63: XidClass.CONTAINED,
+        92: XidClass.CONTAINED,
+        # The application restarts, and the GPU needs a reset at a convenient time: watched.
+        94: XidClass.CONTAINED,
+        # The catalog ignores all subcodes of 147 and 148, and resets the GPU for all of 150.
+        147: XidClass.APPLICATION,
+        148: XidClass.APPLICATION,
+        150: XidClass.NEEDS_RESET,
+        # Information about power smoothing. It does not affect computing.
+        162: XidClass.APPLICATION,
+        163: XidClass.APPLICATION,
+        164: XidClass.APPLICATION,
+        165: XidClass.APPLICATION,
+        # Like 62, for which the catalog has an action.
+        169: XidClass.NEEDS_RESET,
+    }
+)
+"""XIDs whose class differs from the class of their action."""
+
+
+class Xid(msgspec.Struct, frozen=True):
+    """One row of the table; `name` completes the sentence "XID 79: …"."""
+
+    number: int
+    name: str
+    action: XidAction
+    kind: XidClass
+
+
+_NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
+    {
+        XidAction.RESTART_APP: {
+            "GPU stopped processing": (8,),
+            "missing hardware was addressed": (11,),
+            "graphics engine exception": (13,),
+            "illegal push buffer stream": (25,),
+            "GPU memory page fault": (31,),
+            "corrupted push buffer stream": (32,),
+            "copy engine error": (39, 40, 41, *range(70, 73), *range(75, 78), 85, *range(126, 136)),
+            "security engine exception": (60,),
+            "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
+            "graphics engine class error": (69,),
+            "corrupted data was sent to the GPU": (80,),
+            "JPEG decoder error": (82, *range(99, 106)),
+            "optical flow engine error": (86, 139),
+            "contained memory error": (94,),
+        },
+        XidAction.IGNORE: {
+            "injected error": (14,),
+            "driver firmware error": (37, 38),
+            "GPU stopped processing": (43,),
+            "graphics engine fault in a context switch": (44,),
+            "row remapping or page retirement was recorded": (63,),
+            "illegal access by the driver": (66, 67),
+            "high rate of single-bit ECC errors": (92,),
+            "wear limit of the InfoROM is reached": (93,),
+            "test message": (106, 107),
+            "NVLink remote translation error": (108,),
+            "corrected error of the link to the CPU": (121,),
+            "illegal access over NVLink": (137,),
+            "CUDA fast path error": (141,),
+            "deep learning accelerator error": (152, 153),
+            "resource retirement failed": (157,),
+            "channel retirement was recorded": (160,),
+            "channel retirement failed": (161,),
+        },
+        XidAction.RESET_GPU: {
+            "GPU stopped processing": (46,),
+            "internal micro-controller halted": (62,),
+            "row remapping or page retirement failed": (64,),
+            "uncontained memory error": (95,),
+            "context switch timeout": (109,),
+            "security fault": (110,),
+            "GSP did not answer in time": (119,),
+            "GSP error": (120,),
+            "link training failed": (136,),
+            "unrecovered ECC error": (140,),
+            "GPU initialisation failed": (143,),
+            "NVLink software error": (155,),
+            "resource retirement was recorded": (156,),
+            "GPU fatal timeout": (158,),
+        },
+        XidAction.RESTART_VM: {"key rotation error": (151,)},
+        XidAction.RESTART_BM: {"the GPU has fallen off the bus": (FELL_OFF_THE_BUS,)},
+        XidAction.CHECK_MECHANICALS: {"auxiliary power is not connected": (54,)},
+        XidAction.CHECK_UVM: {"error on the coherent link to the CPU": (159,)},
+        XidAction.UPDATE_SWFW: {"vGPU start error": (78,)},
+        XidAction.RECOVERY_ACTION: {"the driver wants another recovery action": (154,)},
+        XidAction.WORKFLOW_45: {"preemptive cleanup after an earlier error": (45,)},
+        XidAction.WORKFLOW_48: {"double-bit ECC error": (48,)},
+        XidAction.WORKFLOW_NVLINK: {"NVLink error": (74,)},
+        XidAction.WORKFLOW_NVLINK5: {"NVLink 5 error": tuple(range(144, 151))},
+        XidAction.NONE: {
+            "power smoothing is on again": (162,),
+            "power smoothing is off": (163,),
+            "power smoothing is worn": (164,),
+            "power smoothing is worn out": (165,),
+            "error of the encrypted NVLink": (166, 170),
+            "PCIe fatal timeout": (167,),
+            "errors in the protected region of its memory": (168,),
+            "security micro-controller halted": (169,),
+            "uncorrectable error in its memory": (171,),
+            "uncorrectable error in its caches": (172,),
+        },
+        XidAction.CONTACT_SUPPORT: {
+            "video encoder error": (47, 65, 73, 142),
+            "framebuffer link training failed": (57,),
+            "framebuffer memory error": (58,),
+            "internal micro-controller error": (59,),
+            "internal micro-controller breakpoint": (61,),
+            "L2 cache error": (90,),
+            "firmware flash error": (122, 123, 124),
+            "InfoROM file system error": (125,),
+            "an error that the catalog has no name for": (
+                *range(1, 8),
+                *(9, 10, 12, *range(15, 25), *range(26, 31), *range(33, 37), 42),
+                *(*range(49, 54), 55, 56, 81, 87, 91, *range(111, 119), 138),
+            ),
+        },
+    }
+)
+"""By catalog action: the agent's name of each error, and its XIDs."""
+
+
+def _table() -> Iterator[Xid]:
+    for action, names in _NAMES.items():
+        for name, numbers in names.items():
+            for number in numbers:
+                kind = _OTHERWISE.get(number, _CLASSES[action])
+                yield Xid(number, name, action, kind)
+
+
+XIDS: Final[Mapping[int, Xid]] = MappingProxyType({row.number: row for row in _table()})
+UNKNOWN: Final = "a driver error"
+_MOST_NUMBER: Final = 255
+"""The catalog ends below 200. Higher numbers share one metric series."""
+
+
+def xid_name(number: int) -> str:
+    """The name of the XID."""
+    return XIDS[number].name if number in XIDS else UNKNOWN
+
+
+def xid_label(number: int) -> str:
+    """The XID as a metric label: its number, or `other` outside 1 to 255."""
+    return str(number) if 0 < number <= _MOST_NUMBER else "other"

@@ -1,0 +1,538 @@
+"""HAMi-core's directories on the host: made, set aside and removed, without following links."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import errno
+import itertools
+import math
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeVarTuple
+
+import msgspec
+
+from agent.cluster import NodeEvent
+from agent.errors import StateError
+from agent.kit.cell import Cell
+from agent.kit.dissolve import DIRECTORY, PLACE, dissolve, set_mode
+from agent.kit.offload import Offload
+from agent.kit.writable import check_writable
+from agent.ledger import HookFacts
+
+# What removing set-aside directories left: the Event about those that stay, and the room.
+
+KEPT_EVENT: Final = "DirectoriesKept"
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """The result of one part of the work. `more`: there is more to do at once.
+
+    `kept`: how many directories stay. `why`: the system's error for the first of them.
+    """
+
+    more: bool = False
+    kept: int = 0
+    why: str = ""
+
+
+class DiskRoom(msgspec.Struct, frozen=True):
+    """Free space on the directories' file system: bytes `available`, and free `inodes`.
+
+    NaN: not known. Infinite inodes: the file system does not count them.
+    """
+
+    available: float = math.nan
+    inodes: float = math.nan
+
+
+def kept_event(cleared: Cleared) -> NodeEvent:
+    """The Event that directories stay."""
+    some = "a directory" if cleared.kept == 1 else f"{cleared.kept} directories"
+    text = (
+        f"The agent cannot remove {some} of containers that are gone ({cleared.why}). No pod waits "
+        "for this. Remove them as root on the node: see DirectoriesKept in RUNBOOK.md."
+    )
+    return NodeEvent(KEPT_EVENT, text, warning=True)
+
+
+# Opens HAMi-core's directories on the host, each from the one above it, through no link.
+
+NAME: Final = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""Names of container directories: <pod UID>_<container>."""
+LISTED: Final = 100_000
+"""Entries read beside the container directories; only root can create any there."""
+SLICE_ENTRIES: Final = 1000
+SLICE_SECONDS: Final = 0.05
+"""One part of removing ends after so many entries or seconds."""
+ADVICE = {
+    errno.ENOENT: "make the directory {hook}, owned by root",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "raise the quota or free some space there",
+    errno.EROFS: "mount it read-write",
+    errno.ELOOP: "remove the link in its place",
+    errno.ENOTDIR: "remove the link or file in its place",
+    errno.EIO: "look for disk errors in the kernel's log",
+}
+
+
+def open_in(
+    open_directories: contextlib.ExitStack, name: str, above: int | None, flags: int = DIRECTORY
+) -> int:
+    """Open the directory `name` until the stack closes. Raises OSError."""
+    opened = os.open(name, flags, dir_fd=above)
+    open_directories.callback(os.close, opened)
+    return opened
+
+
+def open_containers(hook: Path, open_directories: contextlib.ExitStack) -> int:
+    """Open the parent of the container directories. Raises OSError."""
+    above = open_in(open_directories, str(hook), None, os.O_DIRECTORY)
+    for step in ("vgpu", "containers"):
+        above = open_in(open_directories, step, above)
+    return above
+
+
+@contextlib.contextmanager
+def state_errors(hook: Path) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        usual = "make {hook} a directory that root owns and the agent may write"
+        advice = ADVICE.get(error.errno or 0, usual).format(hook=hook)
+        raise StateError(
+            f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "
+            f"{error.strerror}; {advice}."
+        ) from error
+
+
+# Measures the container directories when somebody asks; changes nothing, follows no link.
+#
+# A container may do anything in its directory meanwhile. So counting opens each directory from the
+# one above it, crosses no mount, and ends beyond what HAMi-core could ever need.
+
+BYTES: Final = 256 * 2**20
+ENTRIES: Final = 10_000
+DEPTH: Final = 16
+"""HAMi-core needs a few files of about 2 MiB, and makes no directory. Counting ends here."""
+
+_OTHER_NOW: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""The errors of opening a directory that was meanwhile removed or replaced."""
+
+
+class DirectorySize:
+    """The count of one directory.
+
+    `size` is in allocated bytes: a sparse file counts its blocks, a file with several names counts
+    once. `closed` counts directories that may not be read and mount points.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.entries = 0
+        self.closed = 0
+        self._is_deep = False
+        self._linked: set[int] = set()
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether counting ended early: there may be more than the count says."""
+        return self._is_deep or self.size > BYTES or self.entries > ENTRIES
+
+    def count(self, name: str, above: int, depth: int = 0) -> None:
+        """Add the directory `name` in the open directory `above`. Raises OSError.
+
+        At most two descriptors are open for each level of depth.
+        """
+        if depth == DEPTH:
+            self._is_deep = True
+            return
+        try:
+            opened = os.open(name, DIRECTORY, dir_fd=above)
+        except PermissionError:
+            self.closed += 1
+            return
+        except OSError as error:
+            if error.errno not in _OTHER_NOW:
+                raise
+            return
+        try:
+            status = os.fstat(opened)
+            if status.st_dev != os.fstat(above).st_dev:
+                # A mount in it is told; its own file system fills no other container's.
+                self.closed += depth > 0
+                return
+            self.size += status.st_blocks * 512
+            self._count_entries(opened, depth)
+        finally:
+            os.close(opened)
+
+    def _count_entries(self, opened: int, depth: int) -> None:
+        is_hidden = False
+        with os.scandir(opened) as entries:
+            for entry in entries:
+                self.entries += 1
+                if self.is_beyond:
+                    break
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except PermissionError:
+                    is_hidden = True
+                    continue
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    self.count(entry.name, opened, depth + 1)
+                elif status.st_nlink == 1 or status.st_ino not in self._linked:
+                    self._linked |= {status.st_ino} if status.st_nlink > 1 else set()
+                    self.size += status.st_blocks * 512
+        self.closed += is_hidden
+
+
+def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
+    """The size of each container directory below `hook`, by its name. Raises OSError."""
+    found = dict[str, DirectorySize]()
+    with contextlib.ExitStack() as open_directories:
+        above = open_containers(hook, open_directories)
+        with os.scandir(above) as entries:
+            names = [one.name for one in itertools.islice(entries, LISTED)]
+        for name in filter(NAME.fullmatch, names):
+            found[name] = DirectorySize()
+            found[name].count(name, above)
+    return found
+
+
+# Removes container directories that were set aside, in small parts.
+#
+# It runs on a thread of its own, so making a directory never waits for it.
+
+ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
+"""The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
+and including 2.6.1 crash on them."""
+VISIT: Final = 100_000
+"""Steps in one directory before the next one: a process may still write into it."""
+
+
+class SetAside:
+    """Removes the directories set aside below `hook`, and knows which cannot be removed."""
+
+    def __init__(self, hook: Path) -> None:
+        self._hook = hook
+        self._visit: Iterator[None] | None = None
+        self._visiting = ""
+        self._visited: set[str] = set()
+        self._kept: dict[str, str] = {}
+
+    def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
+        """Remove a bounded part; with `again`, also try what could not be removed before.
+
+        Raises StateError.
+        """
+        end, more = now() + SLICE_SECONDS, True
+        with state_errors(self._hook):
+            if again:
+                self._kept.clear()
+            for _ in range(SLICE_ENTRIES):
+                more = self._visit is not None or self._choose()
+                if not more or now() > end:
+                    break
+                self._step()
+        return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
+
+    def _choose(self) -> bool:
+        """Choose the next directory, those not visited in this round first; False: none is left."""
+        with contextlib.ExitStack() as open_directories:
+            try:
+                above = open_containers(self._hook, open_directories)
+            except FileNotFoundError:
+                self._kept.clear()
+                return False
+            with os.scandir(above) as entries:
+                listed = (entry.name for entry in itertools.islice(entries, LISTED))
+                names = set(filter(ASIDE.fullmatch, listed))
+        self._kept = {name: why for name, why in self._kept.items() if name in names}
+        left = names - self._kept.keys()
+        self._visited &= left
+        if left == self._visited:
+            self._visited.clear()
+        if not left:
+            return False
+        self._visiting = min(left - self._visited)
+        self._visited.add(self._visiting)
+        self._visit = itertools.islice(self._dissolve(self._visiting), VISIT)
+        return True
+
+    def _dissolve(self, name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as open_directories:
+            yield from dissolve(name, open_containers(self._hook, open_directories))
+
+    def _step(self) -> None:
+        if self._visit is None:
+            return
+        try:
+            next(self._visit)
+        except StopIteration:
+            self._visit = None
+        except OSError as error:
+            self._visit = None
+            self._kept[self._visiting] = error.strerror or "unknown error"
+
+
+# HAMi-core's directories on the host, one for each container.
+#
+# Containers mount them and any process in a container may write them, so their content is not
+# trusted. Every step starts at an open directory and follows no link. Only root may write the
+# directories above them. An unusable or unused directory is set aside by a rename, which no content
+# can delay, and removed in small parts on a thread of its own.
+
+Ts = TypeVarTuple("Ts")
+
+PARENT_MODE = 0o755
+LEAF_MODE = 0o777
+"""No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
+LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""Names of container directories of pods from the API server."""
+UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
+"""The errors of a directory whose access a tenant took away, or that was replaced."""
+ELF_HEAD = 20
+"""Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
+PRELOAD_LIMIT = 65536
+CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+
+class HostHookDirs:
+    """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must exist.
+
+    `dev` holds the host's device nodes; `version` selects the libvgpu.so. `clearing` runs only
+    clear() and room(); `offload` runs all others.
+    """
+
+    def __init__(
+        self, hook: Path, dev: Path, version: str, offload: Offload, clearing: Offload
+    ) -> None:
+        self._hook = hook
+        self._dev = dev
+        self._version = version
+        self._offload = offload
+        self._clearing = clearing
+        self._aside = SetAside(hook)
+        self.set_aside: Cell[int] = Cell(0)
+        """The number of directories set aside since the start."""
+
+    @property
+    def mounted(self) -> tuple[Path, ...]:
+        """The files that containers get, if they exist; of two libraries the first."""
+        home = self._hook / "vgpu"
+        versioned = (home / f"libvgpu.so.{self._version}",) if self._version else ()
+        return (*versioned, home / "libvgpu.so", home / "ld.so.preload")
+
+    async def facts(self) -> HookFacts:
+        """Inspect the hook directory. Raises StateError.
+
+        Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go (mounts).
+        """
+        return await self._offload.call(self._facts)
+
+    async def check(self) -> None:
+        """Check without writing that container directories can be made. Raises StateError."""
+        await self._offload.call(self._check)
+
+    def _facts(self) -> HookFacts:
+        *libraries, preload = self.mounted
+        with state_errors(self._hook):
+            library = next(filter(Path.is_file, libraries), libraries[-1])
+            nodes = (self._dev / name for name in CONTROL_NODES)
+            missing = tuple(str(file) for file in (library, preload) if not file.is_file())
+            readable = () if missing else (library, Path("/proc/self/exe"))
+            head, own = [_head(file, ELF_HEAD) for file in readable] or (None, None)
+            text = None if missing else _head(preload, PRELOAD_LIMIT)
+            return HookFacts(
+                library=str(library),
+                missing=missing,
+                loadable=head is None or own is None or head[:5] + head[18:] == own[:5] + own[18:],
+                preload=None if text is None else text.decode(errors="surrogateescape"),
+                has_license=preload.with_name("license").exists(),
+                device_nodes=tuple(str(node) for node in nodes if node.exists()),
+                hook_path=str(self._hook),
+            )
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        """Make the container directory `name`, writable by everybody. Raises StateError.
+
+        With `wipe`, no old content stays. Without, a container may run with it: an existing
+        directory stays, and only something else in its place is replaced.
+        """
+        await self._counted(self._prepare, _checked(name), wipe)
+
+    async def remove(self, name: str) -> None:
+        """Set the container directory `name` aside, if it exists. Raises StateError."""
+        await self._counted(self._remove, _checked(name))
+
+    async def _counted(self, work: Callable[[*Ts], int], *args: *Ts) -> None:
+        """Run the work and count what it sets aside: one if the caller is cancelled before."""
+        aside = 1
+        try:
+            aside = await self._offload.call(work, *args)
+        finally:
+            self.set_aside.set(self.set_aside.value + aside)
+
+    async def found(self) -> Mapping[str, dt.datetime]:
+        """Return the container directories and when the inode of each changed. Raises StateError.
+
+        No container can set that time.
+        """
+        return await self._offload.call(self._found)
+
+    async def clear(self, *, again: bool) -> Cleared:
+        """Remove a bounded part of what was set aside. Raises StateError.
+
+        With `again`, also try what could not be removed before.
+        """
+        now = asyncio.get_running_loop().time
+        return await self._clearing.call(self._aside.clear, again, now)
+
+    async def room(self) -> DiskRoom:
+        """Return the free space and inodes of their file system. Raises StateError."""
+        return await self._clearing.call(self._room)
+
+    def _room(self) -> DiskRoom:
+        with state_errors(self._hook):
+            system = os.statvfs(self._hook)
+            # Each of these can be a mount. A missing one would be made in the one above it.
+            with contextlib.suppress(FileNotFoundError):
+                system = os.statvfs(self._hook / "vgpu")
+                system = os.statvfs(self._hook / "vgpu" / "containers")
+        inodes = float(system.f_favail) if system.f_files else math.inf
+        return DiskRoom(float(system.f_bavail * system.f_frsize), inodes)
+
+    def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
+        """Do prepare(); return how many were set aside."""
+        aside = 0
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+            hook = self._own(open_directories)
+            home = _parent(open_directories, "vgpu", hook)
+            containers = _parent(open_directories, "containers", home)
+            try:
+                os.mkdir(name, LEAF_MODE, dir_fd=containers)
+            except FileExistsError:
+                # A container may have it mounted, with the files that limit the container.
+                status = os.stat(name, dir_fd=containers, follow_symlinks=False)
+                if wipe or not stat.S_ISDIR(status.st_mode):
+                    _set_aside(name, containers)
+                    aside = 1
+                    os.mkdir(name, LEAF_MODE, dir_fd=containers)
+            if not _is_usable(name, containers):
+                raise StateError(
+                    f"Container directory {name} cannot be used: a container changed its owner or "
+                    "its access. The container cannot start: delete the pod."
+                )
+        return aside
+
+    def _check(self) -> None:
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+            last, name = self._own(open_directories), str(self._hook)
+            # A missing directory would be made in the last existing one.
+            with contextlib.suppress(FileNotFoundError):
+                for below in ("vgpu", "containers"):
+                    last, name = open_in(open_directories, below, last), below
+                    _owned(last, name)
+            check_writable(last, name)
+
+    def _own(self, open_directories: contextlib.ExitStack) -> int:
+        """Open the hook path, which no other user may write. Raises StateError, OSError."""
+        hook = open_in(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
+        if _owned(hook, str(self._hook)) & stat.S_IWOTH:
+            raise StateError(
+                f"Hook path {self._hook} is writable by everybody: any user could replace the "
+                "directories of containers. Make it 0755."
+            )
+        return hook
+
+    def _remove(self, name: str) -> int:
+        """Do remove(); return how many were set aside."""
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+            try:
+                _set_aside(name, open_containers(self._hook, open_directories))
+            except FileNotFoundError:
+                return 0
+        return 1
+
+    def _found(self) -> Mapping[str, dt.datetime]:
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+            try:
+                above = open_containers(self._hook, open_directories)
+            except FileNotFoundError:
+                return {}
+            found = {}
+            with os.scandir(above) as entries:
+                listed = itertools.islice(entries, LISTED)
+                for entry in (one for one in listed if LEFT_BEHIND.fullmatch(one.name)):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(status.st_mode):
+                            found[entry.name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
+            return found
+
+
+def _head(file: Path, size: int) -> bytes | None:
+    """The first `size` bytes; None if they cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(size)
+    except OSError:
+        return None
+
+
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise StateError(
+            f"{name[:80]!r} is not of the form <pod UID>_<container>: no directory is made for it."
+        )
+    return name
+
+
+def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
+    """Open the directory `name`, or make it: owned by root or us, writable only by its owner."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, PARENT_MODE, dir_fd=above)
+    opened = open_in(open_directories, name, above)
+    if _owned(opened, name) != PARENT_MODE:
+        os.fchmod(opened, PARENT_MODE)
+    return opened
+
+
+def _owned(opened: int, name: str) -> int:
+    """The mode of an open directory that root or we must own. Raises StateError."""
+    status = os.fstat(opened)
+    if status.st_uid not in {0, os.geteuid()}:
+        raise StateError(
+            f"Hook directory {name} belongs to uid {status.st_uid}, who could decide what "
+            "containers mount: give it to root."
+        )
+    return stat.S_IMODE(status.st_mode)
+
+
+def _is_usable(name: str, above: int) -> bool:
+    """Set the directory's mode; False when that is not permitted. Raises OSError."""
+    try:
+        place = os.open(name, PLACE, dir_fd=above)
+        try:
+            set_mode(place, LEAF_MODE)
+        finally:
+            os.close(place)
+    except OSError as error:
+        if error.errno in UNUSABLE:
+            return False
+        raise
+    return True
+
+
+def _set_aside(name: str, above: int) -> None:
+    """Rename the entry within its parent: its own mode does not matter. Raises OSError."""
+    aside = f".removed-{name.partition('_')[0].replace('-', '')}-{secrets.token_hex(8)}"
+    os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)

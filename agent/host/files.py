@@ -1,0 +1,742 @@
+"""Files of the host: the state's disk, settings files, watches."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections import defaultdict
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from pathlib import Path
+from typing import Final, NoReturn, Self, TypeVar, TypeVarTuple
+
+import aiofiles
+import aiofiles.os
+import structlog
+from asyncinotify import Event, Inotify, Mask, Watch
+from typing_extensions import override
+
+from agent.errors import KubeletError, SettingsError, StateError
+from agent.kit.offload import Offload
+from agent.kit.ticks import until_tick
+from agent.kit.writable import check_writable
+from agent.ledger import KubeletEpoch
+
+# The state directory: a crash at any step of a replace leaves one complete generation of a file.
+#
+# The order makes it safe: write and sync the new content beside the old, give the old one a second
+# name, sync the directory, rename the new one into place, sync the directory again.
+#
+# If the previous content is kept, three files take turns: the newest, the one before, and a spare
+# that is overwritten next. Spaces pad them beyond their content. So the next generations need no
+# new block and no inode, and are written even on a full disk.
+#
+# One replace is one call on the worker thread: a call for each step would cost more than the steps.
+
+log = structlog.get_logger(__name__)
+
+SIZE_LIMIT = 64 * 1024 * 1024
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+ADVICE = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "raise the quota or free some space there",
+    errno.EROFS: "mount it read-write",
+    errno.EACCES: "let the agent's user own it",
+    errno.EPERM: "let the agent's user own it",
+    errno.ENOENT: "the directory was removed while the agent ran: restart the agent",
+    errno.EIO: "look for disk errors in the kernel's log",
+}
+
+
+STEP: Final = 128 * 1024
+"""Bytes: the size of the files that take turns is a multiple of this."""
+
+GROWTH: Final = STEP // 2
+"""Bytes by which the content can grow at least before it needs a new block."""
+
+
+class DirectoryFiles:
+    """The file operations of a replace in `directory`, an open descriptor. All raise OSError."""
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+
+    def create(self, name: str) -> int:
+        """Open an empty file that only its owner may read; truncate one of that name."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._directory)
+
+    def reopen(self, name: str) -> tuple[int, int]:
+        """Open a file to overwrite it from its start; return its handle and size.
+
+        Raises FileNotFoundError: there is no regular file, or it has a second name.
+        """
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return os.open(name, flags, dir_fd=self._directory), status.st_size
+
+    def write(self, handle: int, data: memoryview) -> int:
+        """Write the start of `data`; return how many bytes were written."""
+        return os.write(handle, data)
+
+    def cut(self, handle: int, size: int) -> None:
+        """Truncate the file to `size` bytes."""
+        os.ftruncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        """Return once the file's content is on disk."""
+        os.fsync(handle)
+
+    def close(self, handle: int) -> None:
+        """Close the handle."""
+        os.close(handle)
+
+    def link(self, name: str, second: str) -> None:
+        """Give a file a second name, which no file has."""
+        here = self._directory
+        os.link(name, second, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+
+    def rename(self, name: str, target: str) -> None:
+        """Rename the file `name` to `target`; a file named `target` loses that name."""
+        os.rename(name, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def unlink(self, name: str) -> None:
+        """Remove a name."""
+        os.unlink(name, dir_fd=self._directory)
+
+    def sync_directory(self) -> None:
+        """Return once the names are on disk."""
+        os.fsync(self._directory)
+
+
+def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = None) -> None:
+    """Replace the content of `name`; the old content gets the name `keep`. Raises OSError.
+
+    With `keep`, spaces follow `data`: see unpadded(). After an error `name` has its old content
+    and the unfinished file is removed. The spare stays.
+    """
+    fresh, backup = f".{name}.new", keep or f".{name}.old"
+    spent = f".{name}.spent"
+    if keep:
+        _write_over(files, _spare(files, fresh, spent), fresh, data)
+        # If this fails, the next spare is a new file, or the one that a crash left there.
+        with contextlib.suppress(OSError):
+            files.link(keep, spent)
+    else:
+        _write(files, fresh, data)
+    try:
+        is_kept = _keep(files, name, backup)
+        if is_kept and keep:
+            files.sync_directory()
+        files.rename(fresh, name)
+    except OSError:
+        if not keep:
+            _drop(files, fresh)
+        raise
+    try:
+        files.sync_directory()
+    except OSError:
+        _take_back(files, name, backup if is_kept else None)
+        raise
+    if keep:
+        with contextlib.suppress(OSError):
+            files.rename(spent, fresh)
+    else:
+        _drop(files, backup)
+
+
+def unpadded(content: bytes) -> bytes:
+    """The data given to replace(), from the file's content. Such data never ends in a space."""
+    return content.rstrip(b" ")
+
+
+def _write(files: DirectoryFiles, name: str, data: bytes) -> None:
+    """Write and sync a new file with `data`."""
+    _drop(files, name)  # a new inode: after a failed sync, pages of the old one may be lost
+    handle = files.create(name)
+    try:
+        try:
+            _write_all(files, handle, data)
+            files.sync(handle)
+        finally:
+            files.close(handle)
+    except OSError:
+        _drop(files, name)
+        raise
+
+
+def _spare(files: DirectoryFiles, name: str, spent: str) -> tuple[int, int]:
+    """Open the file to overwrite: the spare, else one left by a crash, else a new one; its size."""
+    for _ in range(2):
+        with contextlib.suppress(FileNotFoundError):
+            return files.reopen(name)
+        with contextlib.suppress(OSError):
+            files.rename(spent, name)
+    _drop(files, name)
+    return files.create(name), 0
+
+
+def _write_over(files: DirectoryFiles, spare: tuple[int, int], name: str, data: bytes) -> None:
+    """Write `data` into the spare with its padding, and sync it."""
+    handle, had = spare
+    wanted = -(-(len(data) + GROWTH) // STEP) * STEP
+    least = max(len(data), min(had, wanted))
+    try:
+        _write_all(files, handle, data.ljust(least))
+        if least < wanted:
+            with contextlib.suppress(OSError):  # padding is needed later, not for this generation
+                _write_all(files, handle, b" " * (wanted - least))
+        if had > wanted:
+            files.cut(handle, wanted)
+        try:
+            files.sync(handle)
+        except OSError:
+            _drop(files, name)  # after a failed sync its pages may be lost
+            raise
+    finally:
+        files.close(handle)
+
+
+def _write_all(files: DirectoryFiles, handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[files.write(handle, rest) :]
+
+
+def _keep(files: DirectoryFiles, name: str, backup: str) -> bool:
+    """Give the present content of `name` the name `backup`; False when there is none."""
+    second = f".{backup.lstrip('.')}.link"
+    _drop(files, second)
+    try:
+        files.link(name, second)
+    except FileNotFoundError:
+        return False
+    files.rename(second, backup)
+    _drop(files, second)  # rename() does nothing when both already name the same file
+    return True
+
+
+def _take_back(files: DirectoryFiles, name: str, backup: str | None) -> None:
+    """Undo the last rename: `name` gets the content of `backup` again, or is removed."""
+    if backup is None:
+        files.unlink(name)
+        return
+    second = f".{name}.back"
+    _drop(files, second)
+    files.link(backup, second)
+    files.rename(second, name)
+
+
+def _drop(files: DirectoryFiles, name: str) -> None:
+    """Remove a name if it exists. If this fails, the next step raises the reason."""
+    with contextlib.suppress(OSError):
+        files.unlink(name)
+
+
+class HostDisk:
+    """The Disk port over the directory `path`, which is opened once; `offload` runs all calls."""
+
+    def __init__(self, path: Path, directory: int, files: DirectoryFiles, offload: Offload) -> None:
+        self._path = path
+        self._directory = directory
+        self._files = files
+        self._offload = offload
+
+    @classmethod
+    async def open(
+        cls, path: Path, offload: Offload, files: Callable[[int], DirectoryFiles] = DirectoryFiles
+    ) -> Self:
+        """Open the directory; make it (0750) if its parent exists. Take write from others.
+
+        Raises StateError.
+        """
+        directory = await offload.call(_open_directory, path)
+        return cls(path, directory, files(directory), offload)
+
+    @property
+    def place(self) -> str:
+        """The directory's path."""
+        return str(self._path)
+
+    async def read(self, name: str) -> bytes | None:
+        """Return the content, or None when the file is absent. Raises StateError."""
+        return await self._offload.call(self._read, _checked(name))
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        """Replace the content durably; the file `keep` receives the old content.
+
+        Raises StateError: the file has its old content.
+        """
+        if keep is not None:
+            _checked(keep)
+        await self._offload.call(self._replace, _checked(name), data, keep)
+
+    async def check(self) -> None:
+        """Check without writing that files can be replaced. Raises StateError."""
+        await self._offload.call(self._check)
+
+    def close(self) -> None:
+        """Close the directory; no call may follow."""
+        os.close(self._directory)
+
+    def _check(self) -> None:
+        with _state_errors(self._path, "written"):
+            check_writable(self._directory, str(self._path))
+
+    def _read(self, name: str) -> bytes | None:
+        with _state_errors(self._path / name, "read"):
+            try:
+                handle = os.open(name, READ, dir_fd=self._directory)
+            except FileNotFoundError:
+                return None
+            try:
+                return unpadded(_content(handle, self._path / name))
+            finally:
+                os.close(handle)
+
+    def _replace(self, name: str, data: bytes, keep: str | None) -> None:
+        with _state_errors(self._path / name, "written"):
+            replace(self._files, name, data, keep)
+
+
+def _checked(name: str) -> str:
+    if not name or name.startswith(".") or "/" in name:
+        raise ValueError(f"{name!r} is not the name of a state file")
+    return name
+
+
+def _content(handle: int, path: Path) -> bytes:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
+        raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
+    content = bytearray()
+    while more := os.read(handle, status.st_size + 1):
+        content += more
+    return bytes(content)
+
+
+def _open_directory(path: Path) -> int:
+    with _state_errors(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o750)
+        directory = os.open(path, DIRECTORY)
+    mode = stat.S_IMODE(os.fstat(directory).st_mode)
+    if mode & stat.S_IWOTH:  # a user who can write there can replace the state
+        try:
+            os.fchmod(directory, mode & ~stat.S_IWOTH)
+        except PermissionError:
+            log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
+        else:
+            log.warning("state.closed_to_others", directory=str(path), mode=f"{mode:04o}")
+    return directory
+
+
+@contextlib.contextmanager
+def _state_errors(
+    path: Path, what: str, advice_by_code: Mapping[int, str] = ADVICE
+) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what to do, by `advice_by_code`, then ADVICE."""
+    try:
+        yield
+    except OSError as error:
+        code = error.errno or 0
+        usual = ADVICE.get(code, "look at the directory and its file system")
+        advice = advice_by_code.get(code, usual)
+        reason = error.strerror or type(error).__name__
+        raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error
+
+
+# Reads small files that people write, up to a size limit.
+#
+# Settings files may lie on a file system that hangs: TextFiles blocks only a thread of its own.
+
+R = TypeVar("R")
+
+MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP})
+"""The errors of stat() for a missing file; pathlib uses the same."""
+
+
+class TextFiles:
+    """Reads with aiofiles; `offload` runs each step on a thread that does not delay an exit."""
+
+    def __init__(self, offload: Offload) -> None:
+        self.offload = offload
+        self._steps = _Steps(offload)
+
+    async def is_there(self, path: Path) -> bool:
+        """False for a missing file. One that cannot be inspected exists; reading it fails."""
+        try:
+            return stat.S_ISREG((await aiofiles.os.stat(path, loop=self._steps)).st_mode)
+        except OSError as error:
+            return error.errno not in MISSING
+
+    async def read(self, path: Path, limit: int) -> bytes:
+        """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
+        try:
+            status = await aiofiles.os.stat(path, loop=self._steps)
+            _refuse_pipe(path, status.st_mode)
+            content = await self._content(path, limit + 1)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        check_size(path, content, limit)
+        return content
+
+    async def _content(self, path: Path, limit: int) -> bytes:
+        # Not `async with`: aiofiles would close on the loop's own pool, whose threads are joined at
+        # exit. A cancelled caller does not close: the thread that hangs still uses the file.
+        file = await aiofiles.open(path, "rb", loop=self._steps)
+        try:
+            content: bytes = await file.read(limit)
+        except OSError:
+            await file.close()
+            raise
+        await file.close()
+        return content
+
+
+class _Steps:
+    """Stands in for the loop that aiofiles uses: runs each step by the offload."""
+
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+
+    async def run_in_executor(self, _executor: None, step: Callable[[], R]) -> R:
+        return await self._offload.call(step)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Do the same as TextFiles.read, but block: for files that a command line names."""
+    try:
+        _refuse_pipe(path, path.stat().st_mode)
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    check_size(path, content, limit)
+    return content
+
+
+def check_size(path: Path, content: bytes, limit: int) -> None:
+    """Raise SettingsError for more than `limit` bytes."""
+    if len(content) > limit:
+        raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
+
+
+def _refuse_pipe(path: Path, mode: int) -> None:
+    if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):  # /dev/stdin may be a pipe
+        raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
+
+
+def _unreadable(path: Path, error: OSError) -> SettingsError:
+    reason = error.strerror or str(error)
+    return SettingsError(f"{path}: cannot be read: {reason}; check the path and its rights")
+
+
+# Watches directories for files that are created, removed, replaced or written.
+#
+# They are the kubelet's device plugin directory with its sockets, and the directories of settings
+# files. Settings may lie on a file system that hangs, so another thread inspects them. The
+# kubelet's directory is on the node's disk, and an Allocate needs its state at once: the loop
+# inspects it.
+
+POLL = 5.0
+"""Seconds between two inspections of the files: they find what inotify missed."""
+ANSWER = 5.0
+"""Seconds for one inspection of settings files; after this it is tried again later."""
+COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
+ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
+EVERYTHING = ""
+SWAPPED = "..data"
+"""The link that the kubelet replaces when it renews a mounted ConfigMap."""
+Look = dict[str, KubeletEpoch | None]
+
+Ts = TypeVarTuple("Ts")
+
+
+class DirectoryWatch:
+    """The SocketWatch port over `directory`.
+
+    It reports only `names`, which it reads at every event, so they may change. `kubelet` is the
+    name of the kubelet's own socket.
+    """
+
+    _mask = COMES_OR_GOES
+    _turn = 0
+    """Of the inspections: see agent.kit.ticks."""
+
+    def __init__(
+        self, directory: Path, names: Callable[[], Collection[str]], kubelet: str = "kubelet.sock"
+    ) -> None:
+        self._directory = directory
+        self._names = names
+        self._kubelet = kubelet
+        self._polled = ""
+
+    def epoch(self) -> KubeletEpoch | None:
+        """The kubelet's present socket, or None. Raises KubeletError."""
+        return self._seen(self._kubelet)
+
+    def exists(self, name: str) -> bool:
+        """True when `name` exists. Raises KubeletError."""
+        return self._seen(name) is not None
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        """Yield names that were created, removed or replaced. Never ends. Raises KubeletError.
+
+        The empty name, which also comes first, means: any may have changed. The directory may be
+        missing, created and replaced.
+        """
+        while True:
+            async with self._watching() as sight:
+                if sight.obstacle and sight.obstacle != self._polled:
+                    log.info("watch.polling", directory=str(self._directory), err=sight.obstacle)
+                self._polled = sight.obstacle
+                seen = await self._ask(self._look, tuple(self._names())) or {}
+                yield EVERYTHING
+                while not sight.is_over:
+                    for name in await self._news(await sight.events(), sight, seen):
+                        yield name
+
+    async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
+        """Return the result of `work(*args)`, which inspects files. None: no answer in time."""
+        return work(*args)
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator["_Sight"]:
+        """Watch the directory, and its parent to see it come and go; without inotify, only poll."""
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(_Opening(self._directory, self._mask)) as opening:
+            opened = await self._ask(opening.open)
+            if not isinstance(opened, tuple):
+                opening.close()  # if it opens late, nothing uses it
+                yield _Sight(self._turn, obstacle=opened or "no answer")
+                return
+            inotify, parent = opened
+            sight = _Sight(self._turn, inotify, parent)
+            loop.add_reader(inotify.fd, sight.wake)
+            try:
+                yield sight
+            finally:
+                loop.remove_reader(inotify.fd)
+
+    async def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
+        """The names that changed, by the events or else by an inspection; updates `seen`."""
+        if not events:
+            now = await self._ask(self._look, tuple(self._names()))
+            sight.looked()
+            if now is None:
+                return []
+            sight.is_over = sight.is_over or now[EVERYTHING] != seen.get(EVERYTHING)
+            changed = [name for name in sorted(now) if name and now[name] != seen.get(name)]
+            seen.update(now)
+            return changed
+        news = []
+        named = []
+        for event in events:
+            name = str(event.name)
+            if Mask.Q_OVERFLOW in event.mask:
+                log.warning("watch.overflow", directory=str(self._directory))
+                news.append(EVERYTHING)
+            elif event.mask & ENDS or (
+                event.watch is sight.parent and name == self._directory.name
+            ):
+                sight.is_over = True
+            elif (
+                event.watch is not sight.parent
+                and name in self._names()
+                and event.mask & self._mask
+            ):
+                named.append((name, event.mask))
+        # Without an answer the next inspection compares with the last one that had an answer.
+        states = (await self._ask(self._look_at, named) if named else None) or ()
+        seen.update(states)
+        return [*news, *(name for name, _ in states)]
+
+    def _look_at(
+        self, named: Iterable[tuple[str, Mask]]
+    ) -> Sequence[tuple[str, KubeletEpoch | None]]:
+        """The present state of the files that these events changed."""
+        return [(name, self._seen(name)) for name, mask in named if self._tells(name, mask)]
+
+    def _tells(self, name: str, mask: Mask) -> bool:
+        """Whether such an event changed the file that it names."""
+        del name, mask
+        return True
+
+    def _look(self, names: Collection[str]) -> Look:
+        """The present state of these names, and of the directory under the empty name."""
+        states = {name: self._seen(name) for name in names}
+        directory = self._seen(".")
+        # The time of a directory changes with every name in it.
+        states[EVERYTHING] = directory and KubeletEpoch(inode=directory.inode)
+        return states
+
+    def _seen(self, name: str) -> KubeletEpoch | None:
+        path = self._directory / name
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise KubeletError(
+                f"{path} cannot be looked at: {error.strerror}; let the agent read the kubelet's "
+                "device plugin directory."
+            ) from error
+        return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
+
+
+class FileDirectory(DirectoryWatch):
+    """Watches files that people write: a file changed once its writer has closed it.
+
+    A file that cannot be inspected counts as missing: reading it raises the reason.
+    """
+
+    _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
+    _turn = 1
+
+    def __init__(self, directory: Path, names: Collection[str], offload: Offload) -> None:
+        super().__init__(directory, lambda: names)
+        self._offload = offload
+        self._is_silent = False
+
+    @override
+    async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
+        try:
+            async with asyncio.timeout(ANSWER):
+                result = await self._offload.call(work, *args)
+        except TimeoutError:
+            if not self._is_silent:
+                log.warning("watch.silent", directory=str(self._directory), after=ANSWER)
+            self._is_silent = True
+            return None
+        self._is_silent = False
+        return result
+
+    @override
+    def _tells(self, name: str, mask: Mask) -> bool:
+        """A new file changed only when it is closed; a new link at once."""
+        return Mask.CREATE not in mask or (self._directory / name).is_symlink()
+
+    @override
+    def _seen(self, name: str) -> KubeletEpoch | None:
+        with contextlib.suppress(KubeletError):
+            return super()._seen(name)
+        return None
+
+
+class HostFileWatch:
+    """The FileWatch port: watches the directories of files, and the ConfigMap link in each.
+
+    `offload` runs the inspections.
+    """
+
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+
+    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
+        """See agent.ports.FileWatch."""
+        names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
+        for path in paths:
+            names[path.absolute().parent].add(path.name)
+
+        async def follow_one(directory: FileDirectory) -> None:
+            async with contextlib.aclosing(directory.changes()) as changes:
+                async for _ in changes:
+                    changed()
+
+        async with asyncio.TaskGroup() as group:
+            for directory, those in names.items():
+                group.create_task(follow_one(FileDirectory(directory, those, self._offload)))
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable: the event is never set")
+
+
+class _Sight:
+    """One period of watching; it ends when the watched directory is replaced or removed."""
+
+    def __init__(
+        self,
+        turn: int,
+        inotify: Inotify | None = None,
+        parent: Watch | None = None,
+        obstacle: str = "",
+    ) -> None:
+        self._turn = turn
+        self.inotify = inotify
+        self.parent = parent
+        self.obstacle = obstacle
+        self.is_over = False
+        self._ready = asyncio.Event()
+        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
+
+    def wake(self) -> None:
+        """Note that events can be read."""
+        self._ready.set()
+
+    def looked(self) -> None:
+        """Note an inspection of the files; without inotify it ends the period."""
+        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
+        self.is_over = self.is_over or self.inotify is None
+
+    async def events(self) -> list[Event]:
+        """Wait for the next events; return none when an inspection is due."""
+        if asyncio.get_running_loop().time() >= self._due:
+            return []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._due):
+                while True:
+                    await self._ready.wait()
+                    self._ready.clear()
+                    # Not Inotify.get(): it loses events when its caller is cancelled.
+                    events = list(iter(self.inotify.sync_get, None)) if self.inotify else []
+                    if events:  # wake() may come twice for the same ones
+                        return events
+        return []
+
+
+class _Opening:
+    """Opens an inotify instance on another thread, and closes it even if it opens late."""
+
+    def __init__(self, directory: Path, mask: Mask) -> None:
+        self._directory = directory
+        self._mask = mask
+        self._lock = threading.Lock()
+        self._inotify: Inotify | None = None
+        self._over = False
+
+    def open(self) -> tuple[Inotify, Watch] | str:
+        """Begin to watch; return also the watch of the parent, or why watching is impossible."""
+        with contextlib.ExitStack() as stack:
+            try:
+                inotify = stack.enter_context(Inotify(sync_timeout=0))
+                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+            except OSError as error:
+                return error.strerror or str(error)
+            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
+                inotify.add_watch(self._directory, self._mask | ENDS | Mask.ONLYDIR)
+            with self._lock:
+                if not self._over:
+                    self._inotify = inotify
+                    stack.pop_all()
+            return inotify, parent
+
+    def close(self) -> None:
+        """Close the instance, now or as soon as it is open."""
+        with self._lock:
+            self._over = True
+            inotify, self._inotify = self._inotify, None
+        if inotify is not None:
+            inotify.close()

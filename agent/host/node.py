@@ -1,0 +1,404 @@
+"""What a host shows of itself: CDI, cgroups, mounts, its surroundings."""
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Self
+
+from agent.cluster import PodUid
+from agent.kit.offload import Offload
+from agent.kit.writable import check_writable
+from agent.node.devices import CONTROL, DeviceNode, LibraryFile, NodeAccess
+from agent.node.preflight import PathFacts, PluginSocket
+
+# Reads CDI specifications as container runtimes do: which device names they define.
+#
+# Source: container-device-interface pkg/cdi cache.go, spec-dirs.go, spec.go, device.go.
+
+FILES: Final = 1024
+FILE_BYTES: Final = 1 << 20
+"""NVIDIA's for 8 GPUs has less than 0.1 MiB."""
+
+DEPTH: Final = 20
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_File = tuple[Path, int, int, int]
+"""Path, inode, bytes and time of change."""
+
+
+class CdiDirectories:
+    """The Specifications port. It reads files again only if one of them changed.
+
+    `in_pod`: a directory that is missing is not mounted, so nothing is known of it. On the host it
+    has no specification.
+    """
+
+    def __init__(self, offload: Offload, *, in_pod: bool) -> None:
+        self._offload = offload
+        self._in_pod = in_pod
+        self._files: list[list[_File]] = []
+        self._defined: frozenset[str] = frozenset()
+
+    async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
+        """See agent.ports.Specifications."""
+        return await self._offload.call(self._names, directories)
+
+    def _names(self, directories: Sequence[str]) -> frozenset[str] | None:
+        try:
+            files = [list(self._listed(Path(directory))) for directory in directories]
+            if files != self._files:
+                self._defined, self._files = _defined(files), files
+        except OSError:
+            return None
+        return self._defined
+
+    def _listed(self, directory: Path) -> Iterator[_File]:
+        """The files of the directory. Raises OSError: some of them cannot be known."""
+        if not self._in_pod and not directory.exists():
+            return
+        paths = [path for path in directory.iterdir() if path.suffix in {".json", ".yaml"}]
+        if len(paths) > FILES or not directory.stat().st_nlink:
+            # The host's directory that was mounted here is removed: it may have another one now.
+            raise OSError(f"{directory}: too many files, or removed")
+        for path in sorted(paths):
+            status = path.stat()  # a link may lead to where only the host's root leads
+            if status.st_size > FILE_BYTES:
+                raise OSError(f"{path}: too large")
+            if stat.S_ISREG(status.st_mode):
+                yield path, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def _defined(directories: Sequence[Sequence[_File]]) -> frozenset[str]:
+    """The names in these files. One that a directory has twice counts as none. Raises OSError."""
+    defined: set[str] = set()
+    twice: set[str] = set()
+    for files in directories:
+        here: set[str] = set()
+        for path, *_ in files:
+            names = read_specification(path.read_bytes())
+            twice |= here & names
+            here |= names
+        defined |= here
+    return frozenset(defined - twice)
+
+
+def read_specification(content: bytes) -> frozenset[str]:
+    """The names `vendor/class=device` that a JSON or YAML file defines.
+
+    None if a runtime drops the file: one wrong device is enough. Versions and unknown fields are
+    not judged, because it depends on the runtime which ones it knows.
+    """
+    import yaml  # noqa: PLC0415 -- late: only the CDI strategies need it
+
+    loader: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    names: list[str] = []
+    depth = 0
+    try:
+        for event in yaml.parse(content, Loader=loader):  # libyaml's composer has no limit
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH:
+                return frozenset()
+        document: Any = next(iter(yaml.load_all(content, Loader=loader)), {})
+        for device in document["devices"] if document["cdiVersion"] else ():
+            if not any(device["containerEdits"].values()) or not _NAME.fullmatch(device["name"]):
+                return frozenset()
+            names.append(f"{document['kind']}={device['name']}")
+    except (yaml.YAMLError, UnicodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return frozenset()
+    return frozenset(names) if len(names) == len(set(names)) else frozenset()
+
+
+# Tells which containers run on this host: the name of a container's cgroup holds its id.
+#
+# Source: the cgroupfs and systemd drivers of containerd and CRI-O name it `<id>` or
+# `<runtime>-<id>.scope` below the pod's cgroup. The kubelet names that one: `pod<UID>`, or with
+# systemd `kubepods-<class>-pod<UID with underscores>.slice` (kubernetes
+# pkg/kubelet/cm/pod_container_manager_linux.go).
+
+_ID = re.compile(r"(^|-)[0-9a-f]{64}(\.scope)?$")
+_POD = re.compile(r"(^|-)pod([0-9a-f]{8}[0-9a-f_-]*)")
+
+
+class CgroupContainers:
+    """The Containers port over the cgroup tree at `root`, read-only, on the worker thread."""
+
+    def __init__(self, root: Path, offload: Offload) -> None:
+        self._root = root
+        self._offload = offload
+
+    async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        """Return those of the runtime ids that have a cgroup.
+
+        None: the tree says nothing. No pods' cgroup is visible, or there are pods and no directory
+        below them is named by a container's id (a runtime that names them in another way).
+        """
+        if not ids:
+            return ids
+        return await self._offload.call(self._running, ids)
+
+    async def begun(self) -> frozenset[PodUid] | None:
+        """Return the pods that have a cgroup, which the kubelet names by their UID.
+
+        None: the kubelet's cgroups are not visible.
+        """
+        return await self._offload.call(self._begun)
+
+    def _begun(self) -> frozenset[PodUid] | None:
+        below = [name for _, names, _ in os.walk(self._root) for name in names]
+        if not any("kubepods" in name for name in below):
+            return None
+        found = map(_POD.search, below)
+        return frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
+
+    def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        wanted = {text.rpartition("://")[2]: text for text in ids}
+        running: set[str] = set()
+        is_visible = has_pods = has_ids = False
+        for path, names, _ in os.walk(self._root):
+            is_visible = is_visible or any("kubepods" in name for name in names)
+            if not is_visible:
+                continue
+            has_pods = has_pods or any(_POD.search(name) for name in names)
+            # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
+            parts = [name.removesuffix(".scope").rpartition("-") for name in names]
+            found = [id_ for prefix, _, id_ in parts if not prefix.endswith("conmon")]
+            has_ids = has_ids or ("kubepods" in path and any(map(_ID.search, names)))
+            running.update(wanted[id_] for id_ in found if id_ in wanted)
+            if len(running) == len(wanted):
+                return frozenset(running)
+        return frozenset(running) if is_visible and (has_ids or not has_pods) else None
+
+
+# Tells whether the mounts of this process, which a service has of its own, allow writes.
+
+
+def is_read_only(directory: Path) -> bool:
+    """Whether the mount that holds the directory refuses writes. Raises OSError."""
+    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+
+
+class WrittenDirectory:
+    """Detects that the directory at `path` was removed and can never be written again.
+
+    A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
+    new directory in its place is read-only to this process for ever. A file system that turned
+    read-only looks the same, except that the directory was not removed. So an open descriptor keeps
+    the directory of the last time when it could be written.
+
+    The directory is the kubelet's, on a local disk: calls do not block.
+    """
+
+    def __init__(self, path: Path, read_only: Callable[[Path], bool] = is_read_only) -> None:
+        self.path = path
+        self._read_only = read_only
+        self._opened = contextlib.ExitStack()
+        self._handle: int | None = None
+
+    def is_lost(self) -> bool:
+        """True when it was removed and its successor is read-only to this process."""
+        try:
+            read_only = self._read_only(self.path)
+            if not read_only:
+                handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._opened.close()
+                self._opened.callback(os.close, handle)
+                self._handle = handle
+        except OSError:
+            return False
+        return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
+
+    def __enter__(self) -> Self:
+        self.is_lost()  # it may be removed before anybody looks again
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+        self._handle = None
+
+
+# Inspects paths and sockets of this host; it changes none.
+
+KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
+CONNECT_SECONDS: Final = 0.5
+
+
+def look_at(path: Path) -> PathFacts:
+    """Inspect the path, links followed; for a missing one, whether it could be created."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        can_be_made = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+        return PathFacts(str(path), "", writable=can_be_made)
+    except OSError as error:
+        return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
+    kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
+    mode, ours = stat.S_IMODE(status.st_mode), status.st_uid in {0, os.geteuid()}
+    full = False  # has no room for a new file, by the rule of the running agent
+    with contextlib.ExitStack() as opened:
+        try:
+            directory = os.open(path, os.O_PATH | os.O_DIRECTORY)
+            opened.callback(os.close, directory)
+            check_writable(directory, str(path))
+        except OSError as error:
+            full = error.errno == errno.ENOSPC
+    writable = os.access(path, os.W_OK)
+    return PathFacts(str(path), kind, status.st_uid, mode, writable, ours, full)
+
+
+def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
+    """The sockets in the kubelet's directory except its own, which is named `kubelet`."""
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
+    except OSError:
+        return ()
+    sockets = []
+    for path in paths:
+        if look_at(path).kind == "socket":
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(CONNECT_SECONDS)
+                code = probe.connect_ex(str(path))
+            # Those codes: no process listens.
+            alive = code not in {errno.ECONNREFUSED, errno.ENOENT}
+            sockets.append(PluginSocket(str(path), alive=alive))
+    return tuple(sockets)
+
+
+# Inspects device files, HAMi-core's files and the agents on this host; it changes nothing.
+
+FILE_LIMIT: Final = 64 * 1024 * 1024
+"""Bytes of a library; HAMi-core's has less than 1 MiB."""
+_BYTECODE_HEAD: Final = struct.Struct("<4x3L")
+"""Of a file with bytecode (PEP 552): flags; if they are 0, time and size of the source."""
+_NSPID: Final = re.compile("^NSpid:(.*)$", re.MULTILINE)
+_GPU: Final = re.compile(r"nvidia[0-9]+")
+_DENIALS: Final = {
+    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
+    errno.EACCES: NodeAccess.DENIED,
+    errno.EPERM: NodeAccess.FORBIDDEN,
+    errno.ENOENT: NodeAccess.MISSING,
+}
+
+
+def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
+    """The device files of NVIDIA's driver in `directory`.
+
+    Those that every program opens are opened and closed; those of GPUs are not, which would wake
+    them.
+    """
+    control = [_opened(directory / name) for name in CONTROL]
+    try:
+        gpus = sorted(path for path in directory.iterdir() if _GPU.fullmatch(path.name))
+    except OSError:
+        gpus = []
+    return (*control, *(DeviceNode(str(path), NodeAccess.SEEN) for path in gpus))
+
+
+def library_file(path: Path) -> LibraryFile:
+    """Read owner, mode and digest of a file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        return LibraryFile(str(path), failure=f"cannot be read: {error.strerror}")
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return LibraryFile(str(path), failure="is not a regular file")
+    with os.fdopen(handle, "rb") as file:
+        content = file.read(FILE_LIMIT)
+    return LibraryFile(
+        str(path),
+        owner=status.st_uid,
+        mode=stat.S_IMODE(status.st_mode),
+        ours=status.st_uid in {0, os.geteuid()},
+        digest=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def uncompiled(modules: Iterable[ModuleType]) -> int:
+    """How many of these modules have no valid bytecode on disk, so that each start compiles them.
+
+    Python writes it when it loads a module, unless it may not.
+    """
+    specs = [getattr(module, "__spec__", None) for module in modules]
+    return sum(not _is_compiled(spec) for spec in specs if isinstance(spec, ModuleSpec))
+
+
+def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
+    """The agents with the run directory `run` that do not hold the lock, by process id.
+
+    `holder`: the text of the lock file; `processes`: /proc. Only an agent that names its run
+    directory by a flag, or has the default one, is recognised.
+    """
+    found = dict(_agents(run, processes))
+    pid = holder.removeprefix("pid ").strip()
+    waiting = {number for number, ids in found.items() if pid not in ids}
+    # A holder in another PID namespace is not seen, or by another number.
+    return tuple(sorted(waiting)) if len(waiting) < len(found) else ()
+
+
+def _is_compiled(spec: ModuleSpec) -> bool:
+    if not isinstance(spec.loader, SourceFileLoader) or spec.cached is None:
+        return True  # it needs no bytecode
+    source = Path(spec.loader.path)
+    try:
+        with Path(spec.cached).open("rb") as file:
+            flags, date, size = _BYTECODE_HEAD.unpack(file.read(_BYTECODE_HEAD.size))
+        status = source.stat()
+    except (OSError, struct.error):
+        return False
+    return bool(flags) or (date, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
+
+
+def _opened(path: Path) -> DeviceNode:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        access = _DENIALS.get(error.errno or 0, NodeAccess.FAILED)
+        reason = (error.strerror or "") if access is NodeAccess.FAILED else ""
+        return DeviceNode(str(path), access, reason)
+    os.close(handle)
+    return DeviceNode(str(path), NodeAccess.OPEN)
+
+
+def _agents(run: Path, processes: Path) -> Iterator[tuple[int, Sequence[str]]]:
+    """Each agent's process id, with its ids in all PID namespaces."""
+    for entry in processes.iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                status = (entry / "status").read_text(errors="replace")
+            except OSError:  # it ended
+                continue
+            if _is_agent(words) and _run_directory(words) == str(run):
+                ids = _NSPID.search(status)
+                yield int(entry.name), ids[1].split() if ids else [entry.name]
+
+
+def _is_agent(words: Sequence[str]) -> bool:
+    """Whether the words are `hami-agent run` or `python -m agent run`, and not only observe."""
+    for place, word in enumerate(words[:-1]):
+        named = word.rpartition("/")[2] == "hami-agent"
+        module = words[place - 1 : place + 1] == ["-m", "agent"]
+        if (named or module) and words[place + 1] == "run":
+            return "--observe" not in words
+    return False
+
+
+def _run_directory(words: Sequence[str]) -> str:
+    """The value of --run-dir, or the default."""
+    flag = "--run-dir"
+    for word, value in itertools.pairwise((*words, "")):
+        if word == flag or word.startswith(f"{flag}="):
+            return value if word == flag else word.partition("=")[2]
+    return "/run/hami-agent"

@@ -1,0 +1,329 @@
+"""The process on its host: clock, identity, lock, threads, systemd."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import errno
+import fcntl
+import functools
+import os
+import queue
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar, TypeVarTuple
+
+import structlog
+
+from agent.errors import PermissionFault, StateError, cap
+from agent.kit.offload import show_thread_name
+
+# Reads the wall clock.
+
+
+class SystemClock:
+    """The Clock port over the system clock."""
+
+    def now(self) -> dt.datetime:
+        """The current time, aware, in UTC."""
+        return dt.datetime.now(dt.UTC)
+
+
+# Reads the name of this host and the ids of this boot and this machine.
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MACHINE_ID = Path("/etc/machine-id")
+
+
+def host_name() -> str:
+    """This host's name, in the form in which the kubelet names its Node.
+
+    Source: kubernetes pkg/util/node/node.go GetHostname.
+    """
+    return socket.gethostname().strip().lower()
+
+
+def boot_id(path: Path = BOOT_ID) -> str:
+    """The id of the present boot; empty if the kernel gives none."""
+    return _word(path)
+
+
+def machine_id(path: Path = MACHINE_ID) -> str:
+    """The id of this machine, the same across boots; empty if it has none."""
+    return _word(path)
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# Allows one agent per host, by an exclusive lock that the kernel releases when its holder dies.
+
+log = structlog.get_logger(__name__)
+
+MODE = 0o600
+
+POLL = 0.2
+"""Seconds between two tries of a standby agent: it takes over within one second."""
+
+
+class LockFile:
+    """The lock at `path`; a missing directory is made (0750).
+
+    The file names its holder for people. Only the kernel's lock counts, so a file that a dead
+    process left is no obstacle. A user who can open the file could lock it and keep the agent out:
+    only its owner may (0600), also if an older agent left the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """True while this process holds the lock."""
+        return self._handle is not None
+
+    def try_take(self) -> bool:
+        """Take the lock if it is free; True if this process holds it. Raises PermissionFault."""
+        if self._handle is not None:
+            return True
+        try:
+            self._handle = self._locked()
+        except OSError as error:
+            raise PermissionFault(
+                f"{self._path} cannot be locked: {error.strerror}; let the agent's user own its "
+                "directory."
+            ) from error
+        return self._handle is not None
+
+    async def take(self) -> None:
+        """Wait in standby until this process holds the lock. Raises PermissionFault."""
+        if self.try_take():
+            return
+        log.info("lock.standby", path=str(self._path), holder=self.holder())
+        while not self.try_take():  # noqa: ASYNC110 -- flock gives no notice of a release
+            await asyncio.sleep(POLL)
+        log.info("lock.taken", path=str(self._path))
+
+    def holder(self) -> str:
+        """What the file says about its holder, for people; empty when it says nothing."""
+        try:
+            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return ""
+        try:
+            return cap(os.read(handle, 64).decode(errors="replace"), 64)
+        except OSError:
+            return ""
+        finally:
+            os.close(handle)
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing. The file stays: removing it would race."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _locked(self) -> int | None:
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self._path, flags, MODE)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, handle)
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise PermissionFault(
+                    f"{self._path} is not a file of user {os.geteuid()}, as whom the agent runs: "
+                    "remove it."
+                )
+            if stat.S_IMODE(status.st_mode) != MODE:
+                os.fchmod(handle, MODE)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+                    return None
+                raise
+            try:
+                is_at_path = os.path.samestat(os.fstat(handle), self._path.lstat())
+            except FileNotFoundError:
+                is_at_path = False
+            if not is_at_path:
+                return None  # the file was removed or replaced meanwhile
+            os.ftruncate(handle, 0)
+            os.write(handle, f"pid {os.getpid()}\n".encode())
+            undo.pop_all()
+        return handle
+
+
+# Runs blocking work in order on one daemon thread, with a bounded queue.
+#
+# The loop's own executor joins its threads at exit: one disk that does not answer would keep the
+# process from ever ending.
+
+Step = Callable[[], Callable[[], None]]
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class Worker:
+    """An Offload (agent.kit.offload) with a queue of at most `limit`; further callers wait.
+
+    Use it as an async context manager. Leaving it finishes the queued work, for at most `patience`
+    seconds. Then the thread is abandoned, which does not keep the process from ending.
+    """
+
+    def __init__(self, name: str, limit: int, patience: float = 2.0) -> None:
+        self._name = name
+        self._patience = patience
+        self._slots = asyncio.Semaphore(limit)
+        self._queue: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+        self._abandoned = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self._queue.put(None)
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._ended.wait()
+        except TimeoutError:
+            log.warning("worker.abandoned", worker=self._name, after=self._patience)
+        finally:
+            self._abandoned.set()
+
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Run `work(*args)` on the thread and return its result, or raise its error.
+
+        If the caller is cancelled, queued work is dropped and begun work goes on. Both keep their
+        place in the queue until the thread has passed them.
+
+        Raises:
+            StateError: the worker is not running.
+        """
+        await self._slots.acquire()
+        if self._closed:
+            self._slots.release()
+            raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
+        future: asyncio.Future[R] = self._loop.create_future()
+
+        def step() -> Callable[[], None]:
+            """Do the work, on the thread; return what tells the caller, on the loop."""
+            if future.cancelled():
+                return lambda: None
+            tell: Callable[[], None]
+            try:
+                if self._abandoned.is_set():
+                    raise StateError("The agent ended before this was begun.")  # noqa: TRY301 -- as the work's
+                result = work(*args)
+            except BaseException as error:  # noqa: BLE001 -- raised in the caller
+                tell = functools.partial(future.set_exception, error)
+            else:
+                tell = functools.partial(future.set_result, result)
+            return lambda: None if future.done() else tell()
+
+        self._queue.put(step)
+        return await future
+
+    def _work(self) -> None:
+        show_thread_name(self._name)
+        while (step := self._queue.get()) is not None:
+            self._tell(functools.partial(self._finish, step()))
+        self._tell(self._ended.set)
+
+    def _finish(self, tell: Callable[[], None]) -> None:
+        # One call on the loop: each wake-up costs more than a small piece of work.
+        self._slots.release()
+        tell()
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        """Call back on the loop; a closed loop is ignored."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            log.debug("worker.loop_gone", worker=self._name)
+
+
+# Notifies the service manager by sd_notify datagrams, if there is one.
+
+
+class Systemd:
+    """The ServiceNotifier port over the datagram socket `address` (`@…`: an abstract one).
+
+    Without an address there is no service manager, and nothing is sent. A message that cannot be
+    sent is logged and lost. Source: sd_notify(3).
+    """
+
+    def __init__(self, address: str = "", watchdog: dt.timedelta | None = None) -> None:
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self.watchdog = watchdog
+        """The longest time allowed between two calls of alive(), or None."""
+
+    def ready(self) -> None:
+        """Report that the service serves, at first or again after a reload."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """Set the line in `systemctl status`."""
+        self._send(f"STATUS={' '.join(text.split())}")
+
+    def stopping(self) -> None:
+        """Report that the service is about to end."""
+        self._send("STOPPING=1")
+
+    def reloading(self) -> None:
+        """Report that a reload began, with its time of CLOCK_MONOTONIC (Type=notify-reload)."""
+        stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={stamp}")
+
+    def alive(self) -> None:
+        """Send the watchdog's keep-alive."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, message: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                channel.setblocking(False)
+                channel.sendto(message.encode(), self._address)
+        except OSError as error:
+            word = message.partition("=")[0]
+            log.warning("systemd.not_told", message=word, err=error.strerror)
+
+
+def service_notifier(environment: Mapping[str, str], pid: int) -> Systemd:
+    """The notifier for the service manager that started this process (`pid`), if one did."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        if address:
+            log.warning("systemd.unknown_address", address=address[:64])
+        return Systemd()
+    # Whether the watchdog applies to this process: sd_watchdog_enabled(3).
+    text = environment.get("WATCHDOG_USEC", "")
+    is_ours = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
+    if not is_ours or not text.isascii() or not text.isdigit() or not int(text):
+        return Systemd(address)
+    return Systemd(address, dt.timedelta(microseconds=int(text)))

@@ -1,0 +1,705 @@
+"""Keeps the inventory: discovery, the list of slices, withholding, samples."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import math
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+import structlog
+
+from agent.allocate.edits import looks_up_cdi, undefined
+from agent.allocate.steps import DISK_BUDGET, AllocateStep, disk_refusal
+from agent.cluster import NodeEvent
+from agent.errors import AgentError, DriverError, GpuError, StateError
+from agent.health.verdicts import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault
+from agent.kit.cell import Cell, News
+from agent.kit.ring import Ring
+from agent.kit.running_time import Lag
+from agent.kit.ticks import until_tick
+from agent.ledger import EditSettings
+from agent.model import (
+    MIG_MODE,
+    NO_INDEX,
+    Cause,
+    Condition,
+    Gpu,
+    GpuFault,
+    GpuSample,
+    GpuUuid,
+    Health,
+    Held,
+    Inventory,
+    Sampled,
+    Scan,
+    SharedGpu,
+    SharingSettings,
+    SliceGroup,
+    SliceId,
+    SliceList,
+    diff,
+    listed_ids,
+    registered_core_percent,
+    registered_mib,
+    type_name,
+)
+from agent.ports import Clock, Driver, Specifications
+
+# Whether the node offers slices at all.
+#
+# If a node refuses every new pod but still offers slices, controllers keep creating pods and the
+# scheduler keeps sending them there. While slices are withheld, the kubelet rejects every bound
+# pod.
+
+
+class Withholding(msgspec.Struct, frozen=True):
+    """`reasons`: why every new pod would be refused, one sentence each; empty: none would be."""
+
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """True while no slice is on offer."""
+        return bool(self.reasons)
+
+
+# Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
+
+log = structlog.get_logger(__name__)
+
+
+class Discovery:
+    """Scans the driver and passes each scan to `found`.
+
+    A scan is tried again after 1, 2, 4, … 30 s in three cases: the driver is missing or fails; it
+    reports the same fault for all GPUs that are not `ill`, also in a new session; it fails for one
+    GPU in a way that may pass. In the first two cases the last inventory stays. `problem`: what is
+    wrong with the driver, in words; None: it answers.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        found: Callable[[Scan], None],
+        *,
+        ill: Ill = lambda _: False,
+        interval: float = 60.0,
+        deadline: float = 10.0,
+        retry: tuple[float, float] = (1.0, 30.0),
+    ) -> None:
+        self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
+        self._driver = driver
+        self._found = found
+        self._ill = ill
+        self._interval = interval
+        self._deadline = deadline
+        self._retry = retry
+        self._wanted = asyncio.Event()
+
+    def rescan(self) -> None:
+        """Scan as soon as possible. Calls during a scan cause one more scan."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Scan for ever."""
+        first, last = self._retry
+        delay = first
+        while True:
+            self._wanted.clear()
+            is_done = await self._scan()
+            is_wanted = await self._rest(until_tick(self._interval) if is_done else delay)
+            if is_done:
+                delay = first
+            elif not is_wanted:  # a rescan on demand gives the driver no time to recover
+                delay = min(2 * delay, last)
+
+    async def _scan(self) -> bool:
+        """Scan once. False: try again soon."""
+        try:
+            async with Lag().within(self._deadline):
+                scan = await self._driver.scan()
+                if same_fault(scan, self._ill) is not None and await self._driver.renew():
+                    scan = await self._driver.scan()
+        except DriverError as error:
+            self._fail(str(error))
+            return False
+        except TimeoutError:
+            self._fail(f"the driver did not answer within {self._deadline:g} s")
+            return False
+        fault = same_fault(scan, self._ill)
+        if fault is not None and len(scan.faults) >= MANY:
+            self._fail(OF_ALL + fault.text)
+            return False
+        if self.problem.set(None):
+            log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
+        self._found(scan)
+        return not any(fault.trouble in MAY_PASS for fault in scan.faults)
+
+    def _fail(self, text: str) -> None:
+        if self.problem.set(text):
+            log.warning("driver.fails", err=text)
+
+    async def _rest(self, seconds: float) -> bool:
+        """Wait for at most `seconds`. True: a scan on demand is wanted before."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._wanted.wait()
+        except TimeoutError:
+            return False
+
+
+# Samples the usage of each GPU every 5 s and keeps the samples for 15 minutes, in memory.
+
+SAMPLE_PERIOD: Final = 5.0
+DEADLINE: Final = 2.0
+KEPT: Final = 900.0
+"""Seconds for which a sample is kept."""
+
+ROWS: Final = round(KEPT / SAMPLE_PERIOD)
+COLUMNS: Final = 4
+"""A row has 32 bytes, so a GPU takes 5,760 bytes and sixteen GPUs 90 KiB."""
+
+FRESH: Final = 2 * SAMPLE_PERIOD + DEADLINE
+"""Seconds for which a sample counts as the present usage."""
+
+
+class Samples:
+    """Asks the GPUs of the inventory for their usage.
+
+    A GPU that is lost, gone or silent is not asked until its probes pass; its history has a gap
+    there. Failures are not reported here: the probes report them. The samples of a GPU that leaves
+    the inventory are dropped.
+    """
+
+    def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
+        self._rings: dict[GpuUuid, Ring] = {}
+        self._newest: dict[GpuUuid, Sampled] = {}
+
+    @property
+    def bytes(self) -> int:
+        """The memory that all samples take, in bytes."""
+        return sum(ring.bytes for ring in self._rings.values())
+
+    async def run(self) -> NoReturn:
+        """Ask all GPUs at each tick of PERIOD, for ever."""
+        while True:
+            await self._round()
+            await asyncio.sleep(until_tick(SAMPLE_PERIOD))
+
+    def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
+        """The samples of one GPU in the last KEPT seconds, the oldest first."""
+        ring = self._rings.get(uuid)
+        since = _loop_time() - KEPT
+        rows = ring.rows() if ring else ()
+        return tuple(self._sampled(uuid, row) for row in rows if row[0] >= since)
+
+    def newest(self, uuid: GpuUuid) -> Sampled | None:
+        """The usage of one GPU now; None: it is not asked or does not report it."""
+        sampled = self._newest.get(uuid)
+        return None if sampled is None or sampled.at < self._at(_loop_time() - FRESH) else sampled
+
+    async def _round(self) -> None:
+        inventory = self._inventory.value
+        for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
+            del self._rings[uuid], self._newest[uuid]
+        async with asyncio.TaskGroup() as tasks:
+            for gpu in inventory.gpus:
+                if _answers(gpu):
+                    tasks.create_task(self._ask(gpu.uuid))
+
+    async def _ask(self, uuid: GpuUuid) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                sample = await self._driver.sample(uuid)
+        except (DriverError, GpuError, TimeoutError):
+            return
+        ring = self._rings.setdefault(uuid, Ring(ROWS, COLUMNS))
+        values = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
+        self._newest[uuid] = Sampled(self._at(_loop_time()), sample)
+        ring.add(_loop_time(), *(math.nan if value is None else value for value in values))
+
+    def _sampled(self, uuid: GpuUuid, row: tuple[float, ...]) -> Sampled:
+        gpu, memory, used = (None if math.isnan(value) else int(value) for value in row[1:])
+        return Sampled(self._at(row[0]), GpuSample(uuid, gpu, memory, used))
+
+    def _at(self, elapsed: float) -> dt.datetime:
+        return self._origin + dt.timedelta(seconds=elapsed)
+
+
+def _answers(gpu: SharedGpu) -> bool:
+    """Whether the GPU can be asked. A GPU that is filtered out may still be in use."""
+    return gpu.there and gpu.health.condition is not Condition.LOST and not gpu.health.silent
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# Checks the node for faults for which every new pod would be refused, and withholds all slices.
+#
+# A check raises what an Allocate would raise at that step. A short stall of a disk is no fault: an
+# Allocate waits for it.
+
+CHECK_PERIOD: Final = 10.0
+"""Seconds between two runs of one check while slices are on offer, unless one is wanted sooner."""
+
+LEAST: Final = 0.5
+"""Seconds between two runs at least, and while slices are withheld."""
+
+
+class NodeCheck(msgspec.Struct, frozen=True):
+    """A check of the node. `check` raises AgentError if `step` would fail for every new pod.
+
+    `turn`: see agent.kit.ticks.
+    """
+
+    step: AllocateStep
+    check: Callable[[], Awaitable[None]]
+    turn: int = 0
+
+
+Cue = Callable[[Callable[[], None]], Coroutine[None, None, None]]
+"""Runs for ever and calls its argument when checks may have another result."""
+
+
+class Withholder:
+    """Sole writer of `state`. `withhold` is called when slices are withheld or offered again.
+
+    `cues` make it run the checks at once. `say` posts an Event about the Node.
+    """
+
+    def __init__(
+        self,
+        checks: Sequence[NodeCheck],
+        withhold: Callable[[Withholding], None],
+        say: Callable[[NodeEvent], None],
+        cues: Sequence[Cue] = (),
+    ) -> None:
+        self.state: Cell[Withholding] = Cell(Withholding())
+        self._checks = checks
+        self._reasons: dict[NodeCheck, str] = {}
+        self._wanted = {check: asyncio.Event() for check in checks}
+        self._withhold = withhold
+        self._cues = cues
+        self._say = say
+        self._lag = Lag()
+
+    async def run(self) -> None:
+        """Run all checks for ever. A check that hangs does not delay the others."""
+        async with asyncio.TaskGroup() as group:
+            for cue in self._cues:
+                group.create_task(cue(self.look))
+            for check in self._checks:
+                group.create_task(self._repeat(check))
+
+    def refused(self, sentence: str) -> None:
+        """Run all checks soon: a pod was refused with this sentence.
+
+        Where it says that a disk is silent, the slices go with the refusal.
+        """
+        for check in self._checks:
+            if sentence == _sentence(TimeoutError(), check.step):
+                self._note(check, TimeoutError())
+        self.look()
+
+    def look(self) -> None:
+        """Run all checks soon."""
+        for wanted in self._wanted.values():
+            wanted.set()
+
+    async def _repeat(self, check: NodeCheck) -> NoReturn:
+        loop, wanted = asyncio.get_running_loop(), self._wanted[check]
+        while True:
+            wanted.clear()
+            begun = loop.time()
+            fault: AgentError | None = None
+            try:
+                with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, TimeoutError())):
+                    await check.check()
+            except AgentError as error:
+                fault = error
+            self._note(check, fault)
+            with contextlib.suppress(TimeoutError):
+                holds = self.state.value.holds
+                async with asyncio.timeout(
+                    LEAST if holds else until_tick(CHECK_PERIOD, check.turn)
+                ):
+                    await wanted.wait()
+            await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
+
+    def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
+        """Record the result of a check and decide again."""
+        self._reasons[check] = _sentence(error, check.step)
+        texts = (self._reasons.get(each, "") for each in self._checks)
+        reasons = tuple(dict.fromkeys(filter(None, texts)))
+        before, state = self.state.value, Withholding(reasons)
+        self.state.set(state)
+        if state.holds != before.holds:
+            self._withhold(state)
+            self._tell(state)
+            self.look()  # the others may wait for longer than is right now
+
+    def _tell(self, state: Withholding) -> None:
+        if state.holds:
+            why = "; ".join(state.reasons)
+            log.error("slices.withheld", err=why)
+            text = f"Every new pod would be refused, so no slice is on offer: {why}"
+            self._say(NodeEvent("NothingOffered", text, warning=True))
+        else:
+            log.info("slices.offered_again")
+
+
+def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> str:
+    """The refusal that a new pod would get. Empty: the check passed."""
+    if error is None:
+        return ""
+    if isinstance(error, TimeoutError | StateError):
+        return str(disk_refusal(error, step))
+    return str(error)
+
+
+# Makes the slice lists for the kubelet from the inventory and the held ids.
+
+T = TypeVar("T")
+
+_Wanted = tuple[int, tuple[SliceId, ...]]
+"""The split count of a GPU and its held ids, which decide its listed ids."""
+
+
+class Listing:
+    """Publishes a SliceList when the inventory or the held ids change.
+
+    Every GPU of the inventory is listed with all ids in use and the lowest free ids up to the
+    split count. All slices of a GPU have the same health.
+    """
+
+    def __init__(
+        self, inventory: Cell[Inventory], held: Cell[Held], slices: Cell[SliceList]
+    ) -> None:
+        self._inventory = inventory
+        self._held = held
+        self._slices = slices
+        self._basis: tuple[Inventory, Held] | None = None
+        self._ids: dict[GpuUuid, tuple[_Wanted, tuple[SliceId, ...]]] = {}
+
+    def refresh(self) -> None:
+        """Publish a list if the inventory or the held ids changed since the last one."""
+        if self._basis != (self._inventory.value, self._held.value):
+            self._publish()
+
+    async def run(self) -> None:
+        """Follow inventory and held ids until both cells close."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(self._inventory))
+            tasks.create_task(self._follow(self._held))
+
+    async def _follow(self, cell: Cell[T]) -> None:
+        async for _ in cell.follow():
+            self.refresh()
+
+    def _publish(self) -> None:
+        inventory, old = self._inventory.value, self._slices.value
+        if inventory.generation == 0:
+            return  # no scan yet: an empty list would take every slice from the kubelet
+        self._ids = {uuid: ids for uuid, ids in self._ids.items() if inventory.find(uuid)}
+        self._basis = inventory, self._held.value
+        groups = tuple(map(self._group, inventory.gpus))
+        if old.generation > 0 and groups == old.groups:
+            return
+        self._slices.set(SliceList(old.generation + 1, groups))
+        log.info(
+            "list.changed",
+            generation=old.generation + 1,
+            slices=sum(len(group.ids) for group in groups),
+            healthy=sum(len(group.ids) for group in groups if group.healthy),
+        )
+
+    def _group(self, gpu: SharedGpu) -> SliceGroup:
+        numa = gpu.gpu.numa if gpu.numa_hint else None
+        return SliceGroup(gpu.uuid, self._listed(gpu), self._inventory.value.offers(gpu), numa)
+
+    def _listed(self, gpu: SharedGpu) -> tuple[SliceId, ...]:
+        wanted = gpu.split_count, self._held.value.get(gpu.uuid, ())
+        known = self._ids.get(gpu.uuid)
+        if known is None or known[0] != wanted:
+            known = self._ids[gpu.uuid] = wanted, listed_ids(gpu.uuid, *wanted)
+        return known[1]
+
+
+# Keeps the inventory: combines scans, health, held slices and settings into one value.
+
+MOST_GONE: Final = 64
+"""The number of GPUs that left the inventory and are still remembered."""
+
+SPECIFICATIONS_PERIOD: Final = 5.0
+"""Seconds between two looks at the CDI specifications. Only what changed is read again."""
+
+SPECIFICATIONS_DEADLINE: Final = 2.0
+"""Seconds for one look; of directories that hang, nothing is known."""
+
+IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
+NODE_OF_MIG: Final = (
+    "the settings name mig as this node's operating mode, which is not shared yet; set "
+    "sharing.operatingMode to hami-core or mps, or use another plugin"
+)
+
+
+class InventoryKeeper:
+    """Sole writer of the inventory. Every method publishes at most once; all but run() at once.
+
+    - `held`: the slices in use. `left_out`: the GPUs that are not shared, and why.
+    - A GPU that the driver lists but cannot describe keeps its last known facts.
+    - A GPU that is gone, filtered out or no longer shareable stays, as not present, while a slice
+      of it is held. So does a GPU that is remembered as not ok and that the driver lists but has
+      not described since the agent started.
+    - So does a GPU that container runtimes do not find by its CDI name.
+    """
+
+    def __init__(
+        self,
+        inventory: Cell[Inventory],
+        settings: Cell[SharingSettings],
+        clock: Clock,
+        recalled: Mapping[GpuUuid, Health] | None = None,
+        edits: Cell[EditSettings] | None = None,
+        specifications: Specifications | None = None,
+    ) -> None:
+        self.held: Cell[Held] = Cell({})
+        self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
+        self._inventory = inventory
+        self._settings = settings
+        self._edits = edits or Cell(EditSettings())
+        self._specifications = specifications
+        self._defined: frozenset[str] | None = None
+        self._is_unread = specifications is not None
+        self._clock = clock
+        self._health: dict[GpuUuid, Health] = dict(recalled or {})
+        self._facts: dict[GpuUuid, Gpu] = {}
+        self._scan: Scan | None = None
+        self._gone: dict[GpuUuid, SharedGpu] = {}
+        self._withheld = False
+
+    @property
+    def gone(self) -> tuple[SharedGpu, ...]:
+        """GPUs that left the inventory since the agent started, the last one first."""
+        return tuple(reversed(self._gone.values()))
+
+    async def run(self) -> None:
+        """Follow the settings, and the CDI specifications while answers name GPUs by them."""
+        changes = News(self._settings, self._edits)
+        while True:
+            edits, defined, period = self._edits.value, None, None
+            if self._specifications is not None and looks_up_cdi(edits):
+                period = until_tick(SPECIFICATIONS_PERIOD, turn=1)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
+                        defined = await self._specifications.names(edits.cdi_spec_dirs)
+            self._defined, self._is_unread = defined, False
+            self._publish()
+            await changes.wait(period)
+
+    def refresh(self) -> None:
+        """Publish at once what follows from the present settings."""
+        self._publish()
+
+    def found(self, scan: Scan) -> None:
+        """Take over a scan of the driver."""
+        self._scan = scan
+        self._facts.update({gpu.uuid: gpu for gpu in scan.gpus})
+        self._publish()
+
+    def judged(self, health: Mapping[GpuUuid, Health]) -> None:
+        """Take over the health of these GPUs."""
+        self._health.update(health)
+        self._publish()
+
+    def withhold(self, state: Withholding) -> None:
+        """Withhold all slices, or offer them again, whatever the health of the GPUs."""
+        self._withheld = state.holds
+        self._publish()
+
+    def hold(self, held: Held) -> None:
+        """Replace the set of slices in use."""
+        self.held.set(held)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Compute the inventory again and publish it if it changed."""
+        settings = self._settings.value
+        if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
+            return
+        held, unwell = frozenset(self.held.value), self._unwell()
+        scan = named(self._scan, self._missing(self._scan, held | unwell))
+        offer = _SharedGpus(scan, settings, self._facts)
+        shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
+        missed = (gpu for gpu in shared.values() if not gpu.present)
+        offer.faults += [GpuFault(g.uuid, g.obstacle, index=g.gpu.index) for g in missed]
+        absent = offer.absent(sorted(held - shared.keys()), unwell - shared.keys())
+        shared |= {gpu.uuid: self._keep(gpu, settings, offer) for gpu in absent}
+        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in offer.here}
+        old = self._inventory.value
+        new = Inventory(
+            generation=old.generation,
+            gpus=tuple(sorted(shared.values(), key=_place)),
+            driver_version=scan.driver_version,
+            withheld=self._withheld,
+        )
+        self._tell(tuple(offer.faults))
+        if new != old:
+            self._note_gone(old, new)
+            change = diff(old, new)
+            log.debug(
+                "inventory.changed",
+                generation=old.generation + 1,
+                added=change.added,
+                removed=change.removed,
+                changed=change.changed,
+            )
+            self._inventory.set(msgspec.structs.replace(new, generation=old.generation + 1))
+
+    def _unwell(self) -> frozenset[GpuUuid]:
+        """GPUs remembered as not ok, and GPUs of the inventory that the driver never described.
+
+        A GPU whose health checks are switched off does not count.
+        """
+        kept = (gpu.uuid for gpu in self._inventory.value.gpus if not gpu.gpu.name)
+        not_ok = (
+            uuid
+            for uuid, health in self._health.items()
+            if health.condition is not Condition.OK and health.cause != Cause.OFF
+        )
+        return frozenset((*kept, *not_ok))
+
+    def _missing(self, scan: Scan, known: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
+        """The GPUs of `known` that neither this scan nor an earlier one has named."""
+        seen = {*(gpu.uuid for gpu in scan.gpus), *(fault.gpu for fault in scan.faults)}
+        return frozenset(known) - seen - self._facts.keys()
+
+    def _note_gone(self, old: Inventory, new: Inventory) -> None:
+        here = {gpu.uuid for gpu in new.gpus}
+        self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in here}
+        kept = [pair for pair in self._gone.items() if pair[0] not in here]
+        self._gone = dict(kept[-MOST_GONE:])
+
+    def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_SharedGpus") -> SharedGpu:
+        """A GPU that stays in the inventory as not present."""
+        shared = self._share(gpu, settings)
+        unknown = not gpu.name and gpu.uuid not in self.held.value
+        return msgspec.structs.replace(
+            shared,
+            split_count=0 if unknown else shared.split_count,
+            present=False,
+            there=gpu.uuid in offer.here,
+            obstacle=next((fault.text for fault in offer.faults if fault.gpu == gpu.uuid), ""),
+            wanted=offer.wants(gpu),
+        )
+
+    def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
+        if gpu.uuid not in self._health:
+            self._health[gpu.uuid] = Health(Condition.OK, since=self._clock.now())
+        obstacle = undefined((gpu.uuid,), self._edits.value, self._defined)
+        return SharedGpu(
+            gpu=gpu,
+            health=self._health[gpu.uuid],
+            split_count=settings.split_count,
+            registered_mib=registered_mib(gpu.memory_mib, settings) or 0,
+            core_percent=registered_core_percent(settings),
+            type_name=type_name(gpu.name),
+            mode=settings.mode,
+            present=obstacle is None,
+            obstacle="; ".join(obstacle or ()),
+            numa_hint=settings.numa_topology,
+        )
+
+    def _tell(self, faults: tuple[GpuFault, ...]) -> None:
+        before = self.left_out.value
+        if self.left_out.set(faults):
+            for fault in faults:
+                if fault not in before:
+                    log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
+
+
+def _place(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
+    return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
+
+
+class _SharedGpus:
+    """Decides which GPUs of a scan are shared; `faults`: why others are not."""
+
+    def __init__(self, scan: Scan, settings: SharingSettings, facts: Mapping[GpuUuid, Gpu]) -> None:
+        self._scan = scan
+        self._settings = settings
+        self._facts = facts
+        self.faults: list[GpuFault] = []
+        self.here = {
+            *(gpu.uuid for gpu in scan.gpus),
+            *(fault.gpu for fault in scan.faults if not fault.lost),
+        }
+        """The GPUs that the driver still lists."""
+
+    def shared(self) -> Iterator[Gpu]:
+        """The GPUs to share. A GPU that the driver cannot describe has its last known facts."""
+        for gpu in self._scan.gpus:
+            reason = self._obstacle(gpu)
+            if reason:
+                self.faults.append(GpuFault(gpu.uuid, reason, index=gpu.index))
+            elif not self._settings.filters(gpu):
+                yield gpu
+        for fault in self._scan.faults:
+            known = self._facts.get(GpuUuid(fault.gpu))
+            if fault.gpu in self._settings.filter_uuids or (
+                known and self._settings.filters(known)
+            ):
+                continue
+            reason = self._obstacle(known) if known else ""
+            if known and not fault.lost and not reason:
+                yield known
+            else:
+                text = reason or f"{fault.text}; {fault.remedy}"
+                self.faults.append(msgspec.structs.replace(fault, text=text))
+
+    def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
+        """The GPUs to keep as not present.
+
+        These are held GPUs, lost GPUs with known facts, and `unwell` GPUs without known facts.
+        """
+        faults = {GpuUuid(fault.gpu): fault for fault in self._scan.faults}
+        for uuid in dict.fromkeys((*faults, *held)):
+            gpu = known = self._facts.get(uuid)
+            if gpu is None:
+                # It is from before the start: only its UUID is known, and perhaps its index.
+                index = faults[uuid].index if uuid in faults else NO_INDEX
+                gpu = Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+            is_missed = uuid in unwell if known is None else uuid in faults and faults[uuid].lost
+            if uuid in held or (is_missed and self.wants(gpu)):
+                yield gpu
+
+    def wants(self, gpu: Gpu) -> bool:
+        """Whether the settings and the known facts allow the agent to share the GPU."""
+        return not (self._settings.filters(gpu) or (gpu.name and self._obstacle(gpu)))
+
+    def _obstacle(self, gpu: Gpu) -> str:
+        """Why the GPU cannot be shared. Empty: it can, or the operator filtered it out."""
+        if self._settings.filters(gpu):
+            return ""
+        if not gpu.name:
+            return "the driver does not report its name, which schedulers need"
+        if gpu.mig_enabled or self._settings.mode == MIG_MODE:
+            return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
+        if registered_mib(gpu.memory_mib, self._settings) is None:
+            return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
+        return ""

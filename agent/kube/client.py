@@ -1,0 +1,612 @@
+"""The client of the API server: credentials, TLS, requests, deadlines and errors."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import random
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from agent import __version__
+from agent.errors import (
+    ApiConflict,
+    ApiError,
+    ApiForbidden,
+    ApiGone,
+    ApiInvalid,
+    ApiNotFound,
+    ApiThrottled,
+    MalformedText,
+    SettingsError,
+    cap,
+)
+from agent.kit.running_time import Lag
+from agent.kit.tally import Tally
+from agent.kube import shim
+from agent.kube.narrow import Raw, read_object
+from agent.kube.objects import WRITER
+from agent.kube.shim import Library
+
+# Finds the API server and our identity there: by a kubeconfig file or the service account.
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+CONNECTIONS = 16
+"""Two watches, and two requests of each verb and resource that the agent uses.
+
+These are get and patch of nodes, get, list and patch of pods, create and patch of events.
+"""
+UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""The errors that the library's loader raises for a file of another shape."""
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """How to reach the API server.
+
+    Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
+    KUBERNETES_SERVICE_HOST and _PORT of `environment`. `context`: the context of the kubeconfig;
+    empty for its current one.
+    """
+
+    kubeconfig: Path | None = None
+    service_account: Path = SERVICE_ACCOUNT
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    context: str = ""
+
+    @property
+    def source(self) -> str:
+        """The file or directory that describes the connection, for messages."""
+        return str(self.kubeconfig or self.service_account)
+
+
+def check(connection: Connection) -> None:
+    """Check the files of the connection; it imports no library and uses no network.
+
+    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
+    """
+    if connection.kubeconfig is None:
+        _check_service_account(connection)
+        return
+    _read_context(connection.kubeconfig, connection.context)
+
+
+def default_namespace(connection: Connection) -> str:
+    """The namespace of the kubeconfig's context or of this pod, like kubectl; else `default`.
+
+    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
+    """
+    if connection.kubeconfig is None:
+        own = connection.service_account / "namespace"
+        try:
+            return own.read_text(encoding="utf-8").strip() or "default"
+        except FileNotFoundError:
+            return "default"
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unusable(own, f"cannot be read ({cap(str(error), 128)})") from error
+    namespace = _read_context(connection.kubeconfig, connection.context).get("namespace")
+    return namespace if isinstance(namespace, str) and namespace else "default"
+
+
+def _read_context(path: Path, name: str) -> Mapping[str, object]:
+    """The named context of the file, or its current one. Raises SettingsError."""
+    import yaml  # noqa: PLC0415 -- late: in a pod there is no kubeconfig
+
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
+            raise _unusable(path, "is not a regular file")
+        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
+        raise _unusable(path, f"is not YAML{_place(error)}") from None
+    if not isinstance(content, dict) or not content.get("clusters"):
+        raise _unusable(path, "names no cluster")
+    wanted = name or content.get("current-context")
+    if not wanted or not isinstance(wanted, str):
+        raise _unusable(path, "has no current-context")
+    entries = content.get("contexts")
+    contexts = {
+        entry.get("name"): entry.get("context")
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+    }
+    if name and name not in contexts:
+        known = ", ".join(cap(str(known), 64) for known in contexts)
+        raise _unusable(path, f"has no context {cap(name, 64)} (it has {known or 'none'})")
+    context = contexts.get(wanted)
+    return context if isinstance(context, dict) else {}
+
+
+async def configure(library: Library, connection: Connection) -> Any:  # noqa: ANN401 -- untyped library
+    """The library's Configuration for this connection. Raises SettingsError."""
+    check(connection)
+    configuration = library.configuration()
+    configuration.connection_pool_maxsize = CONNECTIONS
+    configuration.host = ""
+    try:
+        if connection.kubeconfig is None:
+            library.load_incluster_config(
+                configuration,
+                token_filename=str(connection.service_account / "token"),
+                cert_filename=str(connection.service_account / "ca.crt"),
+                environ=dict(connection.environment),
+            )
+        else:
+            await library.load_kube_config(
+                config_file=str(connection.kubeconfig),
+                context=connection.context or None,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+    except library.config_errors + UNUSABLE as error:
+        raise unusable(connection, error) from error
+    if not configuration.host:
+        raise _unusable(Path(connection.source), "names no server for its current-context")
+    return configuration
+
+
+def unusable(connection: Connection, error: Exception) -> SettingsError:
+    """The SettingsError for a connection that the libraries cannot use."""
+    reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
+    return _unusable(Path(connection.source), reason)
+
+
+def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- untyped library
+    """The inputs of the TLS context: if they are equal, the open client is still right."""
+    fields = ("host", "verify_ssl", "tls_server_name", "proxy")
+    files = ("ssl_ca_cert", "cert_file", "key_file")
+    return (
+        *(getattr(configuration, field) for field in fields),
+        *(_stamp(getattr(configuration, field)) for field in files),
+    )
+
+
+def _place(error: Exception) -> str:
+    """The place of the error, without its text: a kubeconfig holds secrets."""
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+
+
+def _stamp(path: str | None) -> tuple[object, ...]:
+    if path is None:
+        return ()
+    try:
+        status = os.stat(path)  # noqa: PTH116 -- three fields of one call
+    except OSError:
+        return (path,)
+    return path, status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _check_service_account(connection: Connection) -> None:
+    names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    if not all(connection.environment.get(name) for name in names):
+        raise SettingsError(
+            "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
+            remedy="set node.kubeconfig to the kubeconfig of this node",
+        )
+    for name in ("token", "ca.crt"):
+        path = connection.service_account / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+        if not content:
+            raise _unusable(path, "is empty")
+
+
+def _unusable(path: Path, reason: str) -> SettingsError:
+    return SettingsError(
+        f"{path}: {reason}",
+        remedy="give the path of a readable kubeconfig for this node; inside a pod with a service "
+        "account give none",
+    )
+
+
+# Turns failed requests to the API server into the agent's errors.
+
+CLASSES: Mapping[int, type[ApiError]] = {
+    401: ApiForbidden,
+    403: ApiForbidden,
+    404: ApiNotFound,
+    409: ApiConflict,
+    410: ApiGone,
+    422: ApiInvalid,
+    429: ApiThrottled,
+}
+REMEDIES: Mapping[int, str] = {
+    401: "; renew the credentials of this node's identity",
+    403: "; grant this right to the agent's identity",
+}
+LONGEST_RETRY_AFTER = 3600.0
+
+
+def refused(what: str, status: int, body: bytes = b"", retry_after: str | None = None) -> ApiError:
+    """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
+    return _error(what, status, _message(body), seconds(retry_after))
+
+
+def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
+    """The error for an ERROR frame of a watch, whose object `obj` is a Status."""
+    code = obj.get("code")
+    message = obj.get("message")
+    status = code if isinstance(code, int) else 0
+    return _error(what, status, message if isinstance(message, str) else "", None)
+
+
+def unanswered(what: str, error: BaseException, where: str) -> ApiError:
+    """The error for a request without an answer; `where` describes the connection."""
+    reason = cap(str(error) or type(error).__name__, 160)
+    return ApiError(f"{what}: no answer from the API server ({reason}); reached through {where}")
+
+
+def seconds(text: str | None) -> float | None:
+    """Retry-After in seconds, at most 3600; None for its date form and for anything else."""
+    if text is None or not text.strip().isascii() or not text.strip().isdigit():
+        return None
+    return min(float(text), LONGEST_RETRY_AFTER)
+
+
+def _error(what: str, status: int, message: str, retry_after: float | None) -> ApiError:
+    text = f"{what}: the API server answered {status}"
+    if message:
+        text = f"{text}: {cap(message)}"
+    kind = CLASSES.get(status, ApiError)
+    return kind(text + REMEDIES.get(status, ""), status=status, retry_after=retry_after)
+
+
+def _message(body: bytes) -> str:
+    try:
+        answer: object = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return cap(body[:1024].decode(errors="replace"))
+    message = answer.get("message") if isinstance(answer, dict) else None
+    return message if isinstance(message, str) else ""
+
+
+# Sends requests to the API server: deadlines, fresh credentials, counts, the agent's errors.
+
+log = structlog.get_logger(__name__)
+
+DEADLINE = 10.0
+IN_FLIGHT = 2
+"""Requests at a time for one verb and resource; watches do not count.
+
+This limits the load on a slow server. A request that hangs delays no other kind: a GET in an
+Allocate, which has 0.15 s, waits for at most two other GETs of its kind and for no LIST or PATCH.
+"""
+BODY_LIMIT = 10 * 1024 * 1024
+"""Bytes of an answer, and of a frame of a watch: any one object fits.
+
+etcd holds at most 1.5 MiB of an object (its --max-request-bytes), and JSON may write `<` with six
+characters.
+"""
+BEGINNING = 64 * 1024
+"""Bytes kept of an answer that is too long."""
+OFF_LOOP = 1024 * 1024
+"""Bytes: longer bodies are decoded on a thread."""
+UNAUTHORIZED = 401
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""An idle connection of a watch is asked after 10 s, and given up after 15 s without an answer."""
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Half the bytes of a Node, little of a pod; a server without support sends all."""
+METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
+
+T = TypeVar("T")
+
+
+class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
+    """The body of a successful answer is longer than the caller allows; its beginning."""
+
+    def __init__(self, text: str, beginning: bytes) -> None:
+        super().__init__(text)
+        self.beginning = beginning
+
+
+class Chunks(Protocol):
+    """The body of an answer as it arrives."""
+
+    async def readany(self) -> bytes:
+        """Return the next bytes; empty at the end."""
+        ...
+
+
+class ApiAnswer(Protocol):
+    """An HTTP answer whose body has not been read."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: Chunks
+    connection: Any
+
+    def close(self) -> None:
+        """Close the connection, unless the body was read to its end."""
+        ...
+
+
+class ApiRequest(msgspec.Struct, frozen=True):
+    """One request. `verb` and `resource` are Kubernetes' terms (list, pods/status)."""
+
+    verb: str
+    resource: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: Mapping[str, object] | Sequence[object] | None = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return METHODS.get(self.verb, "GET")
+
+    @property
+    def what(self) -> str:
+        """The request in words, for messages."""
+        return f"{self.verb} {self.resource} ({self.path})"
+
+
+def path_of(*segments: str) -> str:
+    """The path below /api/v1 with these segments, each quoted."""
+    return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
+
+
+class KubeClient(msgspec.Struct):
+    """The library's HTTP client with its settings; a renewed token replaces only these."""
+
+    configuration: Any
+    rest: Any
+
+
+class KubeSession:
+    """The connection to one API server; the first request opens it.
+
+    `requests` counts answers by verb, resource and code (`none`: no answer); `received` counts
+    bytes.
+    """
+
+    def __init__(
+        self, connection: Connection, random: random.Random, program: str = WRITER
+    ) -> None:
+        self.random = random
+        self._program = program
+        """The client's name, which the API server records as field manager."""
+        self.requests = Tally(
+            "api_requests_total",
+            "Requests to the API server by the code of the answer (none: no answer).",
+            ("verb", "resource", "code"),
+        )
+        self.received = Tally(
+            "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
+        )
+        self._connection = connection
+        self._library: shim.Library | None = None
+        self._client: KubeClient | None = None
+        self._print: tuple[object, ...] = ()
+        """The fingerprint of the connection with which the client was made."""
+        self._retired: KubeClient | None = None
+        self._lag = Lag()
+        self._closed = False
+        self._renewals = 0
+        self._lock = asyncio.Lock()
+        self._rooms: dict[tuple[str, str], asyncio.Semaphore] = {}
+
+    async def open(self) -> None:
+        """Load the library and the credentials; a second call does nothing.
+
+        Raises SettingsError: the connection's files cannot be used.
+        """
+        async with self._lock:
+            if self._client is not None or self._closed:
+                return
+            library = await asyncio.to_thread(shim.load)
+            configuration = await configure(library, self._connection)
+            self._print = fingerprint(configuration)  # before the client reads the files
+            self._client = self._connect(library, configuration)
+            self._library = library
+        log.info("kube.opened", server=configuration.host, source=self._connection.source)
+
+    async def close(self) -> None:
+        """End all connections; a second call does nothing."""
+        self._closed = True
+        for client in (self._retired, self._client):
+            if client is not None:
+                await client.rest.close()
+        self._retired = self._client = None
+
+    async def call(self, request: ApiRequest, at_most: int | None = None) -> bytearray:
+        """Return the body of a successful answer, within 10 s. Raises ApiError.
+
+        Raises AnswerTooLong for more than `at_most` bytes (None: 10 MiB).
+        """
+        body, _ = await self.exchange(request, at_most)
+        return body
+
+    async def exchange(
+        self, request: ApiRequest, at_most: int | None = None
+    ) -> tuple[bytearray, Mapping[str, str]]:
+        """Do as call(); also return the headers of the answer."""
+        limit = BODY_LIMIT if at_most is None else at_most
+        try:
+            async with self._lag.within(DEADLINE), self._room(request):
+                answer = await self._authorized(request)
+                try:
+                    return await self._successful(request, answer, limit), answer.headers
+                finally:
+                    answer.close()
+        except self._failures() as error:
+            raise self._unanswered(request, error) from error
+
+    async def fetch(self, request: ApiRequest) -> Mapping[str, Any]:
+        """Return the object in a successful answer. Raises ApiError."""
+        return await aside(await self.call(request), functools.partial(decode, request))
+
+    @contextlib.asynccontextmanager
+    async def stream(self, request: ApiRequest) -> AsyncIterator[Chunks]:
+        """Open a successful answer and yield its body as it arrives; opening takes at most 10 s.
+
+        Raises ApiError, also when the connection breaks while the caller reads.
+        """
+        answer = None
+        try:
+            async with self._lag.within(DEADLINE):
+                answer = await self._authorized(request)
+                if not _is_success(answer):
+                    await self._successful(request, answer, BODY_LIMIT)
+            _keep_alive(answer)
+            yield answer.content
+        except self._failures() as error:
+            raise self._unanswered(request, error) from error
+        finally:
+            if answer is not None:
+                answer.close()
+
+    async def _authorized(self, request: ApiRequest) -> ApiAnswer:
+        """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
+        library, client = await self._ready(request)
+        seen = self._renewals
+        try:
+            answer = await self._send(client, request)
+        except library.tls_errors:
+            answer = None
+        if answer is not None and answer.status != UNAUTHORIZED:
+            return answer
+        if answer is not None:
+            answer.close()
+        await self._renew(seen)
+        _, client = await self._ready(request)
+        return await self._send(client, request)
+
+    async def _send(self, client: KubeClient, request: ApiRequest) -> ApiAnswer:
+        code = "none"
+        headers = {
+            "Accept": request.accept,
+            "Content-Type": request.content_type,
+            "User-Agent": f"{self._program}/{__version__}",
+        }
+        try:
+            token = await client.configuration.get_api_key_with_prefix("BearerToken")
+            if token:
+                headers["Authorization"] = token
+            answer: ApiAnswer = await client.rest.request(
+                request.method,
+                client.configuration.host + request.path,
+                query_params=request.query,
+                headers=headers,
+                body=request.body,
+                _preload_content=False,
+            )
+            code = str(answer.status)
+        finally:
+            self.requests.add(request.verb, request.resource, code)
+        return answer
+
+    async def _successful(self, request: ApiRequest, answer: ApiAnswer, at_most: int) -> bytearray:
+        body = bytearray()
+        while len(body) <= at_most and (chunk := await answer.content.readany()):
+            body += chunk
+        self.received.add(request.resource, amount=len(body))
+        if len(body) > at_most:
+            text = f"{request.what}: the answer is longer than {at_most >> 20} MiB"
+            beginning = bytes(body[:BEGINNING])
+            body.clear()  # what handles the error keeps this frame until the next collection
+            raise AnswerTooLong(text, beginning)
+        if _is_success(answer):
+            return body
+        raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
+
+    async def _ready(self, request: ApiRequest) -> tuple[shim.Library, KubeClient]:
+        if self._client is None:
+            try:
+                await self.open()
+            except SettingsError as error:
+                raise ApiError(f"{request.what}: {error}") from error
+        if self._closed or self._library is None or self._client is None:
+            raise ApiError(f"{request.what}: the connection to the API server was closed")
+        return self._library, self._client
+
+    async def _renew(self, seen: int) -> None:
+        """Read the credentials again, unless another request did since renewal number `seen`.
+
+        The client before the new one stays open, so open watches keep their connection.
+        """
+        async with self._lock:
+            library, old = self._library, self._client
+            if self._renewals != seen or library is None or old is None:
+                return
+            configuration = await configure(library, self._connection)
+            self._renewals += 1
+            fresh = fingerprint(configuration)
+            if fresh == self._print:
+                old.configuration = configuration
+                return
+            self._client = self._connect(library, configuration)
+            self._print = fresh
+            retired, self._retired = self._retired, old
+            if retired is not None:
+                await retired.rest.close()
+        log.info("kube.credentials_renewed", source=self._connection.source)
+
+    def _connect(self, library: shim.Library, configuration: Any) -> KubeClient:  # noqa: ANN401 -- untyped library
+        """Make a client whose HTTP session reads no proxy variables and no .netrc.
+
+        The library's own session reads both, on two threads, before every request.
+        """
+        try:
+            rest = library.rest_client(configuration)
+        except (OSError, ValueError) as error:  # invalid certificates
+            raise unusable(self._connection, error) from error
+        theirs = rest.pool_manager
+        rest.pool_manager = library.http_session(connector=theirs.connector)
+        theirs.detach()
+        return KubeClient(configuration, rest)
+
+    def _room(self, request: ApiRequest) -> asyncio.Semaphore:
+        kind = (request.verb, request.resource.partition("/")[0])
+        return self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
+
+    def _failures(self) -> tuple[type[Exception], ...]:
+        known = (OSError, SettingsError)  # TimeoutError is an OSError
+        library = self._library
+        return known if library is None else known + library.http_errors + library.config_errors
+
+    def _unanswered(self, request: ApiRequest, error: Exception) -> ApiError:
+        return unanswered(request.what, error, self._connection.source)
+
+
+async def aside(body: bytearray, read: Callable[[bytearray], T]) -> T:
+    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread."""
+    return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
+
+
+def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
+    """Decode the JSON object in `body`. Raises ApiError."""
+    try:
+        return read_object(body)
+    except MalformedText as error:
+        raise ApiError(f"{request.what}: the answer is not a JSON object") from error
+
+
+def _keep_alive(answer: ApiAnswer) -> None:
+    """Let the kernel find out if what is between here and the server has forgotten the connection.
+
+    A NAT or a load balancer that does tells nobody, and an idle watch would wait for minutes.
+    """
+    if answer.connection is not None:  # the answer has not ended
+        found = answer.connection.transport.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            found.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _is_success(answer: ApiAnswer) -> bool:
+    return answer.status // 100 == 2

@@ -1,0 +1,783 @@
+"""Reads a cluster for the commands: nodes, pods and rights."""
+
+import datetime as dt
+import difflib
+import email.utils
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from agent import cluster as annotations
+from agent.cluster import REGISTER, NodeView, PodView
+from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
+from agent.hami.pod import decode_stamp
+from agent.kube.api import KubeNode
+from agent.kube.client import METADATA_ONLY, ApiRequest, KubeSession, decode, path_of
+from agent.kube.lists import EndlessList, Lists, command_budget
+from agent.kube.narrow import Raw, inside, objects_in, read_object, read_pod
+from agent.kube.objects import WRITER, decode_pod, decode_quantity, entries, other_writer
+from agent.node.preflight import Right, skew_of
+from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
+from agent.ports import Clock
+
+# The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
+#
+# It keeps of 5,000 Nodes and their pods only what a decision uses.
+
+JsonObject = Mapping[str, Any]
+
+
+class Taint(msgspec.Struct, frozen=True):
+    """A taint of a Node."""
+
+    key: str
+    value: str
+    effect: str
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    """A Node as the schedulers see it.
+
+    - `annotations`: those of HAMi.
+    - `slices`: the allocatable slices that its kubelet offers.
+    - `reported`: when register annotation, cordon or handshake were last written; None if it is not
+      known.
+    """
+
+    name: str
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    is_closed: bool = False
+    is_ready: bool = True
+    slices: int = 0
+    reported: dt.datetime | None = None
+
+
+class GpuHolder(msgspec.Struct, frozen=True):
+    """A pod for which HAMi's scheduler has chosen GPUs. `shares`: its devices annotation."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    shares: str
+    phase: str
+    inits: int = 0
+    has_passed_init: bool = False
+    is_deleted: bool = False
+
+
+class PodEventView(msgspec.Struct, frozen=True):
+    """An Event about the pod. `last`: the last time; None if it cannot be read."""
+
+    kind: str
+    reason: str
+    message: str
+    writer: str
+    last: dt.datetime | None
+    count: int = 1
+
+
+class AgentPod(msgspec.Struct, frozen=True):
+    """A pod of the agent. `state`: `Ready`, else what it waits for in the kubelet's words."""
+
+    node: str
+    name: str
+    state: str
+
+
+class RefusedPod(msgspec.Struct, frozen=True):
+    """A pod that the kubelet failed at its admission. `message`: the kubelet's.
+
+    `at`: when the kubelet saw the pod, else when it was created; None if neither can be read.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    message: str
+    at: dt.datetime | None
+
+
+class HeldUse(msgspec.Struct, frozen=True):
+    """What a container of the pod uses of one GPU, as the agent of its node says.
+
+    `used_mib` and `last_kernel` are None if they are not known.
+    """
+
+    container: str
+    uuid: str
+    used_mib: int | None
+    last_kernel: dt.datetime | None
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """A part of the cluster that could not be read: what, and why in one sentence."""
+
+    part: str
+    why: str
+
+
+class ClusterSnapshot(msgspec.Struct, frozen=True):
+    """All parts as they were read, in this order: nodes, holders, quotas, Events.
+
+    A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
+    of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
+    `use_unread`: why its node's agent did not say.
+    """
+
+    pod: JsonObject
+    taken: dt.datetime
+    nodes: tuple[ClusterNode, ...] = ()
+    holders: tuple[GpuHolder, ...] = ()
+    quotas: tuple[JsonObject, ...] = ()
+    events: tuple[PodEventView, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    agents: tuple[AgentPod, ...] = ()
+    uses: tuple[HeldUse, ...] = ()
+    use_unread: str = ""
+
+    def has(self, part: str) -> bool:
+        """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
+        return all(unread.part != part for unread in self.unread)
+
+
+# Decodes what `explain` reads of a cluster; each object is cut to what a decision uses.
+#
+# A field of another shape counts as absent: one malformed object must not hide the others.
+
+REFUSED: Final = "UnexpectedAdmissionError"
+"""The reason of a pod that the kubelet failed because of its devices."""
+SLICES: Final = "nvidia.com/gpu"
+_NOTED: Final = (
+    annotations.REGISTER,
+    annotations.SCORE,
+    annotations.HANDSHAKE,
+    annotations.MUTEX_LOCK,
+    annotations.CORDON,
+)
+_REPORT: Final = frozenset({annotations.REGISTER, annotations.CORDON, annotations.HANDSHAKE})
+"""A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
+
+
+def decode_target(body: Raw) -> JsonObject:
+    """Decode the pod to explain: a whole object with metadata, spec and status.
+
+    Raises:
+        MalformedText: it is not an object.
+    """
+    pod = read_object(body)
+    parts = ("metadata", "spec", "status")
+    metadata, spec, status = (dict(inside(pod, part)) for part in parts)
+    for part in ("annotations", "labels"):
+        texts = inside(metadata, part)
+        metadata[part] = {key: text for key, text in texts.items() if isinstance(text, str)}
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
+    """Decode a Node; of its labels only those with these names are kept.
+
+    Raises:
+        MalformedText: it is not an object.
+    """
+    node = read_object(body)
+    metadata, spec, status = (inside(node, part) for part in ("metadata", "spec", "status"))
+    noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
+    ready = [entry for entry in objects_in(status, "conditions") if entry.get("type") == "Ready"]
+    return ClusterNode(
+        name=_text(metadata, "name"),
+        annotations={key: _text(noted, key) for key in _NOTED if key in noted},
+        labels={key: _text(labelled, key) for key in labels if key in labelled},
+        taints=tuple(
+            Taint(_text(taint, "key"), _text(taint, "value"), _text(taint, "effect"))
+            for taint in objects_in(spec, "taints")
+        ),
+        is_closed=spec.get("unschedulable") is True,
+        is_ready=not ready or ready[0].get("status") == "True",
+        slices=decode_quantity(_text(inside(status, "allocatable"), SLICES)) or 0,
+        reported=_reported(metadata),
+    )
+
+
+def decode_holder(body: Raw) -> GpuHolder | None:
+    """Decode a pod; None if HAMi's scheduler has chosen no GPUs for it.
+
+    Raises:
+        MalformedText: it is not an object.
+    """
+    pod = read_pod(body)
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    noted = inside(metadata, "annotations")
+    if annotations.VGPU_NODE not in noted:
+        return None
+    ended = [
+        inside(inside(one, "state"), "terminated")
+        for one in objects_in(status, "initContainerStatuses")
+    ]
+    return GpuHolder(
+        uid=_text(metadata, "uid"),
+        namespace=_text(metadata, "namespace"),
+        name=_text(metadata, "name"),
+        node=_text(noted, annotations.VGPU_NODE),
+        shares=_text(noted, annotations.ALLOCATED),
+        phase=_text(status, "phase"),
+        inits=len(objects_in(spec, "initContainers")),
+        has_passed_init=bool(ended) and all(end.get("exitCode") == 0 for end in ended),
+        is_deleted=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def decode_quota(body: Raw) -> JsonObject:
+    """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
+    quota = read_object(body)
+    metadata = inside(quota, "metadata")
+    hard = {
+        key: value
+        for key, value in inside(inside(quota, "spec"), "hard").items()
+        if isinstance(value, str | int)
+    }
+    names: dict[str, Any] = {key: _text(metadata, key) for key in ("namespace", "name")}
+    return {"metadata": names, "spec": {"hard": hard}}
+
+
+def decode_pod_event(body: Raw) -> PodEventView:
+    """Decode an Event. Raises MalformedText: it is not an object."""
+    event = read_object(body)
+    series = inside(event, "series")
+    count = series.get("count") or event.get("count") or 1
+    stamps = (
+        _text(series, "lastObservedTime"),
+        _text(event, "lastTimestamp"),
+        _text(event, "eventTime"),
+        _text(inside(event, "metadata"), "creationTimestamp"),
+    )
+    return PodEventView(
+        kind=_text(event, "type"),
+        reason=_text(event, "reason"),
+        message=_text(event, "message"),
+        writer=_text(inside(event, "source"), "component") or _text(event, "reportingComponent"),
+        last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
+        count=count if isinstance(count, int) else 1,
+    )
+
+
+def is_device_plugin(pod: Mapping[str, object]) -> bool:
+    """Whether the pod mounts the kubelet's plugin directory of its host.
+
+    Labels and owners are the words of a pod's author. A pod that may mount that directory may
+    replace the device plugin of its node anyway.
+    """
+    volumes = objects_in(inside(pod, "spec"), "volumes")
+    paths = (_text(inside(volume, "hostPath"), "path") for volume in volumes)
+    return any(PurePosixPath(path).name == "device-plugins" for path in paths)
+
+
+def decode_agent(body: Raw) -> AgentPod | None:
+    """Decode a pod with the agent's label; None if it is no device plugin.
+
+    Raises MalformedText: it is not an object.
+    """
+    pod = read_object(body)
+    if not is_device_plugin(pod):
+        return None
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    waits = (
+        _text(inside(inside(one, "state"), "waiting"), "reason")
+        for key in ("initContainerStatuses", "containerStatuses")
+        for one in objects_in(status, key)
+    )
+    is_ready = any(
+        entry.get("type") == "Ready" and entry.get("status") == "True"
+        for entry in objects_in(status, "conditions")
+    )
+    phase = _text(status, "phase")
+    not_ready = "Running, not ready" if phase == "Running" else phase
+    return AgentPod(
+        node=_text(spec, "nodeName"),
+        name=f"{_text(metadata, 'namespace')}/{_text(metadata, 'name')}",
+        state="Ready" if is_ready else next(filter(None, waits), not_ready),
+    )
+
+
+def decode_refused(body: Raw) -> RefusedPod | None:
+    """Decode a pod; None if the kubelet did not refuse it for want of devices.
+
+    Raises:
+        MalformedText: it is not an object.
+    """
+    pod = read_pod(body)
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    if _text(status, "reason") != REFUSED:
+        return None
+    started = decode_moment(status.get("startTime"))
+    return RefusedPod(
+        namespace=_text(metadata, "namespace"),
+        name=_text(metadata, "name"),
+        node=_text(spec, "nodeName"),
+        message=_text(status, "message"),
+        at=started or decode_moment(metadata.get("creationTimestamp")),
+    )
+
+
+def decode_name(body: Raw) -> tuple[str, str]:
+    """Namespace and name of an object. Raises MalformedText: it is not an object."""
+    metadata = inside(read_pod(body), "metadata")
+    return _text(metadata, "namespace"), _text(metadata, "name")
+
+
+def decode_moment(text: object) -> dt.datetime | None:
+    """A time of the API server; None for any other value."""
+    try:
+        return decode_stamp(text) if isinstance(text, str) and text else None
+    except MalformedText:
+        return None
+
+
+def _reported(metadata: Mapping[str, object]) -> dt.datetime | None:
+    stamps = (
+        decode_moment(entry.time)
+        for entry in entries(metadata)
+        if not _REPORT.isdisjoint(entry.annotations)
+    )
+    return max((stamp for stamp in stamps if stamp is not None), default=None)
+
+
+def _text(parent: Mapping[str, object], key: str) -> str:
+    value = parent.get(key)
+    return value if isinstance(value, str) else ""
+
+
+# Reads one pod and the parts of the cluster that decide about it.
+
+METADATA_LIST: Final = (
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+)
+NEAREST: Final = 3
+AGENTS: Final = "app.kubernetes.io/name=hami-agent"
+"""The label of the agents' pods in chart and manifests."""
+UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+JSON_FORM: Final = "["
+"""The first character of a register annotation for schedulers from 2.8 on."""
+
+T = TypeVar("T")
+
+
+class NoSuchPod(msgspec.Struct, frozen=True):
+    """There is no pod of that name. `nearest`: similar names of the namespace.
+
+    `elsewhere`: other namespaces with a pod of exactly that name. `unread`: why the names could not
+    be listed; empty if they were.
+    """
+
+    nearest: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    unread: str = ""
+
+
+class ClusterReader:
+    """Reads parts of a cluster, each with LISTs in pages; each answer has 10 s."""
+
+    def __init__(self, session: KubeSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._budget = command_budget()
+        self._unread: list[Unread] = []
+        self._is_silent = False
+        """It gave no answer: each further request would only wait for its deadline."""
+
+    async def snapshot(self, namespace: str, name: str) -> ClusterSnapshot:
+        """Read the pod and all parts. A part that cannot be read is named in `unread`.
+
+        Nodes come before the pods: the owner of a lock that is not among the pods was deleted.
+
+        Raises:
+            ApiNotFound: there is no such pod.
+            ApiError: the pod cannot be read.
+        """
+        self._unread, self._is_silent = [], False
+        pod = await self._pod(namespace, name)
+        taken = self._clock.now()
+        labels = frozenset(_selected_labels(pod))
+        nodes = await self._part(
+            "nodes",
+            path_of("nodes"),
+            lambda raw: decode_cluster_node(raw, labels),
+        )
+        holders = await self._holders(nodes)
+        quotas = await self._part(
+            "resourcequotas",
+            path_of("namespaces", namespace, "resourcequotas"),
+            decode_quota,
+        )
+        selector = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
+        events = await self._part(
+            "events",
+            path_of("namespaces", namespace, "events"),
+            decode_pod_event,
+            (("fieldSelector", selector),),
+        )
+        agents: tuple[AgentPod, ...] = ()
+        if any(_is_unregistered(node) for node in nodes):
+            query = (("labelSelector", AGENTS),)
+            pods = await self._part("pods", path_of("pods"), decode_agent, query, "agents")
+            agents = tuple(pod for pod in pods if pod is not None)
+        unread = tuple(self._unread)
+        return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
+
+    async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
+        """List the pods that kubelets refused; `namespace` empty: of all namespaces.
+
+        Raises ApiError.
+        """
+        path = path_of("namespaces", namespace, "pods") if namespace else path_of("pods")
+        query = (("fieldSelector", "status.phase=Failed"),)
+        request = ApiRequest("list", "pods", path, query=query)
+        try:
+            found = await self._list(request, decode_refused)
+        except ApiForbidden as error:
+            raise ApiForbidden(_right(request, error), status=error.status) from error
+        return tuple(pod for pod in found if pod is not None)
+
+    async def similar(self, namespace: str, name: str) -> NoSuchPod:
+        """Find the names that may have been meant."""
+        request = ApiRequest(
+            "list", "pods", path_of("namespaces", namespace, "pods"), accept=METADATA_LIST
+        )
+        named = ApiRequest(
+            "list",
+            "pods",
+            path_of("pods"),
+            query=(("fieldSelector", f"metadata.name={name}"),),
+            accept=METADATA_LIST,
+        )
+        try:
+            known = [other for _, other in await self._list(request, decode_name)]
+            same = await self._list(named, decode_name)
+            nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
+            if not (nearest or same):
+                nearest = await self._near_holders(name)
+        except ApiForbidden as error:
+            return NoSuchPod(unread=_right(request, error))
+        except EndlessList:
+            raise  # nor is it to be believed that there is no such pod
+        except ApiError as error:
+            return NoSuchPod(unread=str(error))
+        return NoSuchPod(tuple(nearest), tuple(sorted(space for space, _ in same))[:NEAREST])
+
+    async def _near_holders(self, name: str) -> list[str]:
+        """Similar names of pods with GPUs in all namespaces, with their namespace."""
+        query = (("labelSelector", annotations.VGPU_NODE),)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query, accept=METADATA_LIST)
+        spaces = {other: space for space, other in await self._list(request, decode_name)}
+        near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
+        return [f"{spaces[other]}/{other}" for other in near]
+
+    async def _pod(self, namespace: str, name: str) -> JsonObject:
+        path = path_of("namespaces", namespace, "pods", name)
+        request = ApiRequest("get", "pods", path)
+        try:
+            return decode_target(await self._session.call(request))
+        except ApiForbidden as error:
+            raise ApiForbidden(_right(request, error), status=error.status) from error
+        except MalformedText as error:
+            raise ApiError(f"{request.what}: {error}") from error
+
+    async def _holders(self, nodes: tuple[ClusterNode, ...]) -> tuple[GpuHolder, ...]:
+        """The pods with GPUs. Schedulers from 2.5 on label them; 2.4 only annotates them."""
+        reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
+        is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
+        query = (
+            ("labelSelector", annotations.VGPU_NODE)
+            if is_labelled
+            else ("fieldSelector", UNFINISHED)
+        )
+        found = await self._part("pods", path_of("pods"), decode_holder, (query,))
+        return tuple(holder for holder in found if holder is not None)
+
+    async def _part(
+        self,
+        resource: str,
+        path: str,
+        read: Callable[[Raw], T],
+        query: tuple[tuple[str, str], ...] = (),
+        part: str = "",
+    ) -> tuple[T, ...]:
+        """List a part, which is named by its resource unless `part` does."""
+        request = ApiRequest("list", resource, path, query=query)
+        if self._is_silent:
+            self._unread.append(
+                Unread(part or resource, "not asked, because the API server fell silent")
+            )
+            return ()
+        try:
+            return await self._list(request, read)
+        except ApiForbidden as error:
+            self._unread.append(Unread(part or resource, _right(request, error)))
+        except EndlessList:
+            raise  # no other part of what this server says is to be believed
+        except ApiError as error:
+            self._unread.append(Unread(part or resource, str(error)))
+            self._is_silent = not error.status
+        return ()
+
+    async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
+        lists = Lists(self._session, whole=False, budget=lambda: self._budget)
+        return (await lists.fetch(request, read)).items
+
+
+def _is_unregistered(node: ClusterNode) -> bool:
+    """Whether a Node that has, or had, GPUs reports none or offers none."""
+    has_report = bool(node.annotations.get(annotations.REGISTER))
+    has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
+    return has_gpus and not (has_report and node.slices > 0)
+
+
+def _right(request: ApiRequest, error: ApiError) -> str:
+    """The missing right in one sentence."""
+    if error.status == 401:
+        return f"{request.what}: the API server does not accept the credentials; renew them"
+    scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
+    return (
+        f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
+        f"{request.verb} on the resource {request.resource}"
+    )
+
+
+def _selected_labels(pod: JsonObject) -> Iterable[str]:
+    """The labels of Nodes that the pod's own rules name."""
+    spec = pod["spec"]
+    yield from spec.get("nodeSelector") or ()
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or ():
+        for rule in term.get("matchExpressions") or ():
+            yield str(rule.get("key", ""))
+
+
+# Reads the status of one node: from its agent, through the API server, or from its objects.
+
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that does not serve any more, such as an evicted one."""
+PORT: Final = 9394
+"""Where the pod names none."""
+PORT_NAME: Final = "http"
+DOCUMENT: Final = ("api", "v1", "status")
+
+
+class NodeObjects(msgspec.Struct, frozen=True):
+    """The Node and the pods bound to it."""
+
+    node: NodeView
+    pods: tuple[PodView, ...]
+
+
+class NodeReader:
+    """Reads what is known of one node with the rights of the operator; each answer has 10 s."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+
+    async def by_agent(self) -> bytes:
+        """The agent's `/api/v1/status`, through the proxy of the API server.
+
+        Raises ApiError: there is no agent's pod, the account may not use the proxy, or the agent
+        does not answer from elsewhere.
+        """
+        query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        listed = await Lists(self._session, budget=command_budget).fetch(request, _place)
+        # During an update the old pod, which is deleted, may be listed first.
+        alive = sorted(place for place in listed.items if place is not None)
+        if not alive:
+            raise ApiError(f"no pod of the agent is on the node {self._node}")
+        _, namespace, place = alive[0]
+        path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
+        return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
+
+    async def objects(self, resource: str) -> NodeObjects | None:
+        """The Node and its pods; None: there is no such Node. `resource`: the name of slices.
+
+        Raises ApiError.
+        """
+        node = await KubeNode(self._session, self._node).get_node()
+        if node is None:
+            return None
+        query = (("fieldSelector", f"spec.nodeName={self._node}"),)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        listed = await Lists(self._session, budget=command_budget).fetch(
+            request, lambda item: decode_pod(read_pod(item), resource)
+        )
+        return NodeObjects(node, listed.items)
+
+    async def names(self) -> tuple[str, ...]:
+        """The names of all Nodes. Raises ApiError."""
+        request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
+        listed = await Lists(self._session, whole=False, budget=command_budget).fetch(
+            request, decode_name
+        )
+        return tuple(sorted(name for _, name in listed.items))
+
+
+def _place(raw: Raw) -> tuple[bool, str, str] | None:
+    """Whether it is deleted, namespace, and NAME:PORT of a living agent's pod."""
+    item = read_object(raw)
+    metadata = inside(item, "metadata")
+    if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
+        return None
+    place = f"{metadata.get('name', '')}:{_port(item)}"
+    return "deletionTimestamp" in metadata, str(metadata.get("namespace", "")), place
+
+
+def _port(pod: Mapping[str, Any]) -> int:
+    """The agent's port, which the chart chooses: beside HAMi's monitor it is another one."""
+    for container in objects_in(inside(pod, "spec"), "containers"):
+        for port in objects_in(container, "ports"):
+            number = port.get("containerPort")
+            if port.get("name") == PORT_NAME and isinstance(number, int):
+                return number
+    return PORT
+
+
+# Asks the API server for the rights of this identity and for other plugins on the node.
+
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
+"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
+
+
+class Neighbours(msgspec.Struct, frozen=True):
+    """The pods of this node, by namespace and name.
+
+    `plugins`: those that are other plugins for NVIDIA GPUs, as namespace/name.
+    """
+
+    pods: tuple[tuple[str, str], ...]
+    plugins: tuple[str, ...]
+
+
+class KubeReview:
+    """Sends each request once. It has the session's deadline of 10 s and raises ApiError."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+
+    async def granted(self, right: Right) -> bool:
+        """True when this identity has the right; the right is not used."""
+        resource, _, part = right.resource.partition("/")
+        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
+        attributes |= {"subresource": part} if part else {}
+        attributes |= {"name": right.name} if right.name else {}
+        attributes |= {"namespace": right.namespace} if right.namespace else {}
+        attributes |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
+        status = (await self._session.fetch(request)).get("status")
+        return isinstance(status, Mapping) and status.get("allowed") is True
+
+    async def neighbours(self) -> Neighbours:
+        """List the pods of this node."""
+        query = (("fieldSelector", f"spec.nodeName={self._node}"),)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        lists = Lists(self._session, budget=command_budget)
+        metas = (
+            await lists.fetch(request, lambda item: read_object(item).get("metadata") or {})
+        ).items
+        names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
+        return Neighbours(names, tuple(_plugins(metas)))
+
+
+def _plugins(metas: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for metadata in metas:
+        labels = metadata.get("labels") or {}
+        words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
+        if any(plugin in word for plugin in PLUGINS for word in words):
+            yield f"{metadata.get('namespace')}/{metadata.get('name')}"
+
+
+# Reads the Node with its status, and the API server's time, for `doctor`.
+
+_DATE: Final = "Date"
+
+
+class NodeSight(msgspec.Struct, frozen=True):
+    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
+
+    traces: NodeTraces
+    offer: OfferSeen
+    labels: Mapping[str, str]
+    skew: float | None = None
+
+
+class KubeSight:
+    """Sends each request once, with the session's deadline of 10 s."""
+
+    def __init__(self, session: KubeSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+
+    async def look(self, node: str, resource: str) -> NodeSight:
+        """Get the Node. Raises ApiNotFound, ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", node))
+        before = self._clock.now()
+        body, headers = await self._session.exchange(request)
+        after = self._clock.now()
+        sent = _time(headers.get(_DATE, ""))
+        skew = None if sent is None else skew_of(sent, before, after)
+        found = decode(request, body)
+        if inside(found, "metadata").get("name") != node:
+            raise ApiError(f"{request.what}: the answer has no name, or another one")
+        labels = inside(inside(found, "metadata"), "labels")
+        texts = {key: str(value) for key, value in labels.items()}
+        return NodeSight(_traces(node, found), _offer(found, resource), texts, skew)
+
+    async def named(self, node: str) -> NamedNode:
+        """Look whether a Node of this name exists. Raises ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
+        try:
+            await self._session.call(request)
+        except ApiNotFound:
+            return NamedNode.MISSING
+        except ApiForbidden:  # a node's own identity may read only its own Node
+            return NamedNode.UNSEEN
+        return NamedNode.THERE
+
+
+def _traces(name: str, node: Mapping[str, Any]) -> NodeTraces:
+    metadata = inside(node, "metadata")
+    managed = entries(metadata)
+    agents = [entry for entry in managed if entry.writer == WRITER]
+    return NodeTraces(
+        name,
+        {key: str(value) for key, value in inside(metadata, "annotations").items()},
+        frozenset(key for entry in agents for key in entry.annotations),
+        max((entry.time for entry in agents), default=""),
+        other_writer(managed, REGISTER),
+    )
+
+
+def _offer(node: Mapping[str, Any], resource: str) -> OfferSeen:
+    status = inside(node, "status")
+
+    def amount(of: str) -> int:
+        value = inside(status, of).get(resource)
+        return max(0, decode_quantity(str(value)) or 0) if value is not None else 0
+
+    return OfferSeen(resource, amount("allocatable"), amount("capacity"))
+
+
+def _time(text: str) -> dt.datetime | None:
+    """The time in an HTTP header, in UTC; None if there is none."""
+    try:
+        return email.utils.parsedate_to_datetime(text).astimezone(dt.UTC)
+    except ValueError:
+        return None

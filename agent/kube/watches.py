@@ -1,0 +1,490 @@
+"""Follows the Node and its pods."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import msgspec
+import structlog
+
+from agent.allocate.candidates import NOT_HERE
+from agent.allocate.room import GpuUse
+from agent.cluster import (
+    BIND_PHASE,
+    MUTEX_LOCK,
+    NodeView,
+    PodChange,
+    PodList,
+    PodTable,
+    PodUid,
+    PodView,
+    Tombstone,
+    version_number,
+)
+from agent.errors import ApiError, ApiForbidden, ApiGone
+from agent.kit.backoff import Allowance, Throttle
+from agent.kit.cell import Cell
+from agent.kit.reopening import Reopening
+from agent.kit.running_time import Lag
+from agent.kit.tally import Tally
+from agent.model import GpuUuid, Inventory
+from agent.ports import Clock, NodeApi, PodApi
+
+# Follows this Node with one WATCH, which is opened again whenever it ends.
+
+log = structlog.get_logger(__name__)
+
+LOOK_PAUSE = 0.2
+"""The least seconds between watches opened by `look`: each Allocate may cause one."""
+
+FORMER_LIFE = 60.0
+"""Seconds for which a removed lock still proves the right of the pod that it named. A bind can wait
+in the scheduler's queue for longer than the grace period of its lock."""
+
+FORMER_LOCKS = 64
+"""The most former locks that are kept: the scheduler takes fewer than two a second."""
+
+UNSEEN_AFTER = 5.0
+"""Seconds. A watch begins with the Node; if none comes within this time, there is no Node."""
+
+
+class NodeWatch:
+    """Sole writer of the view of the Node (None: not seen yet, or deleted).
+
+    `restarts` counts the watches that ended, by reason. `returns` counts how often the view became
+    current again after the API server was lost.
+    """
+
+    def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
+        self.restarts = Tally(
+            "node_watch_restarts_total", "Watches of this Node that ended.", ("reason",)
+        )
+        self.returns = Cell(0)
+        self._api = api
+        self._node = node
+        self._watch = Reopening(self.restarts, random)
+        self._floor = 0
+        """The version of the agent's last write since this watch began. Older frames are late."""
+        self._failing = False
+        self._is_stale = False
+        """The API server answers again but has not sent the Node yet."""
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> NoReturn:
+        """Keep the view up to date for ever."""
+        while True:
+            self._floor = 0
+            least = 0.0
+            self._watch.opening()
+            try:
+                await self._follow()
+            except ApiError as error:
+                delay = self._give_up(error)
+                least = error.retry_after or 0.0
+            else:
+                delay = self._watch.ended()
+            await self._pause(least, delay)
+
+    def look(self) -> None:
+        """Open the watch now if it is down."""
+        self._wanted.set()
+
+    async def refresh(self) -> None:
+        """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
+        node = await self._api.get_node()
+        if node is not None:
+            self.saw(node)
+
+    def saw(self, node: NodeView) -> None:
+        """Update the view from the answer to a request, unless the watch showed a newer Node."""
+        held = self._node.value
+        version = version_number(node.resource_version)
+        if held is not None and 0 < version <= version_number(held.resource_version):
+            return
+        self._floor = version
+        self._set(node)
+
+    def _set(self, node: NodeView) -> None:
+        """Set the view, with the locks that were removed lately."""
+        held = self._node.value
+        if held is not None:
+            now = asyncio.get_running_loop().time()
+            former = [(text, until) for text, until in held.former_locks if until > now]
+            gone = held.annotations.get(MUTEX_LOCK, "")
+            if gone and node.annotations.get(MUTEX_LOCK) != gone:
+                former.insert(0, (gone, now + FORMER_LIFE))
+            node = msgspec.structs.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
+        self._node.set(node)
+
+    async def _pause(self, least: float, most: float) -> None:
+        """Wait `most` seconds; after `least` seconds a `look` ends the wait."""
+        self._wanted.clear()
+        least = max(least, min(LOOK_PAUSE, most))
+        await asyncio.sleep(least)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most - least):
+                await self._wanted.wait()
+
+    async def _follow(self) -> None:
+        """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
+        loop = asyncio.get_running_loop()
+        unseen: asyncio.TimerHandle | None = None
+        try:
+            async for change in self._api.watch_node():
+                if change.opened:
+                    self._opened()
+                    unseen = loop.call_later(UNSEEN_AFTER, self._unseen)
+                    continue
+                if unseen is not None:
+                    unseen.cancel()
+                self._take(change.node)
+        finally:
+            if unseen is not None:
+                unseen.cancel()
+
+    def _opened(self) -> None:
+        if self._failing:
+            log.info("node.followed")
+        self._is_stale = self._is_stale or self._failing
+        self._failing = False
+
+    def _take(self, node: NodeView | None) -> None:
+        if node is None:
+            log.warning("node.deleted")
+            self._node.set(None)
+        elif version_number(node.resource_version) >= self._floor:
+            self._set(node)
+        if self._is_stale:
+            self._is_stale = False
+            self.returns.set(self.returns.value + 1)
+
+    def _unseen(self) -> None:
+        """The open watch sends no Node: it was deleted while no watch was open."""
+        if self._node.set(None):
+            log.warning("node.deleted", unseen_for=UNSEEN_AFTER)
+
+    def _give_up(self, error: ApiError) -> float:
+        """Note a failed watch. Returns the seconds until the next try."""
+        if not self._failing:
+            log.warning("node.lost", err=str(error))
+        self._failing = True
+        return self._watch.broke(at_least=error.retry_after or 0.0)
+
+
+# Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes.
+
+PATIENCE = 5
+"""Consecutive failed watches before the agent lists all pods again."""
+LIST_PATIENCE = 2.0
+"""Seconds for a LIST that calls wait for. No call waits longer."""
+LISTS = 120
+LISTS_REFILL = 2.0
+OWNERS_REFILL = 0.25
+"""Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
+2 s. A tenant can cause them without end, and each one scans all pods of the cluster. While a lock
+is held its owner may be asking: such LISTs have the same of their own, and four a second, for the
+scheduler gives no more locks."""
+WARN_PERIOD = 60.0
+KEEP = dt.timedelta(minutes=10)
+GRAVES = 1024
+
+
+class PodWatch:
+    """Sole writer of the pod table. `restarts` counts the watches that ended, by reason.
+
+    `resource`: the resource name by which containers are counted; None: the API port has counted
+    them.
+    """
+
+    def __init__(
+        self,
+        api: PodApi,
+        table: Cell[PodTable],
+        clock: Clock,
+        random: random.Random,
+        resource: Cell[str] | None = None,
+    ) -> None:
+        self.restarts = Tally(
+            "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
+        )
+        self._api = api
+        self._table = table
+        self._clock = clock
+        self._resource = resource
+        self._watch = Reopening(self.restarts, random)
+        self._version = ""
+        """The resource version of the table; empty: a LIST is needed."""
+        self._asked = asyncio.Event()
+        self._answers: list[asyncio.Future[PodTable]] = []
+        self._lists = Allowance(LISTS, LISTS_REFILL)
+        self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
+        self._warnings = Throttle(WARN_PERIOD)
+        self._lag = Lag()
+
+    async def run(self) -> None:
+        """Keep the table up to date for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep())
+            group.create_task(self._answer())
+            group.create_task(self._bury())
+            if self._resource is not None:
+                group.create_task(self._recount(self._resource))
+
+    async def refresh(self, *, is_owners: bool = False) -> PodTable:
+        """The table after one LIST that began after this call, or after the first LIST of all.
+
+        Concurrent callers share the LIST. The caller sets the deadline. `is_owners`: the owner of
+        the node lock may be asking. Raises ApiError, also when the allowance is used up.
+        """
+        if self._table.value.synced:
+            self._spend_list(self._owners_lists if is_owners else self._lists)
+        answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._asked.set()
+        return await answer
+
+    async def look(self, namespace: str, name: str) -> PodUid:
+        """The UID of the pod that has this name now. The caller sets the deadline.
+
+        NOT_HERE: no pod has the name, or this node may not read it. Raises ApiError: not known.
+        """
+        try:
+            pod = await self._api.get_pod(namespace, name)
+        except ApiForbidden:
+            return NOT_HERE
+        if pod is None:
+            return NOT_HERE
+        held = self._table.value.pods.get(pod.uid)
+        if held is not None and _is_newer(pod.resource_version, held.resource_version):
+            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
+        return pod.uid
+
+    async def _keep(self) -> NoReturn:
+        while True:
+            self._watch.opening()
+            try:
+                if not self._version:
+                    self._take(await self._api.list_pods())
+                await self._follow()
+            except ApiGone:
+                delay = self._start_over()
+            except ApiError as error:
+                delay = self._give_up(error)
+            else:
+                delay = self._watch.ended()
+            await asyncio.sleep(delay)
+
+    async def _follow(self) -> None:
+        """Follow one watch to its end."""
+        async for change in self._api.watch_pods(self._version):
+            if self._table.value.stale:
+                log.info("pods.followed", version=self._version)
+                self._mark(stale=False)
+            self._apply(change)
+
+    def _start_over(self) -> float:
+        """Prepare a new LIST after a 410. Returns the seconds until then."""
+        self._mark(stale=True)
+        self._version = ""
+        delay = self._watch.gone()
+        log.info("pods.gone", again_in=round(delay, 3))
+        return delay
+
+    def _give_up(self, error: ApiError) -> float:
+        """Note a failed LIST or watch. Returns the seconds until the next try."""
+        delay = self._watch.broke(at_least=error.retry_after or 0.0)
+        if self._watch.failures == 1:
+            log.warning("pods.lost", err=str(error))
+        if self._watch.failures % PATIENCE == 0:
+            self._version = ""
+        self._mark(stale=True)
+        return delay
+
+    def _mark(self, *, stale: bool) -> None:
+        self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
+
+    def _apply(self, change: PodChange) -> None:
+        """Apply one frame, unless a LIST was newer."""
+        version = version_number(change.resource_version)
+        if version and version <= version_number(self._version):
+            return
+        self._version = change.resource_version
+        if change.pod is None:
+            return
+        pods = dict(self._table.value.pods)
+        held = pods.pop(change.pod.uid, None)
+        if held is not None and _is_newer(held.resource_version, change.resource_version):
+            return  # a GET was newer; later frames follow
+        if change.deleted:
+            self._publish(pods, dead=(self._counted(change.pod),))
+        else:
+            pods[change.pod.uid] = self._counted(change.pod)
+            self._publish(pods)
+
+    def _take(self, found: PodList) -> None:
+        """Replace the table by a LIST. A pod that it does not have was deleted.
+
+        If a watch or another LIST was newer, the table already has all of it.
+        """
+        if self._version and version_number(found.resource_version) <= version_number(
+            self._version
+        ):
+            return
+        self._version = found.resource_version
+        pods = {pod.uid: self._counted(pod) for pod in found.pods}
+        before = self._table.value
+        dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
+        self._publish(pods, dead=dead)
+        if not before.synced:
+            answers, self._answers = self._answers, []
+            for answer in answers:
+                _succeed(answer, self._table.value)
+        log.info("pods.listed", pods=len(pods), gone=len(dead))
+
+    async def _answer(self) -> NoReturn:
+        """LIST for the waiting callers. A LIST that hangs delays no later call."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._asked.wait()
+                await self._table.until(lambda table: table.synced or table.stale)
+                self._asked.clear()
+                answers, self._answers = self._answers, []
+                group.create_task(self._list([one for one in answers if not one.done()]))
+
+    async def _list(self, waiting: list[asyncio.Future[PodTable]]) -> None:
+        """One LIST for these callers."""
+        if not waiting:
+            return
+        try:
+            async with self._lag.within(LIST_PATIENCE):
+                found = await self._api.list_pods()
+        except (ApiError, TimeoutError) as error:
+            for answer in waiting:
+                _fail(answer, error)
+            return
+        self._take(found)
+        for answer in waiting:
+            _succeed(answer, self._table.value)
+
+    def _spend_list(self, lists: Allowance) -> None:
+        """Spend the allowance for one LIST. Raises ApiError: none is left."""
+        now = asyncio.get_running_loop().time()
+        if lists.allows(now):
+            lists.spend(now)
+            return
+        left_out = self._warnings.admit()
+        if left_out is not None:
+            log.warning("pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out)
+        raise ApiError("too many requests by pods that the agent does not know")
+
+    async def _bury(self) -> NoReturn:
+        """Forget deleted pods after KEEP."""
+        while True:
+            table = await self._table.until(lambda table: bool(table.tombstones))
+            oldest = min(grave.deleted_at for grave in table.tombstones)
+            left = (oldest + KEEP - self._clock.now()).total_seconds()
+            await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
+            self._publish()
+
+    async def _recount(self, resource: Cell[str]) -> None:
+        """Count all containers again when the resource name changes, without a request."""
+        async for _ in resource.follow():
+            table = self._table.value
+            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
+            graves = tuple(
+                msgspec.structs.replace(grave, pod=self._counted(grave.pod))
+                for grave in table.tombstones
+            )
+            self._table.set(msgspec.structs.replace(table, pods=pods, tombstones=graves))
+
+    def _counted(self, pod: PodView) -> PodView:
+        return pod if self._resource is None else pod.asking_by(self._resource.value)
+
+    def _publish(
+        self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
+    ) -> None:
+        """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
+        old, now = self._table.value, self._clock.now()
+        present = old.pods if pods is None else pods
+        graves = {
+            grave.pod.uid: grave
+            if grave.deleted_at <= now
+            else msgspec.structs.replace(grave, deleted_at=now)
+            for grave in (*old.tombstones, *(Tombstone(_slim(pod), now) for pod in dead))
+            if grave.pod.uid not in present and now - grave.deleted_at < KEEP
+        }
+        self._table.set(
+            PodTable(
+                pods=present,
+                tombstones=tuple(graves.values())[-GRAVES:],
+                synced=old.synced or pods is not None,
+                stale=old.stale,
+            )
+        )
+
+
+def _slim(pod: PodView) -> PodView:
+    """A deleted pod without the fields that tenants can make long, to bound memory."""
+    kept = {key: text for key, text in pod.annotations.items() if key == BIND_PHASE}
+    return msgspec.structs.replace(pod, annotations=kept, groups=None, groups_error="", message="")
+
+
+def _is_newer(version: str, than: str) -> bool:
+    return version_number(version) > version_number(than)
+
+
+def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:
+    if not answer.done():
+        answer.set_result(table)
+
+
+def _fail(answer: asyncio.Future[PodTable], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error if isinstance(error, ApiError) else ApiError("out of time"))
+
+
+# Remembers what each GPU registered lately, for pods that were placed before a change.
+
+WINDOW = 60.0
+"""Seconds for which a former amount counts, because the scheduler may have decided by it."""
+
+LIMIT = 256
+"""The most snapshots that are kept; the oldest are dropped first."""
+
+Amounts = Mapping[GpuUuid, GpuUse]
+
+
+class RecentlyRegistered:
+    """Remembers what was registered in the last 60 s."""
+
+    def __init__(self, inventory: Cell[Inventory]) -> None:
+        self._inventory = inventory
+        self._now = _amounts(inventory.value)
+        self._before: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
+
+    async def run(self) -> None:
+        """Follow the inventory until its cell closes."""
+        async for inventory in self._inventory.follow():
+            amounts = _amounts(inventory)
+            if amounts != self._now:
+                self._before.append((asyncio.get_running_loop().time(), self._now))
+                self._now = amounts
+
+    def greatest(self) -> Amounts:
+        """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
+        oldest = asyncio.get_running_loop().time() - WINDOW
+        while self._before and self._before[0][0] < oldest:
+            self._before.popleft()
+        greatest = dict(_amounts(self._inventory.value))
+        for _, amounts in self._before:
+            for uuid, use in amounts.items():
+                greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
+        return greatest
+
+
+def _amounts(inventory: Inventory) -> Amounts:
+    return {gpu.uuid: GpuUse(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}

@@ -1,0 +1,1 @@
+"""The doors at the kubelet."""

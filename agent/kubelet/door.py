@@ -1,0 +1,498 @@
+"""The device plugin service: what the kubelet calls, and how it is answered."""
+
+import asyncio
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol, TypeAlias
+
+import structlog
+from betterproto2 import decode_varint, encode_varint
+from grpclib import GRPCError
+from grpclib.const import Handler, Status
+from grpclib.encoding.base import CodecBase
+from grpclib.server import Stream
+from typing_extensions import override
+
+from agent.errors import AgentError, Refusal, RefusalReason, SettingsError, StateError, cap
+from agent.kit.cell import Cell, News
+from agent.kit.running_time import Lag
+from agent.kit.tally import Durations, Tally
+from agent.ledger import ContainerEdits
+from agent.model import LIST_BYTES, SliceId, SliceList
+from agent.wire.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    CdiDevice,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest,
+    ContainerPreferredAllocationResponse,
+    Device,
+    DevicePluginBase,
+    DevicePluginOptions,
+    DeviceSpec,
+    Empty,
+    Mount,
+    NumaNode,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+    TopologyInfo,
+)
+
+# Encodes and decodes the messages of the device plugin API.
+#
+# The generated classes do it, but for two paths with thousands of ids, on the loop: their encoder
+# takes 17 µs for each slice of a list, their parser 2.5 µs for each id of a request. Their parser
+# also accepts a text that is cut short. A property test compares both paths with Google's protobuf.
+
+_HEAD = b"\x0a"  # of field 1: Device.ID, and an entry of the list
+_TEXTS_1, _TEXTS_2, _NUMBER_3 = 0x0A, 0x12, 0x18
+"""Tags of the requests: field 1 and 2 length-delimited, also of messages; field 3 a varint."""
+
+
+def encode_list(listed: SliceList) -> bytes:
+    """Encode a list, as bytes(ListAndWatchResponse) would.
+
+    Raises:
+        SettingsError: with all slices unhealthy, the list would be longer than the kubelet accepts;
+            the text says how many slices fit.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for group in listed.groups:
+        # An unknown NUMA node is omitted: the kubelet never places a container on node -1.
+        numa = -1 if group.numa is None else group.numa
+        topology = TopologyInfo(nodes=[NumaNode(id=numa)]) if numa >= 0 else None
+        worst = bytes(Device(health="Unhealthy", topology=topology))
+        tail = bytes(Device(health="Healthy", topology=topology)) if group.healthy else worst
+        # Neighbours with ids of one length differ only in the ids: the bytes between are equal.
+        for length, texts in itertools.groupby((text.encode() for text in group.ids), len):
+            ids, name = list(texts), _HEAD + encode_varint(length)
+            head = _HEAD + encode_varint(len(name) + length + len(tail)) + name
+            parts += (head, (tail + head).join(ids), tail)
+            entry = len(name) + length + len(worst)
+            size += len(ids) * (len(_HEAD + encode_varint(entry)) + entry)
+    if size > LIST_BYTES:
+        count = sum(len(group.ids) for group in listed.groups)
+        raise SettingsError(
+            f"{count} slices on {len(listed.groups)} GPUs make a list of {size} bytes when all are"
+            f" unhealthy ({size // count} bytes a slice), more than the {LIST_BYTES} bytes that are"
+            f" safe with the kubelet's limit of 4 MiB: lower the split count so that at most"
+            f" {LIST_BYTES * count // size} slices are listed"
+        )
+    return b"".join(parts)
+
+
+class PluginCodec(CodecBase):
+    """The codec of the plugin's server. Lists are given to it as bytes, by encode_list()."""
+
+    __content_subtype__ = "proto"
+
+    @override
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        """Encode a message."""
+        return bytes(message)
+
+    @override
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """Decode a request. Raises ValueError or EOFError if it is malformed."""
+        if message_type is AllocateRequest:
+            containers = map(_fields, _fields(data)[_TEXTS_1])
+            return AllocateRequest(
+                [ContainerAllocateRequest(_texts(fields[_TEXTS_1])) for fields in containers]
+            )
+        if message_type is PreferredAllocationRequest:
+            containers = map(_fields, _fields(data)[_TEXTS_1])
+            return PreferredAllocationRequest(
+                [
+                    ContainerPreferredAllocationRequest(
+                        available_deviceIDs=_texts(fields[_TEXTS_1]),
+                        must_include_deviceIDs=_texts(fields[_TEXTS_2]),
+                        allocation_size=_int32(fields[_NUMBER_3]),
+                    )
+                    for fields in containers
+                ]
+            )
+        if message_type is PreStartContainerRequest:
+            return PreStartContainerRequest(_texts(_fields(data)[_TEXTS_1]))
+        return message_type.parse(data)
+
+
+def _fields(data: bytes) -> Mapping[int, list[Any]]:
+    """The values in a message by tag, which is the number of a field and its encoding.
+
+    A field that is encoded in another way than the API says is unknown, and ignored.
+    """
+    fields: defaultdict[int, list[Any]] = defaultdict(list)
+    at, end = 0, len(data)
+    value: Any
+    while at < end:
+        # Numbers of one byte, which are those of ids, without a call.
+        tag, at = (data[at], at + 1) if data[at] < 0x80 else decode_varint(data, at)
+        match tag & 7:
+            case 0:
+                value, at = decode_varint(data, at)
+            case 2:
+                is_short = at < end and data[at] < 0x80
+                size, at = (data[at], at + 1) if is_short else decode_varint(data, at)
+                value, at = data[at : at + size], at + size
+            case 1 | 5 as kind:
+                value, at = None, at + (8 if kind == 1 else 4)
+            case kind:
+                raise ValueError(f"a field is encoded in the unknown way {kind}")
+        if tag < 8 or at > end:
+            raise ValueError(f"field {tag >> 3} is cut short, or no field")
+        fields[tag].append(value)
+    return fields
+
+
+def _texts(values: list[bytes]) -> list[str]:
+    # All at once, unless a text holds the separator.
+    texts = b"\0".join(values).decode().split("\0") if values else []
+    return texts if len(texts) == len(values) else [value.decode() for value in values]
+
+
+def _int32(values: list[int]) -> int:
+    number = values[-1] & 0xFFFF_FFFF if values else 0
+    return number - (1 << 32) if number >> 31 else number
+
+
+# The handlers of the kubelet's five calls; they translate between messages and services.
+#
+# Every call ends in an answer, or in a status with a message: one sentence with the refusal's id.
+
+log = structlog.get_logger(__name__)
+
+RECEIVE_DEADLINE = 10.0
+"""Seconds that a peer has to send its complete request."""
+
+PREFER_DEADLINE = 0.5
+"""Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
+
+PREFERENCE_FOLLOWED: Final = 0.5
+"""Seconds after a GetPreferredAllocation in which its Allocate comes; usually 1 ms."""
+
+ALLOCATE_FOLLOWED: Final = 0.1
+"""Seconds after an Allocate in which a next container's or pod's comes; usually 8 to 20 ms."""
+
+TEXT_LIMIT = 4096
+"""Characters of an error's text, which the kubelet copies into the pod's status."""
+
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Serve: TypeAlias = Callable[[Stream[Any, Any]], Awaitable[None]]
+
+Fence = Callable[[tuple[SliceId, ...]], None]
+"""Raises a Refusal if the container that holds these slices must not start. Does not wait."""
+
+
+class SliceAllocator(Protocol):
+    """The service that decides allocations."""
+
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        """Give these slices to the container being admitted. Raises AgentError."""
+        ...
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """Choose the best `size` ids of `available`. Raises AgentError."""
+        ...
+
+
+class Traffic:
+    """The kubelet's calls over all servers: open list streams, calls by code, durations."""
+
+    def __init__(self) -> None:
+        self.streams: Cell[int] = Cell(0)
+        self.calls = Tally(
+            "rpc_calls_total",
+            "Calls of the kubelet by gRPC code of the answer.",
+            ("method", "code"),
+        )
+        self.durations = Durations(
+            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
+        )
+
+
+class AdmissionCalls:
+    """Tracks the calls of pod admissions, so that a server does not end between two of them.
+
+    For each container the kubelet calls GetPreferredAllocation, then Allocate. If the server ends
+    between two of these calls, the pod fails.
+    """
+
+    def __init__(self) -> None:
+        self.open: Cell[int] = Cell(0)
+        self._begun: Cell[int] = Cell(0)
+        self._expected_until = 0.0
+        self._lag = Lag()
+
+    @contextlib.contextmanager
+    def counted(self, followed: float) -> Iterator[None]:
+        """Count the block as a call; another may follow within `followed` seconds of its end."""
+        self._begun.set(self._begun.value + 1)
+        with _counted(self.open):
+            try:
+                yield
+            finally:
+                self._expected_until = _now() + followed
+
+    async def over(self) -> None:
+        """Return once no call is open and none is expected."""
+        while True:
+            await self.open.until(lambda count: count == 0)
+            left = self._expected_until - _now()
+            if left < 0.001:  # the clock's resolution
+                return
+            with contextlib.suppress(TimeoutError):
+                async with self._lag.within(left):
+                    # The next call counts even if it has ended meanwhile.
+                    await News(self._begun).wait()
+
+
+class DevicePlugin:
+    """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
+
+    `is_current`: whether the resource still has the name that this server registered. With a
+    `fence` the kubelet calls PreStartContainer before each start of a container.
+    """
+
+    def __init__(
+        self,
+        lists: Cell[SliceList],
+        allocator: SliceAllocator,
+        traffic: Traffic,
+        fence: Fence | None = None,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._lists = lists
+        self._allocator = allocator
+        self._traffic = traffic
+        self._fence = fence
+        self._is_current = is_current
+        self._draining = False
+        self.calls = AdmissionCalls()
+        self.streams: Cell[int] = Cell(0)
+
+    def drain(self) -> None:
+        """Refuse every new Allocate; open calls go on."""
+        self._draining = True
+
+    async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
+        """Return the options, which never change: preferences, and starts if there is a fence."""
+        return DevicePluginOptions(
+            pre_start_required=self._fence is not None, get_preferred_allocation_available=True
+        )
+
+    async def list_and_watch(self, _: Empty) -> AsyncGenerator[bytes, None]:
+        """Yield the list at once and after every change; changes during a send are combined."""
+        sent: bytes | None = None
+        with _counted(self._traffic.streams), _counted(self.streams):
+            log.info("plugin.stream_opened", streams=self._traffic.streams.value)
+            async for listed in self._lists.follow():
+                try:
+                    encoded = encode_list(listed)
+                except SettingsError as error:
+                    # The kubelet would close the stream: it keeps the former list.
+                    log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
+                    continue
+                if encoded != sent:
+                    sent = encoded
+                    yield encoded
+
+    async def get_preferred_allocation(
+        self, message: PreferredAllocationRequest
+    ) -> PreferredAllocationResponse:
+        """Return a choice for each container, in order. No error is raised: it would fail a pod."""
+        answers = [await self._preferred(request) for request in message.container_requests]
+        return PreferredAllocationResponse(container_responses=answers)
+
+    async def _preferred(
+        self, request: ContainerPreferredAllocationRequest
+    ) -> ContainerPreferredAllocationResponse:
+        available = _ids(request.available_deviceIDs)
+        must_include = _ids(request.must_include_deviceIDs)
+        size = request.allocation_size
+        try:
+            async with asyncio.timeout(PREFER_DEADLINE):
+                chosen = await self._allocator.prefer(available, must_include, size)
+        except (AgentError, TimeoutError) as error:
+            log.info("plugin.preference_failed", err=str(error) or "out of time", size=size)
+            chosen = first_fit(available, must_include, size)
+        return ContainerPreferredAllocationResponse(device_i_ds=list(chosen))
+
+    async def allocate(self, message: AllocateRequest) -> AllocateResponse:
+        """Return one answer for each container request, in order.
+
+        Raises:
+            AgentError: the allocator's.
+            Refusal: the request is empty, or the server is stopping. A server of a former name is
+                stopping: a row would get the present name.
+        """
+        requests = message.container_requests
+        if not requests or not all(request.devices_ids for request in requests):
+            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
+        if self._draining or not self._is_current():
+            sentence = (
+                "The GPU agent of this node is stopping, or its resource has another name now; "
+                "create the pod again, with the node's present resource name."
+            )
+            raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
+        answers = [
+            container_response(await self._allocator.allocate(_ids(request.devices_ids)))
+            for request in requests
+        ]
+        return AllocateResponse(container_responses=answers)
+
+    async def pre_start_container(
+        self, message: PreStartContainerRequest
+    ) -> PreStartContainerResponse:
+        """Let the container start unless the fence refuses.
+
+        Raises:
+            Refusal: the fence's; the kubelet keeps the container waiting and calls again.
+        """
+        if self._fence is not None:
+            try:
+                self._fence(_ids(message.devices_ids))
+            except Refusal as refusal:
+                log.warning("plugin.start_refused", gate=refusal.gate.value, err=refusal.sentence)
+                raise
+        return PreStartContainerResponse()
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The handlers by path, for grpclib."""
+        serve = {
+            "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
+            "ListAndWatch": self._list_stream,
+            "GetPreferredAllocation": self._unary(
+                "prefer", self.get_preferred_allocation, PREFERENCE_FOLLOWED
+            ),
+            "Allocate": self._unary("allocate", self.allocate, ALLOCATE_FOLLOWED),
+            "PreStartContainer": self._unary("prestart", self.pre_start_container),
+        }
+        return {
+            path: generated._replace(func=serve[path.rpartition("/")[2]])
+            for path, generated in DevicePluginBase().__mapping__().items()
+        }
+
+    def _unary(
+        self,
+        method: str,
+        answer: Callable[[Any], Awaitable[Any]],
+        followed: float | None = None,
+    ) -> Serve:
+        """The handler of one request with one answer; `followed`: it belongs to an admission."""
+
+        async def serve(stream: Stream[Any, Any]) -> None:
+            counted = contextlib.nullcontext() if followed is None else self.calls.counted(followed)
+            with counted, self._answered(method):
+                await stream.send_message(await answer(await received(stream)))
+
+        return serve
+
+    async def _list_stream(self, stream: Stream[Any, Any]) -> None:
+        with self._answered("list"):
+            async with aclosing(self.list_and_watch(await received(stream))) as lists:
+                async for encoded in lists:
+                    await stream.send_message(encoded)
+
+    @contextlib.contextmanager
+    def _answered(self, method: str) -> Iterator[None]:
+        """Count a call, and turn its error into a status with one sentence."""
+        started = _now()
+        status = Status.CANCELLED
+        try:
+            yield
+            status = Status.OK
+        except GRPCError as error:
+            status = error.status
+            raise
+        except AgentError as error:
+            answer = grpc_error(error)
+            status = answer.status
+            raise answer from error
+        except Exception as error:  # the outermost handler
+            status = Status.INTERNAL
+            log.exception("plugin.call_failed", method=method)
+            text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
+            raise GRPCError(status, text) from error
+        finally:
+            self._traffic.calls.add(method, status.name)
+            if method != "list":  # a stream lasts as long as the kubelet
+                self._traffic.durations.observe(_now() - started, method, status.name)
+
+
+async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
+    """Receive the request of a call. Raises GRPCError, or a Refusal of a malformed request."""
+    try:
+        async with asyncio.timeout(RECEIVE_DEADLINE):
+            message = await stream.recv_message()
+    except TimeoutError as error:
+        raise GRPCError(Status.DEADLINE_EXCEEDED, "the request is incomplete") from error
+    # AssertionError and NotImplementedError are grpclib's, for a body that is shorter than its
+    # prefix says and for a compressed one. No kubelet sends either.
+    except (AssertionError, EOFError, NotImplementedError, ValueError) as error:
+        sentence = f"The call holds no whole request: {error}."
+        raise Refusal(RefusalReason.MALFORMED_REQUEST, sentence) from error
+    if message is None:
+        raise Refusal(RefusalReason.MALFORMED_REQUEST, "The call holds no message.")
+    return message
+
+
+def grpc_error(error: AgentError) -> GRPCError:
+    """The gRPC error for an error. The pod's status shows code and text, so both are stable."""
+    match error:
+        case Refusal(gate=RefusalReason.EMPTY_REQUEST | RefusalReason.MALFORMED_REQUEST):
+            status = Status.INVALID_ARGUMENT
+        case Refusal(transient=True) | StateError():
+            status = Status.UNAVAILABLE
+        case Refusal():
+            status = Status.FAILED_PRECONDITION
+        case _:
+            status = Status.INTERNAL
+    return GRPCError(status, cap(str(error), TEXT_LIMIT))
+
+
+def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
+    return tuple(map(SliceId, texts))
+
+
+def first_fit(
+    available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+) -> tuple[SliceId, ...]:
+    """The ids to include and the first of the sorted rest: at most `size` available ids."""
+    held = frozenset(must_include)
+    must = tuple(sorted(held & frozenset(available)))
+    return (*must, *sorted(frozenset(available) - held))[: max(size, 0)]
+
+
+def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
+    """Encode what a container receives."""
+    return ContainerAllocateResponse(
+        envs=dict(edits.envs),
+        mounts=[Mount(m.container_path, m.host_path, m.read_only) for m in edits.mounts],
+        devices=[DeviceSpec(n.container_path, n.host_path, n.permissions) for n in edits.nodes],
+        annotations=dict(edits.annotations),
+        cdi_devices=[CdiDevice(name) for name in edits.cdi_names],
+    )
+
+
+@contextlib.contextmanager
+def _counted(cell: Cell[int]) -> Iterator[None]:
+    """Add one to `cell` while the block runs."""
+    cell.set(cell.value + 1)
+    try:
+        yield
+    finally:
+        cell.set(cell.value - 1)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

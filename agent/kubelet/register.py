@@ -1,0 +1,509 @@
+"""Registers the plugin at the kubelet, and watches for another plugin."""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import structlog
+from grpclib import GRPCError
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+
+from agent.cluster import NodeEvent
+from agent.errors import AgentError, KubeletError, RegistrationRefused, cap
+from agent.kit.backoff import Backoff
+from agent.kit.cell import Cell, News
+from agent.kit.tally import Tally
+from agent.kit.tasks import apart
+from agent.kit.ticks import until_tick
+from agent.kit.unix import UnixChannel
+from agent.kubelet.server import PluginServer, listens
+from agent.ledger import KubeletEpoch
+from agent.ports import Registrar, SocketWatch
+from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
+
+# The client of the kubelet's Registration service: each call opens one short connection.
+
+API_VERSION = "v1beta1"
+
+REGISTER_DEADLINE = 15.0
+"""Seconds: during the call the kubelet connects to the plugin, for which it allows 10 s."""
+
+
+class KubeletRegistrar:
+    """The Registrar port over the kubelet's unix socket.
+
+    `fenced`: the kubelet shall call PreStartContainer before each container start.
+    """
+
+    def __init__(
+        self, socket: Path, *, fenced: bool = False, deadline: float = REGISTER_DEADLINE
+    ) -> None:
+        self._socket = socket
+        self._fenced = fenced
+        self._deadline = deadline
+
+    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+        """Register the socket named `endpoint`, with the options of GetDevicePluginOptions.
+
+        Raises:
+            RegistrationRefused: the kubelet refused; the text is the kubelet's.
+            KubeletError: the kubelet is not there, or did not answer in time.
+        """
+        request = RegisterRequest(
+            version=API_VERSION,
+            endpoint=endpoint,
+            resource_name=resource,
+            options=DevicePluginOptions(
+                pre_start_required=self._fenced, get_preferred_allocation_available=preferred
+            ),
+        )
+        try:
+            async with (
+                asyncio.timeout(self._deadline),
+                UnixChannel(path=str(self._socket)) as channel,
+            ):
+                await apart(RegistrationStub(channel).register(request))
+        except GRPCError as error:
+            text = error.message or error.status.name
+            raise RegistrationRefused(cap(text)) from error
+        except FileNotFoundError as error:
+            raise KubeletError(f"{self._socket} is not there: is the kubelet running?") from error
+        except ConnectionRefusedError as error:
+            raise KubeletError(f"{self._socket} refuses connections: no kubelet listens") from error
+        except TimeoutError as error:
+            text = f"the kubelet did not answer Register within {self._deadline:g} s"
+            raise KubeletError(text) from error
+        except (OSError, StreamTerminatedError, ProtocolError) as error:
+            text = f"the connection to {self._socket} broke: {cap(str(error))}"
+            raise KubeletError(text) from error
+
+
+# Keeps the resource registered with the kubelet: an open list stream proves the registration.
+#
+# The kubelet never dials again by itself. A second Register beside an open stream costs a
+# connection and, up to and including 1.36, the registration. So the agent registers only while no
+# stream is open, and then waits for the stream. It registers again when the stream ends, when its
+# socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
+# socket is new. The stream does not show that another plugin registered; `renew` is called for
+# that.
+
+log = structlog.get_logger(__name__)
+
+KUBELET_SOCKET = "kubelet.sock"
+
+DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+JITTER = 0.5
+"""Seconds for a Register. The kubelet takes up to 10 s to dial back before it answers."""
+
+STREAM_DEADLINE = 5.0
+"""Seconds from an accepted Register to the stream."""
+
+REBIND_DEADLINE = 15.0
+STABLE_AFTER = 10.0
+"""Seconds that a stream must last before the delays start over."""
+
+FRESH_FOR = 1.0
+"""Seconds in which a new kubelet socket that refuses connections is tried every 10 to 50 ms."""
+
+REFUSED_DELAY = 60.0
+"""Seconds until the next Register after a refusal that will not change by itself."""
+
+LOOK_AGAIN = 5.0
+"""Seconds between checks of the directory while no change is reported."""
+
+SWEEP_LOOK = 0.5
+"""Seconds between checks for the agent's socket file during a Register."""
+
+_LOST = {
+    "stream_lost": "the kubelet's stream ended",
+    "socket_lost": "the agent's socket file is gone",
+    "rival_gone": "another plugin took the resource and is gone",
+    "renamed": "the resource has another name",
+}
+_ALREADY = "already connected"
+_FOR_GOOD = ("is not supported by kubelet", "is invalid")
+
+
+class RegistrationState(msgspec.Struct, frozen=True):
+    """The state for readiness and for people. `stream`: the kubelet receives the agent's lists."""
+
+    registered: bool = False
+    stream: bool = False
+    text: str = "not registered yet"
+
+
+class KubeletWatch:
+    """Sole writer of `epoch`: the present kubelet instance; None: there is no kubelet socket.
+
+    `heard` is called with the name of each file that was created or removed; empty: any file.
+    """
+
+    def __init__(self, watch: SocketWatch, heard: Callable[[str], None] = lambda _: None) -> None:
+        self._watch = watch
+        self._heard = heard
+        self.epoch: Cell[KubeletEpoch | None] = Cell(None)
+
+    async def run(self) -> None:
+        """Follow the kubelet's directory for ever. Raises KubeletError when the watch ends."""
+        async for name in self._watch.changes():
+            self._heard(name)
+            self.epoch.set(self._watch.epoch())
+        raise KubeletError("the watch of the kubelet's directory ended")
+
+    def now(self) -> KubeletEpoch | None:
+        """The kubelet instance, read from its socket at this moment."""
+        try:
+            return self._watch.epoch()
+        except KubeletError:
+            return self.epoch.value
+
+
+class Registration:
+    """Registers the present name of `resource`. `streams`: the number of open list streams."""
+
+    def __init__(
+        self,
+        resource: Cell[str],
+        serving: PluginServer,
+        watch: SocketWatch,
+        registrar: Registrar,
+        streams: Cell[int],
+        chance: random.Random,
+    ) -> None:
+        self._resource = resource
+        self._serving = serving
+        self._watch = watch
+        self._registrar = registrar
+        self._streams = streams
+        self._chance = chance
+        self._backoff = Backoff(DELAYS, JITTER, chance)
+        self._news: Cell[int] = Cell(0)
+        self._epoch: KubeletEpoch | None = None
+        self._trigger = "start"
+        self._served_since: float | None = None
+        self._accepted = False
+        self._ends = self._accepts = 0
+        self._name_is_spent = False
+        self._register_at = self._rebind_at = self._fresh_until = 0.0
+        self.state: Cell[RegistrationState] = Cell(RegistrationState())
+        self.registrations = Tally(
+            "registrations_total", "Register calls that the kubelet accepted.", ("trigger",)
+        )
+
+    async def run(self) -> None:
+        """Keep the resource registered for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_streams())
+            group.create_task(self._follow_name())
+            while True:
+                await self._step()
+
+    @property
+    def registration_id(self) -> int | None:
+        """A number that changes with each registration and each end of the streams.
+
+        None: no stream is open.
+        """
+        return self._ends + self._accepts if self._streams.value > 0 else None
+
+    def renew(self) -> None:
+        """Serve on a new socket and register it although a stream is open.
+
+        Does nothing while no stream is open: then a registration is under way.
+        """
+        if self._streams.value > 0:
+            self._reset("rival_gone")
+
+    def heard(self, name: str) -> None:
+        """Take note that a file was created or removed in the kubelet's directory; empty: any."""
+        if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
+            self._news.set(self._news.value + 1)
+
+    def _reset(self, trigger: str) -> None:
+        self._trigger = trigger
+        self._name_is_spent = True
+        self._news.set(self._news.value + 1)
+
+    async def _follow_name(self) -> None:
+        """Register a new name on a new socket; the former name ends with the old socket."""
+        names = self._resource.follow()
+        await anext(names)
+        async for _ in names:
+            self._reset("renamed")
+
+    async def _follow_streams(self) -> None:
+        counts = self._streams.follow()
+        await anext(counts)
+        async for count in counts:
+            if count == 0:
+                # This also covers a stream that opened and ended between two steps.
+                self._ends += 1
+                self._not_accepted()
+            self.state.set(msgspec.structs.replace(self.state.value, stream=count > 0))
+            self._news.set(self._news.value + 1)
+
+    async def _step(self) -> None:
+        """Do the one thing that is due, or wait for a change."""
+        seen = self._news.value
+        epoch = self._watch.epoch()
+        endpoint = self._serving.endpoint
+        # Whether the server's socket file is where the kubelet would dial it.
+        bound = bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
+        serving = bound and self._streams.value > 0
+        if self._served_since is not None and not serving:
+            self._on_lost("stream_lost" if bound else "socket_lost")
+        if epoch is not None and epoch != self._epoch:
+            self._on_new_kubelet(epoch)
+        if serving:
+            if self._served_since is None:
+                self._served_since = _now()
+                self._trigger = ""
+                self._accepted = False
+            self._say(
+                "registration.serving", "registered, the kubelet takes our lists", registered=True
+            )
+            await self._wait(seen, until_tick(LOOK_AGAIN))
+        elif epoch is None:
+            self._say("registration.waiting", "waiting for the kubelet: its socket is not there")
+            await self._wait(seen, until_tick(LOOK_AGAIN))
+        elif not bound and await self._is_due(seen, self._rebind_at):
+            try:
+                async with asyncio.timeout(REBIND_DEADLINE):
+                    await self._serving.rebind()
+            except (AgentError, TimeoutError) as error:
+                self._rebind_at = _now() + self._backoff.next()
+                text = f"no socket serves: {_text(error)}"
+                self._say("registration.not_serving", text, problem=True)
+            else:
+                self._name_is_spent = False
+        elif bound and await self._is_due(seen, self._register_at):
+            await self._register()
+
+    def _on_new_kubelet(self, epoch: KubeletEpoch) -> None:
+        """Start over with a new kubelet instance, without the delays of the former one.
+
+        If a stream is open, the kubelet's socket file was only touched: a kubelet that starts
+        removes the agent's socket file.
+        """
+        if self._epoch is not None:
+            self._trigger = "kubelet_restart"
+        self._epoch = epoch
+        self._accepted = False
+        self._register_at = self._rebind_at = _now()
+        self._fresh_until = _now() + FRESH_FOR
+        self._backoff.reset()
+
+    def _on_lost(self, trigger: str) -> None:
+        """Record that the stream ended, or that the agent's socket file is gone."""
+        if self._served_since is not None and _now() - self._served_since >= STABLE_AFTER:
+            self._backoff.reset()
+        self._served_since = None
+        self._accepted = False
+        self._trigger = self._trigger or trigger
+        self._register_at = _now() + self._backoff.next()
+        what = _LOST.get(self._trigger, _LOST[trigger])
+        self._say("registration.lost", f"{what}, registering again", problem=True)
+
+    async def _register(self) -> None:
+        if self._accepted:  # and STREAM_DEADLINE has passed without a stream
+            self._not_accepted()
+            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
+            self._say("registration.no_stream", text, problem=True)
+            return
+        ends = self._ends
+        error = await self._call()
+        if error is not None:
+            self._on_failed(error)
+            return
+        self.registrations.add(self._trigger)
+        self._accepts += 1
+        self._accepted = True
+        self._register_at = _now() + STREAM_DEADLINE
+        if self._ends != ends:
+            self._not_accepted()
+        if self._streams.value > 0:
+            return
+        text = "registered, waiting for the kubelet's stream"
+        self._say("registration.accepted", text, registered=True)
+
+    async def _call(self) -> AgentError | TimeoutError | None:
+        """Make one Register; cancel it if the agent's socket file goes. Returns the error, or None.
+
+        A kubelet that starts removes all sockets just before it accepts calls. It would dial the
+        removed socket for 10 s and fail every admission meanwhile.
+        """
+        endpoint = self._serving.endpoint
+
+        async def attempt() -> AgentError | TimeoutError | None:
+            try:
+                async with asyncio.timeout(REGISTER_DEADLINE):
+                    await self._registrar.register(endpoint, self._resource.value, preferred=True)
+            except (AgentError, TimeoutError) as error:
+                return error
+            return None
+
+        async def until_gone() -> None:
+            while self._watch.exists(endpoint):
+                await self._wait(self._news.value, SWEEP_LOOK)
+
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(attempt())
+            gone = group.create_task(until_gone())
+            await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not call.done():
+                call.cancel()
+        swept = KubeletError("the kubelet removed the agent's socket file during the call")
+        return swept if call.cancelled() else call.result()
+
+    def _not_accepted(self) -> None:
+        """Stop waiting for the stream of the last Register."""
+        if self._accepted:
+            self._accepted = False
+            self._register_at = _now() + self._backoff.next()
+
+    def _on_failed(self, error: AgentError | TimeoutError) -> None:
+        if self._streams.value > 0:
+            return
+        refused = isinstance(error, RegistrationRefused)
+        text = _text(error)
+        if refused and any(words in text for words in _FOR_GOOD):
+            delay = REFUSED_DELAY
+        elif not refused and _now() < self._fresh_until:
+            delay = 0.01 + 0.04 * self._chance.random()
+        else:
+            delay = self._backoff.next()
+        # The kubelet's record of this socket name may stay wrong for ever; a new name has none.
+        self._name_is_spent = refused and _ALREADY in text
+        self._register_at = _now() + delay
+        self._say(
+            "registration.failed", f"registration with the kubelet failed: {text}", problem=True
+        )
+
+    def _say(
+        self, event: str, text: str, *, registered: bool = False, problem: bool = False
+    ) -> None:
+        """Publish the state; log it if it changed."""
+        if self.state.set(RegistrationState(registered, self._streams.value > 0, text)):
+            tell = log.warning if problem else log.info
+            tell(event, resource=self._resource.value, endpoint=self._serving.endpoint, text=text)
+
+    async def _is_due(self, seen: int, at: float) -> bool:
+        """Whether the loop time `at` has come. If not, wait for it or for a change; then False."""
+        left = at - _now()
+        if left < 0.001:  # less than a clock may resolve
+            return True
+        await self._wait(seen, left)
+        return False
+
+    async def _wait(self, seen: int, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.until(lambda news: news != seen)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _text(error: Exception) -> str:
+    return cap(str(error)) or f"no answer within {REGISTER_DEADLINE:g} s"
+
+
+# Watches for another device plugin of the agent's resource, and registers again when it is gone.
+#
+# Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither: the
+# agent's stream stays open. When the other plugin ends, the kubelet stops the resource although the
+# agent serves it. So the agent registers again when the other socket is gone and its own stream did
+# not end. A kubelet that starts removes all sockets; then the agent registers anyway.
+
+"""Seconds between checks. A plugin that is killed leaves its socket file, so no change is seen."""
+
+NVIDIA = "nvidia.com"
+
+SETTLE = 0.5
+"""Seconds from a change of its socket file to the check: a plugin binds before it listens, and the
+agent's stream may end with it."""
+
+
+class Rival(msgspec.Struct, frozen=True):
+    """The socket of HAMi's or NVIDIA's plugin for a resource; both give it the same name.
+
+    The name omits the resource's domain. So it counts only for resources in NVIDIA's domain: for
+    others, the socket may as well be the GPU Operator's for nvidia.com.
+    Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
+    """
+
+    directory: Path
+    resource: Cell[str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The base names to watch; none if the name does not identify the resource."""
+        return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
+
+    @property
+    def name(self) -> str:
+        """The socket's base name."""
+        return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
+
+    @property
+    def path(self) -> str:
+        """The socket's path."""
+        return os.fspath(self.directory / self.name)
+
+    def answers(self) -> bool | None:
+        """Whether a process listens on the socket; None: there is no such socket."""
+        return listens(self.directory / self.name) if self.names else None
+
+
+class Rivals:
+    """Watches the rival's socket. `say` posts an Event about the Node."""
+
+    def __init__(
+        self, socket: Rival, registration: Registration, say: Callable[[NodeEvent], None]
+    ) -> None:
+        self._resource = socket.resource
+        self._socket = socket
+        self._registration = registration
+        self._say = say
+        self._news: Cell[int] = Cell(0)
+        self.gone: Cell[int] = Cell(0)
+        """How many rivals are gone. The ledger does not have their answers."""
+
+    async def run(self) -> NoReturn:
+        """Watch the socket for ever."""
+        changed, now = News(self._news), self._socket.answers()
+        registered = self._registration.registration_id
+        while True:
+            came = await changed.wait(until_tick(LOOK_AGAIN))
+            if came:
+                await asyncio.sleep(SETTLE)
+            changed, before, now = News(self._news), now, self._socket.answers()
+            # A rival may come and go between two checks. The removal of a dead file does not count.
+            was_here = before or (came and before is None)
+            is_same = registered is not None and registered == self._registration.registration_id
+            if now and not before:
+                path = self._socket.path
+                log.warning("registration.rival", resource=self._resource.value, path=path)
+                text = (
+                    f"Another device plugin serves {self._resource.value} at {path}, so the kubelet"
+                    " may ask it instead of this agent. Remove it from the node (HAMi's is the"
+                    " DaemonSet hami-device-plugin). The agent registers again when it is gone."
+                )
+                self._say(NodeEvent("PluginConflict", text, warning=True))
+            elif not now and was_here and is_same:
+                log.info("registration.rival_gone", resource=self._resource.value)
+                self._registration.renew()
+                self.gone.set(self.gone.value + 1)
+            registered = self._registration.registration_id
+
+    def heard(self, name: str) -> None:
+        """Take note that a file was created or removed in the socket's directory."""
+        if name in self._socket.names:
+            self._news.set(self._news.value + 1)

@@ -1,0 +1,512 @@
+"""The ledger: one row for each answered container, with what must follow the answer."""
+
+import datetime as dt
+import enum
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.cluster import DEFAULT_PRIORITY, PodTable, PodUid, Role
+from agent.errors import Refusal, RefusalReason, cap
+from agent.model import NO_INDEX, GpuUuid, Health, Held, Share, SliceId, split_slice_id
+
+# The values of an Allocate answer, and the settings and facts that it is made from.
+
+_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class MountEdit(msgspec.Struct, frozen=True):
+    """A bind mount of `host_path` at `container_path`."""
+
+    container_path: str
+    host_path: str
+    read_only: bool
+
+
+class NodeEdit(msgspec.Struct, frozen=True):
+    """A device node of the host; permissions are a subset of `rwm`."""
+
+    container_path: str
+    host_path: str
+    permissions: str
+
+
+class ContainerEdits(msgspec.Struct, frozen=True):
+    """The whole answer for one container. Maps are sorted pairs, to give equal bytes."""
+
+    envs: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[MountEdit, ...] = ()
+    nodes: tuple[NodeEdit, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    cdi_names: tuple[str, ...] = ()
+
+
+class EditSettings(msgspec.Struct, frozen=True):
+    """How answers are made. Strategies are NVIDIA's names.
+
+    - `cdi_kind`: `vendor/class` of the GPUs in this host's CDI specification.
+    - `cdi_spec_dirs`: where the runtime reads specifications, the last wins; empty: do not look.
+    - `core_policy`: when HAMi-core enforces compute limits, unless they are disabled.
+    - `mps_root`: the host directory of the MPS control daemon of `resource`; empty: no daemon.
+    """
+
+    memory_scaling: float = 1.0
+    cuda_log_level: str = "1"
+    disable_core_limit: bool = False
+    core_policy: str = "default"
+    mode: str = "hami-core"
+    device_list_strategies: tuple[str, ...] = ("envvar",)
+    cdi_kind: str = "nvidia.com/gpu"
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    pass_device_specs: bool = False
+    dev_root: str = "/"
+    gdrcopy: bool = False
+    gds: bool = False
+    mofed: bool = False
+    mps_root: str = ""
+    resource: str = "nvidia.com/gpu"
+
+
+class HookFacts(msgspec.Struct, frozen=True):
+    """What this host has in its hook directory and in /dev. It decides the mounts.
+
+    - `library`: the host path of libvgpu.so to mount, the versioned one if present.
+    - `missing`: the files that every answer mounts and that do not exist.
+    - `loadable`: False if `library` is empty or no library for this machine.
+    - `preload`: the content of ld.so.preload; None if it is not known.
+    - `device_nodes`: the driver's control nodes that exist.
+    - `hook_path`: HAMi's HOOK_PATH, the directory above vgpu/.
+    """
+
+    library: str
+    missing: tuple[str, ...] = ()
+    loadable: bool = True
+    preload: str | None = None
+    has_license: bool = False
+    device_nodes: tuple[str, ...] = ()
+    hook_path: str = "/usr/local"
+
+
+class GrantedShare(msgspec.Struct, frozen=True):
+    """A share and the facts of its GPU that an answer needs. `index`: of the node, as NVML's."""
+
+    share: Share
+    pci: str
+    registered_mib: int
+    minor: int | None = None
+    index: int = NO_INDEX
+
+
+def container_directory(pod_uid: str, container: str) -> str:
+    """The name of the container's own directory: `<pod UID>_<container>`, one path component.
+
+    Raises:
+        Refusal: the pod UID is no UID, or the container name is no DNS label. Such a name could
+            lead out of the parent directory.
+    """
+    if not _POD_UID.fullmatch(pod_uid):
+        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is not a pod UID")
+    if not _LABEL.fullmatch(container):
+        raise Refusal(
+            RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is not a valid container name"
+        )
+    return f"{pod_uid}_{container}"
+
+
+# The slices that the kubelet holds for pods, as PodResources reports them.
+
+
+class ContainerHolding(msgspec.Struct, frozen=True):
+    """The slice ids of one container, by resource name; empty: nothing is allocated yet."""
+
+    name: str
+    ids: Mapping[str, frozenset[SliceId]] = msgspec.field(default_factory=dict)
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers."""
+
+    namespace: str
+    pod: str
+    containers: tuple[ContainerHolding, ...] = ()
+
+    def ids_of(self, container: str, resource: str) -> frozenset[SliceId]:
+        """The ids of `resource` that the kubelet holds for the container; may be empty."""
+        for held in self.containers:
+            if held.name == container:
+                return held.ids.get(resource, frozenset())
+        return frozenset()
+
+
+class KubeletEpoch(msgspec.Struct, frozen=True):
+    """A kubelet instance: its socket's inode and ctime (an inode alone is often reused)."""
+
+    inode: int = 0
+    ctime_ns: int = 0
+
+    @property
+    def since(self) -> dt.datetime:
+        """When its socket appeared, in UTC."""
+        return dt.datetime.fromtimestamp(self.ctime_ns / 1e9, dt.UTC)
+
+
+# The ledger: one row for each container that holds slices, and the outbox of effects.
+#
+# The ledger is immutable: methods return a new one. Rows and effects are stored together, so that a
+# crash after an answer loses no effect.
+
+PLAIN = "plain"
+"""The container name in the key of a row whose pod is not known."""
+
+
+class ContainerKey(msgspec.Struct, frozen=True, order=True):
+    """The identity of a row."""
+
+    pod_uid: PodUid
+    container: str
+
+
+class Holder(msgspec.Struct, frozen=True, order=True):
+    """A container as PodResources names it, without a UID."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+class Decider(enum.StrEnum):
+    """Who decides what a container gets: HAMi's scheduler, or the kubelet by its slice ids."""
+
+    SCHEDULER = "scheduler"
+    KUBELET = "kubelet"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The allocation of one container.
+
+    - `key`: names its directory. In plain mode the UID is random, because the pod is not known.
+    - `holder`: in plain mode None until PodResources names one.
+    - `shares`: in the order of the answer; empty: without limits.
+    - `slice_ids`: the kubelet's ids of the last answer. In hami mode only their number counts.
+    - `epoch`: the last kubelet instance that was answered or has booked the answer; `confirmed`:
+      it has booked the answer.
+    - `adopted`: another plugin answered; the row only keeps the ids in use.
+    - `resource`: the requested resource name; empty in files of older agents.
+    - `live_limits`: a share for each of `shares`, which an agent of an earlier version let an
+      operator set since the answer: its container has them. Empty: never. No agent sets them now.
+
+    In hami mode only:
+    - `group`: the container's position in `…-allocated`.
+    - `offered`: the kubelet was offered free ids of the right GPUs before the last answer.
+    - `told`: the mismatch was reported.
+    - `lock`: the exact text of the node lock at the first answer, which is the only lock that is
+      removed for the row; empty: there was none.
+    - `priority`: see ContainerView.
+    """
+
+    key: ContainerKey
+    holder: Holder | None
+    shares: tuple[Share, ...]
+    slice_ids: tuple[SliceId, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    decided_by: Decider = Decider.SCHEDULER
+    role: Role = Role.APP
+    group: int = 0
+    confirmed: bool = False
+    adopted: bool = False
+    offered: bool = False
+    told: bool = False
+    resource: str = ""
+    lock: str = ""
+    priority: int = DEFAULT_PRIORITY
+    live_limits: tuple[Share, ...] = ()
+
+    @property
+    def limits(self) -> tuple[Share, ...]:
+        """The shares in force, which count: the live limits, or else what was answered."""
+        return self.live_limits or self.shares
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the holder's pod; empty: not known."""
+        return self.holder.namespace if self.holder else ""
+
+    @property
+    def pod(self) -> str:
+        """The name of the holder's pod; empty: not known."""
+        return self.holder.pod if self.holder else ""
+
+    @property
+    def pod_uid(self) -> PodUid:
+        """The UID of the holder's pod; empty in plain mode."""
+        return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether the answer mounts a container directory; only limits need one."""
+        return self.decided_by is Decider.SCHEDULER or bool(self.shares)
+
+    @property
+    def gpus(self) -> tuple[GpuUuid, ...]:
+        """The GPUs that the container was given."""
+        if self.decided_by is Decider.SCHEDULER:
+            return tuple(share.uuid for share in self.shares)
+        return tuple(pair[0] for text in self.slice_ids if (pair := split_slice_id(text)))
+
+    def is_live(self, table: PodTable) -> bool:
+        """Whether its pod is there and has not ended, as far as the table knows.
+
+        After that the row stays for up to two minutes, until no container can use it. A row of the
+        kubelet's has no pod in the table.
+        """
+        if self.decided_by is Decider.KUBELET or not table.synced:
+            return True
+        pod = table.pods.get(self.key.pod_uid)
+        return pod is not None and not pod.terminal
+
+    def is_booked_by(self, epoch: KubeletEpoch) -> bool:
+        """Whether this kubelet instance has booked the answer."""
+        return self.confirmed and self.epoch == epoch
+
+    @property
+    def astray(self) -> bool:
+        """Whether the kubelet's ids are of other GPUs than the shares. The shares are right."""
+        pairs = (split_slice_id(text) for text in self.slice_ids)
+        held = sorted(pair[0] if pair else GpuUuid("") for pair in pairs)
+        return held != sorted(share.uuid for share in self.shares)
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether the kubelet booked other GPUs although the right ones were offered."""
+        return self.offered and self.astray
+
+
+class EffectKind(enum.StrEnum):
+    """Effects that may follow an answer."""
+
+    SETTLE_POD = "settle-pod"
+    RELEASE_LOCK = "release-lock"
+    POST_EVENT = "post-event"
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """One entry of the outbox, retried until done, also after a crash. `due`: not before this time.
+
+    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
+      consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
+    - release-lock: `value` is the lock's exact text.
+    - post-event: `reason`, and the text in `value`.
+    """
+
+    kind: EffectKind
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    due: dt.datetime
+    phase: str = ""
+    groups: tuple[int, ...] = ()
+    value: str = ""
+    reason: str = ""
+
+    @property
+    def frees_lock(self) -> bool:
+        """Whether it removes a lock, for which the scheduler waits."""
+        return self.kind is EffectKind.RELEASE_LOCK or (
+            self.kind is EffectKind.SETTLE_POD and bool(self.value)
+        )
+
+    @property
+    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
+        """Effects of equal identity are the same effect."""
+        return self.kind, self.pod_uid, self.value, self.reason
+
+
+class _Index:
+    """The rows by what an Allocate looks for, from one pass through all of them."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.by_pod: defaultdict[PodUid, tuple[Row, ...]] = defaultdict(tuple)
+        self.by_gpu: defaultdict[GpuUuid, dict[ContainerKey, Row]] = defaultdict(dict)
+        self.by_lock: defaultdict[str, set[PodUid]] = defaultdict(set)
+        self.booked: defaultdict[KubeletEpoch, set[ContainerKey]] = defaultdict(set)
+        for row in rows:
+            self.by_pod[row.key.pod_uid] += (row,)
+            for share in row.live_limits or row.shares:
+                self.by_gpu[share.uuid][row.key] = row
+            if row.lock:
+                self.by_lock[row.lock].add(row.key.pod_uid)
+            if row.confirmed or row.role is Role.INIT:
+                self.booked[row.epoch].add(row.key)
+
+
+class Ledger(msgspec.Struct, frozen=True, dict=True):
+    """Rows in order of answering, one for each container, and the outbox in order of arrival."""
+
+    rows: tuple[Row, ...] = ()
+    outbox: tuple[Effect, ...] = ()
+
+    def find(self, key: ContainerKey) -> Row | None:
+        """The row of one container, or None."""
+        return next((row for row in self.rows_of(key.pod_uid) if row.key == key), None)
+
+    def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
+        """The rows of one pod."""
+        return self._index.by_pod.get(uid, ())
+
+    def rows_on(self, uuid: GpuUuid) -> Iterable[Row]:
+        """The rows with a limit on that GPU, in order."""
+        return self._index.by_gpu.get(uuid, {}).values()
+
+    def answered_under(self, lock: str) -> set[PodUid]:
+        """The pods of the rows that note this lock."""
+        return self._index.by_lock.get(lock, set())
+
+    def booked_by(self, epoch: KubeletEpoch) -> set[ContainerKey]:
+        """The containers that hold slices by that kubelet instance as far as the rows say.
+
+        Init containers count from their answer: PodResources does not list ordinary ones.
+        """
+        return self._index.booked.get(epoch, set())
+
+    @functools.cached_property
+    def _index(self) -> "_Index":
+        return _Index(self.rows)
+
+    def rows_by(self, decider: Decider) -> tuple[Row, ...]:
+        """The rows of one decider. In hami mode, rows of the kubelet keep strangers' ids in use."""
+        return tuple(row for row in self.rows if row.decided_by is decider)
+
+    def living(self, table: PodTable) -> "Ledger":
+        """Only with the rows whose pod has not ended: what people are told of."""
+        return Ledger(tuple(row for row in self.rows if row.is_live(table)), self.outbox)
+
+    def put(self, row: Row) -> "Ledger":
+        """With `row` in place of the row of the same container, or at the end."""
+        if row.key not in [old.key for old in self.rows]:
+            return msgspec.structs.replace(self, rows=(*self.rows, row))
+        rows = tuple(row if old.key == row.key else old for old in self.rows)
+        return msgspec.structs.replace(self, rows=rows)
+
+    def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
+        """Without the rows of these containers."""
+        gone = frozenset(keys)
+        rows = tuple(row for row in self.rows if row.key not in gone)
+        return msgspec.structs.replace(self, rows=rows)
+
+    def owe(self, effect: Effect) -> "Ledger":
+        """With `effect` in the outbox, in place of the one of the same identity or at the end."""
+        if any(old.identity == effect.identity for old in self.outbox):
+            outbox = tuple(
+                effect if old.identity == effect.identity else old for old in self.outbox
+            )
+            return msgspec.structs.replace(self, outbox=outbox)
+        return msgspec.structs.replace(self, outbox=(*self.outbox, effect))
+
+    def done(self, *effects: Effect) -> "Ledger":
+        """Without these effects. A newer effect of the same identity stays."""
+        outbox = tuple(old for old in self.outbox if old not in effects)
+        return msgspec.structs.replace(self, outbox=outbox)
+
+    def without_settlements(self, uid: PodUid) -> "Ledger":
+        """Without the pod's settle-pod effects."""
+        kind = EffectKind.SETTLE_POD
+        old = [effect for effect in self.outbox if effect.kind is kind and effect.pod_uid == uid]
+        return self.done(*old)
+
+    def named(self, resource: str) -> "Ledger":
+        """With `resource` in rows that have none: an older agent wrote them."""
+        rows = tuple(
+            row if row.resource else msgspec.structs.replace(row, resource=resource)
+            for row in self.rows
+        )
+        return msgspec.structs.replace(self, rows=rows)
+
+    def held_ids(self) -> Held:
+        """The slice ids in use by GPU. A text that is not a slice id is left out."""
+        return self._held_ids
+
+    @functools.cached_property
+    def _held_ids(self) -> Held:
+        held: dict[GpuUuid, set[SliceId]] = {}
+        for slice_id in (slice_id for row in self.rows for slice_id in row.slice_ids):
+            pair = split_slice_id(slice_id)
+            if pair is not None:
+                held.setdefault(pair[0], set()).add(slice_id)
+        return {uuid: tuple(sorted(ids)) for uuid, ids in held.items()}
+
+
+# What happened on this node, for people: changes and refusals.
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """One change or refusal. `reason`: the reason of the Event, or the id of the refusal.
+
+    `namespace`, `pod` and `container` are empty if it is not about one, or if it is not known.
+    """
+
+    at: dt.datetime
+    reason: str
+    text: str
+    warning: bool = True
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+class JournalRecord(msgspec.Struct, frozen=True):
+    """Changes and refusals, each the oldest first. `since`: what was before is not known."""
+
+    since: dt.datetime
+    changes: tuple[JournalEntry, ...] = ()
+    refusals: tuple[JournalEntry, ...] = ()
+
+
+# The settings files that were last accepted. A later start falls back to them.
+
+
+class SourceFile(msgspec.Struct, frozen=True):
+    """A file's bytes, and its name in messages."""
+
+    name: str
+    content: bytes
+
+
+class LastGood(msgspec.Struct, frozen=True):
+    """The files as they were last accepted; None: the file did not exist.
+
+    `labels`: the last known labels of the Node `node`; None: it was never seen. `written_by`: the
+    agent's version.
+    """
+
+    written_by: str
+    node: str
+    labels: Mapping[str, str] | None = None
+    device_config: SourceFile | None = None
+    own: SourceFile | None = None
+    node_config: SourceFile | None = None
+
+
+# The stored state: ledger and health memory, with the host and boot that they belong to.
+
+
+class State(msgspec.Struct, frozen=True):
+    """One generation of the state.
+
+    `boot_id`: the boot in which the health memory was written. `booted_at`: the time of that boot,
+    by the same clock as the times in the health memory; if the clock was set since, it differs from
+    the boot time now. `machine_id`: the host.
+    """
+
+    generation: int = 0
+    boot_id: str = ""
+    machine_id: str = ""
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    health: Mapping[GpuUuid, Health] = msgspec.field(default_factory=dict)
+    booted_at: dt.datetime | None = None

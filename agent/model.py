@@ -1,0 +1,718 @@
+"""The GPUs of a node and their slices: what was found and reported, its health, who holds what."""
+
+import datetime as dt
+import enum
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NewType
+
+import msgspec
+
+from agent.errors import SettingsError
+
+# Compares times of a clock that can be set back.
+
+
+def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool:
+    """Whether `since` is at least `span` ago, or in the future.
+
+    A time in the future was taken before the clock was set back, so its age is not known. Waiting
+    for it could take as long as the clock was set back by.
+    """
+    return not dt.timedelta(0) <= now - since < span
+
+
+# The health of one GPU: its condition, the cause, and what a person should do.
+
+
+class Condition(enum.StrEnum):
+    """The five conditions of a GPU."""
+
+    OK = "ok"
+    WATCH = "watch"
+    """Served. Something happened; the GPU is ok again after the quiet period."""
+    BAD = "bad"
+    LOST = "lost"
+    UNMONITORED = "unmonitored"
+    """The agent does not receive its events, or it does not answer. The cause says which."""
+
+
+class Cause(enum.StrEnum):
+    """Why a GPU has its condition."""
+
+    NONE = "none"
+    XID = "xid"
+    ECC = "ecc"
+    MEMORY = "memory"
+    """Memory rows or pages wait for a reset, or no spare ones are left."""
+    ADVICE = "advice"
+    """The driver reports a recovery action, such as a reset."""
+    REFUSED = "refused"
+    """The driver refuses calls for the GPU until the GPU is reset."""
+    FABRIC = "fabric"
+    """The GPU has not joined the fabric of its NVSwitches."""
+    PROBE = "probe"
+    LOST = "lost"
+    DRIVER = "driver"
+    """The GPU does not answer. It is served until health.driverHang has passed."""
+    MONITOR = "monitor"
+    """The GPU answers, but the agent does not receive its events. It is served."""
+    RELEASED = "released"
+    """An operator released the GPU for work on it. It is neither served nor probed."""
+    OFF = "off"
+    """The operator switched the health checks off."""
+
+
+class Action(enum.StrEnum):
+    """What a person should do about a GPU."""
+
+    NONE = "none"
+    WAIT = "wait"
+    """Nothing: the condition clears by itself."""
+    INSPECT = "inspect"
+    """Look at the kernel's log."""
+    RESET = "reset"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The condition of one GPU, since when, and why.
+
+    - `since`: when the condition began, with this cause.
+    - `quiet_since`: when the cool-down last began again (a bad report, or the end of the need for a
+      reset). None: it began with the condition.
+    - `serving`: whether the kubelet list, the register annotation and Allocate offer the GPU.
+    - `cause` and `action`: values of Cause and Action. They are text so that an older agent can
+      read the checkpoint of a newer one.
+    - `text`: a sentence for people. It ends with the id `runbook` in brackets.
+    - `needs_reset`: cleared by a boot, by lost-then-present, by refused-then-answered, or when the
+      driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
+    - `passed_probes`: passed probes since the last bad report.
+    - `bouts`: consecutive bouts, each soon after the end of the one before (`recovered_at`).
+    - `failures`: times of failed probes of the last 10 minutes while the GPU was neither bad nor
+      lost. The last `failed_in_row` of them had no passed probe between them.
+    """
+
+    condition: Condition
+    since: dt.datetime
+    cause: str = Cause.NONE
+    text: str = ""
+    xid: int | None = None
+    needs_reset: bool = False
+    serving: bool = True
+    passed_probes: int = 0
+    action: str = Action.NONE
+    runbook: str = ""
+    needs_reboot: bool = False
+    bouts: int = 0
+    recovered_at: dt.datetime | None = None
+    failures: tuple[dt.datetime, ...] = ()
+    failed_in_row: int = 0
+    quiet_since: dt.datetime | None = None
+
+    @property
+    def quiet_from(self) -> dt.datetime:
+        """When the cool-down began."""
+        return self.quiet_since or self.since
+
+    @property
+    def ill(self) -> bool:
+        """True while the GPU is bad or lost."""
+        return self.condition in {Condition.BAD, Condition.LOST}
+
+    @property
+    def silent(self) -> bool:
+        """True while the GPU does not answer."""
+        return self.condition is Condition.UNMONITORED and self.cause == Cause.DRIVER
+
+
+# A GPU as the driver describes it, without its health and without how it is shared.
+
+GpuUuid = NewType("GpuUuid", str)
+"""`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
+
+NO_INDEX: Final = -1
+"""The index of a GPU whose index is not known, because the driver never described it."""
+
+
+class PciPath(enum.IntEnum):
+    """The PCI path between two GPUs; the value is HAMi's points for the pair.
+
+    Source: HAMi pkg/device/nvidia/calculate_score.go.
+    """
+
+    CROSS_CPU = 10
+    SAME_CPU = 20
+    HOST_BRIDGE = 30
+    MULTI_SWITCH = 40
+    SINGLE_SWITCH = 50
+    SAME_BOARD = 60
+
+
+class Link(msgspec.Struct, frozen=True):
+    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks.
+
+    `peer_to_peer`: whether the driver lets the two read each other's memory; None: not known.
+    """
+
+    peer: GpuUuid
+    path: PciPath | None = None
+    nvlinks: int = 0
+    peer_to_peer: bool | None = None
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One physical GPU.
+
+    `index` is NO_INDEX if only the UUID is known. `memory_mib` is total bytes // 2**20, or None if
+    the driver does not report it (coherent memory). `numa` is None if it is not known. `minor` is
+    the N of /dev/nvidiaN.
+    """
+
+    uuid: GpuUuid
+    index: int
+    name: str
+    memory_mib: int | None
+    pci: str
+    numa: int | None = None
+    minor: int | None = None
+    mig_enabled: bool = False
+    links: tuple[Link, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The index, or the UUID if the index is not known."""
+        return str(self.uuid) if self.index == NO_INDEX else str(self.index)
+
+    @property
+    def title(self) -> str:
+        """The index and the UUID, for people."""
+        known = "of unknown index" if self.index == NO_INDEX else str(self.index)
+        return f"GPU {known} ({self.uuid})"
+
+
+class Trouble(enum.StrEnum):
+    """Why the driver does not describe a GPU that it lists."""
+
+    LOST = "lost"
+    SILENT = "silent"
+    """It has not answered in time. It may still be initialising."""
+    RESET = "reset"
+    """The driver refuses calls for it until it is reset."""
+    DENIED = "denied"
+    """The driver refuses the agent access to it."""
+    RELEASED = "released"
+    """An operator released it for work on it."""
+    UNPLACED = "unplaced"
+    """It was taken back, but the driver never described it. Only a scan of all GPUs finds it."""
+    UNLISTED = "unlisted"
+    """The kernel's driver has it, and the library does not list it. It is named by its address."""
+    UNSUPPORTED = "unsupported"
+    """The driver does not support the call for this GPU."""
+    FAILED = "failed"
+
+
+_RESET: Final = "if this lasts, reset it or reboot the node"
+_REMEDIES: Final = {
+    Trouble.LOST: _RESET,
+    Trouble.FAILED: _RESET,
+    Trouble.RESET: "reset it or reboot the node",
+    Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
+    "daemon; it is shared as soon as it answers",
+    Trouble.RELEASED: "take it back with hami-agent recheck",
+    Trouble.UNPLACED: "take them back with hami-agent recheck all",
+    Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
+    "runtime or as root",
+    Trouble.UNLISTED: "let the agent open its device file (/dev/nvidiaN), through the container "
+    "runtime or as root; restart the agent's pod if the GPU is new",
+    Trouble.UNSUPPORTED: "use a driver that supports this GPU, or leave it out with "
+    "sharing.filterUUIDs",
+}
+
+
+class GpuFault(msgspec.Struct, frozen=True):
+    """A GPU that the driver lists but does not describe. The inventory leaves it out.
+
+    `gpu` is the UUID, or `index N` if only the index is known. `index` is NO_INDEX if not known.
+    """
+
+    gpu: str
+    text: str
+    trouble: Trouble = Trouble.FAILED
+    index: int = NO_INDEX
+
+    @property
+    def lost(self) -> bool:
+        """True when the GPU has fallen off the bus."""
+        return self.trouble is Trouble.LOST
+
+    @property
+    def remedy(self) -> str:
+        """What a person can do, as the end of a sentence that says what is wrong."""
+        return _REMEDIES[self.trouble]
+
+    @property
+    def sentence(self) -> str:
+        """Which GPU, and what is wrong with it."""
+        index = f"{self.index} ({self.gpu})"
+        is_unplaced = self.index == NO_INDEX or self.gpu == f"index {self.index}"
+        return f"GPU {self.gpu if is_unplaced else index}: {self.text}"
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """All GPUs of the node, sorted by index. `library_version` is None if it is not known."""
+
+    driver_version: str
+    gpus: tuple[Gpu, ...]
+    faults: tuple[GpuFault, ...] = ()
+    library_version: str | None = None
+
+    def keeping(self, kept: frozenset[GpuUuid], reason: str) -> "Scan":
+        """Only with the GPUs `kept`. The others become faults with this reason."""
+        gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in kept)
+        others = (gpu for gpu in self.gpus if gpu.uuid not in kept)
+        left = [GpuFault(gpu.uuid, reason, index=gpu.index) for gpu in others]
+        return msgspec.structs.replace(self, gpus=gpus, faults=(*self.faults, *left))
+
+
+class GpuSample(msgspec.Struct, frozen=True):
+    """How much a GPU is used at one moment."""
+
+    uuid: GpuUuid
+    gpu_percent: int | None = None
+    """Share of the last sample period in which a kernel ran, 0 to 100."""
+    memory_percent: int | None = None
+    """Share of the last sample period in which its memory was read or written, 0 to 100."""
+    used_mib: int | None = None
+    """By processes. Drivers before 510 count what they reserve, too."""
+    reserved_mib: int = 0
+    """By the driver, as far as `used_mib` is without it."""
+    celsius: int | None = None
+    milliwatts: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    """Both in the life of the GPU, until somebody clears them."""
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """A sample with the time at which it was taken."""
+
+    at: dt.datetime
+    sample: GpuSample
+
+
+# A share: the part of one GPU that the scheduler gave one container.
+
+
+class Share(msgspec.Struct, frozen=True):
+    """`memory_mib` MiB and `core_percent` percent of the GPU `uuid`. 0 MiB means all memory."""
+
+    uuid: GpuUuid
+    memory_mib: int
+    core_percent: int
+
+
+# Slices: the ids into which a GPU is split, and the memory and compute to register for it.
+
+SliceId = NewType("SliceId", str)
+"""`<GPU UUID>-<n>`, n from 0, as in HAMi: a node that switches to the agent keeps its ids."""
+
+Held = Mapping[GpuUuid, tuple[SliceId, ...]]
+"""Slices in use, by GPU."""
+
+MIB = 1024 * 1024
+MIG_MODE = "mig"
+"""HAMi's operating mode whose GPUs the agent does not share yet."""
+
+LIST_BYTES = 7 * MIB // 2
+"""Most bytes of a list. The kubelet ends the stream at 4 MiB; the rest is for ids still held."""
+
+INT32_MAX = 2**31 - 1
+"""The largest number of MiB or percent in the register annotation."""
+
+MAX_NUMBER = 9_999_999_999
+"""The largest number of a slice."""
+
+_SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
+
+
+class SharingSettings(msgspec.Struct, frozen=True):
+    """How GPUs are shared.
+
+    `resource`: the name under which pods request slices and the kubelet advertises them.
+    `split_count`: slices per GPU. `memory_scaling`, `core_scaling`: factors on what is registered.
+    `preconfigured_mib`: MiB for a GPU whose memory the driver does not report (0: leave it out).
+    `numa_topology`: tell the kubelet the NUMA node of each GPU.
+    """
+
+    split_count: int = 10
+    memory_scaling: float = 1.0
+    core_scaling: float = 1.0
+    preconfigured_mib: int = 0
+    mode: str = "hami-core"
+    numa_topology: bool = False
+    filter_uuids: frozenset[str] = frozenset()
+    filter_indexes: frozenset[int] = frozenset()
+    resource: str = "nvidia.com/gpu"
+
+    def filters(self, gpu: Gpu) -> bool:
+        """True if the settings leave the GPU out."""
+        return gpu.uuid in self.filter_uuids or gpu.index in self.filter_indexes
+
+
+class SliceGroup(msgspec.Struct, frozen=True):
+    """The listed slices of one GPU, in the order of their numbers. All have the same health."""
+
+    uuid: GpuUuid
+    ids: tuple[SliceId, ...]
+    healthy: bool
+    numa: int | None
+
+
+class SliceList(msgspec.Struct, frozen=True):
+    """The content of one ListAndWatch message, in inventory order. `generation` identifies it."""
+
+    generation: int = 0
+    groups: tuple[SliceGroup, ...] = ()
+
+
+def slice_id(uuid: GpuUuid, number: int) -> SliceId:
+    """The id of slice `number` of the GPU."""
+    return SliceId(f"{uuid}-{number}")
+
+
+def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
+    """GPU and number of a slice id, or None when `text` is not one."""
+    match = _SLICE_ID.fullmatch(text)
+    return (GpuUuid(match[1]), int(match[2])) if match else None
+
+
+def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
+    """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count.
+
+    A lower split count never removes a held id.
+    """
+    pairs = map(split_slice_id, held)
+    numbers = {pair[1] for pair in pairs if pair is not None and pair[0] == uuid}
+    unused = (number for number in range(split_count) if number not in numbers)
+    numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
+    return tuple(slice_id(uuid, n) for n in sorted(numbers))
+
+
+def slice_bytes(split_count: int) -> int:
+    """The most bytes that a slice takes in a list: it is unhealthy and has a NUMA node.
+
+    40 bytes for the UUID, the hyphen and the number, 9 for `Unhealthy`, 2 for the NUMA node, and a
+    tag and a length for each of the five messages and strings around them.
+    """
+    return 40 + 1 + len(str(split_count - 1)) + 9 + 2 + 5 * 2
+
+
+def check_list_size(gpus: int, split_count: int, origin: str) -> None:
+    """Check that the kubelet accepts the list of this many slices.
+
+    Raises:
+        SettingsError: the list is too long. `origin`: where the split count is from.
+    """
+    each = slice_bytes(split_count)
+    total = gpus * split_count * each
+    if total > LIST_BYTES:
+        most = LIST_BYTES // (gpus * each)
+        raise SettingsError(
+            f"{origin}: sharing.splitCount: {gpus} GPUs x {split_count} slices x {each} bytes are "
+            f"a list of {total / MIB:.1f} MiB, and {LIST_BYTES / MIB:g} MiB is the most; "
+            f"set it to {most} or less"
+        )
+
+
+def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
+    """MiB to register for a GPU, or None if the GPU must be left out.
+
+    Truncated towards zero, as by HAMi's conversion to int32. Larger numbers become INT32_MAX;
+    HAMi's overflow into numbers that no scheduler can use.
+    Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
+    """
+    known = memory_mib if memory_mib is not None else settings.preconfigured_mib
+    if known <= 0:
+        return None
+    scaling = 1.0 if settings.mode == MIG_MODE else settings.memory_scaling
+    return min(known, INT32_MAX) if scaling == 1 else int(min(known * scaling, INT32_MAX))
+
+
+def registered_core_percent(settings: SharingSettings) -> int:
+    """Percent of compute to register: the scaling times 100, truncated; 100 in mode mig."""
+    return 100 if settings.mode == MIG_MODE else int(min(settings.core_scaling * 100, INT32_MAX))
+
+
+def type_name(name: str) -> str:
+    """The GPU's name with the prefix that HAMi's scheduler (2.8 and later) matches."""
+    return name if name.startswith("NVIDIA") else f"NVIDIA-{name}"
+
+
+# Scores how closely two GPUs are connected, in HAMi's points.
+#
+# The score annotation and the agent's preference use the same points. Source: HAMi v2.10
+# pkg/device/nvidia/calculate_score.go.
+
+NVLINK_POINTS: Final = 100
+MOST_NVLINKS: Final = 18
+"""NVLinks beyond this number between two GPUs bring no points."""
+
+Scores = Mapping[GpuUuid, Mapping[GpuUuid, int]]
+"""Points by the two GPUs of a pair."""
+
+
+def pair_scores(gpus: Iterable[Gpu]) -> Scores:
+    """The points of every pair, in the order of the GPUs. A single GPU has an empty entry."""
+    known = tuple(gpus)
+    return {
+        gpu.uuid: {peer.uuid: pair_points(gpu, peer) for peer in known if peer.uuid != gpu.uuid}
+        for gpu in known
+    }
+
+
+def pair_points(gpu: Gpu, peer: Gpu) -> int:
+    """The points of one pair; 0 if the two GPUs report different kinds of links."""
+    link = _link(gpu, peer)
+    if link is None or _kinds(link) != _kinds(_link(peer, gpu)):
+        return 0
+    return (link.path or 0) + NVLINK_POINTS * min(link.nvlinks, MOST_NVLINKS)
+
+
+def closeness(gpu: Gpu, peer: Gpu) -> int:
+    """A rank for choosing GPUs: by points, and for equal points by a common NUMA node."""
+    same_node = gpu.numa is not None and gpu.numa == peer.numa
+    return 2 * pair_points(gpu, peer) + same_node
+
+
+def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:
+    """The pairs whose two GPUs report different kinds of links: a sign of a broken link."""
+    return tuple(
+        (gpu.uuid, peer.uuid)
+        for gpu, peer in itertools.combinations(gpus, 2)
+        if _kinds(_link(gpu, peer)) != _kinds(_link(peer, gpu))
+    )
+
+
+def _link(gpu: Gpu, peer: Gpu) -> Link | None:
+    return next((link for link in gpu.links if link.peer == peer.uuid), None)
+
+
+def _kinds(link: Link | None) -> int:
+    """The number of kinds of links: PCI and NVLink."""
+    return 0 if link is None else (link.path is not None) + (link.nvlinks > 0)
+
+
+# The inventory: an immutable snapshot of the shared GPUs, their shares and their health.
+
+WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why at `offer`"
+
+
+class SharedGpu(msgspec.Struct, frozen=True):
+    """One GPU and how it is shared.
+
+    - `registered_mib` and `core_percent`: MiB and percent after scaling.
+    - `type_name`: the model name with the prefix `NVIDIA`, by which the scheduler matches.
+    - `mode`: HAMi's operating mode.
+    - `present`: False if the GPU is shown but not offered. Either it vanished or is no longer
+      shared while a container holds a slice of it; or it is unhealthy and the driver lists it
+      without describing it; or the container runtime would not find it. In the second case only
+      its UUID may be known, and it has no slices.
+    - `there`: the driver still lists it.
+    - `obstacle`: why it is not present; empty if nothing more is known.
+    - `wanted`: False if the settings or MIG mode exclude it.
+    - `numa_hint`: whether the list tells the kubelet its NUMA node.
+    """
+
+    gpu: Gpu
+    health: Health
+    split_count: int
+    registered_mib: int
+    core_percent: int
+    type_name: str
+    mode: str
+    present: bool = True
+    there: bool = True
+    obstacle: str = ""
+    wanted: bool = True
+    numa_hint: bool = True
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """The UUID of the GPU."""
+        return self.gpu.uuid
+
+    @property
+    def serving(self) -> bool:
+        """True when new containers may be given this GPU."""
+        return self.present and self.health.serving
+
+    @property
+    def plight(self) -> str:
+        """Why no new container may get the GPU, as a predicate of its name. Empty: one may."""
+        if not self.health.serving:
+            return f"is {self.health.condition.value}: {self.health.text or self.health.cause}"
+        if self.present:
+            return ""
+        if self.obstacle:
+            return f"is not shared: {self.obstacle}"
+        return "is filtered out by the settings" if self.there else "is not on the node any more"
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """All shared GPUs, sorted by index, then UUID. GPUs without an index come last.
+
+    `generation` rises with every change. `withheld`: no slice is on offer, whatever the health.
+    """
+
+    generation: int = 0
+    gpus: tuple[SharedGpu, ...] = ()
+    driver_version: str = ""
+    withheld: bool = False
+
+    def find(self, uuid: GpuUuid) -> SharedGpu | None:
+        """The GPU with that UUID, or None."""
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+    def label(self, uuid: GpuUuid) -> str:
+        """The label of one GPU, for people; its UUID if it is not here."""
+        found = self.find(uuid)
+        return found.gpu.label if found else str(uuid)
+
+    def offers(self, gpu: SharedGpu) -> bool:
+        """True when the list and the register annotation offer this GPU to new containers."""
+        return gpu.serving and not self.withheld
+
+    def obstacles(self, gpu: SharedGpu) -> tuple[str, ...]:
+        """Reasons other than health for which new containers do not get the GPU."""
+        if gpu.serving:
+            return (WITHHELD,) if self.withheld else ()
+        return (f"it {gpu.plight}",) if gpu.health.serving else ()
+
+
+class InventoryDiff(msgspec.Struct, frozen=True):
+    """What differs between two snapshots, by UUID."""
+
+    added: tuple[GpuUuid, ...] = ()
+    removed: tuple[GpuUuid, ...] = ()
+    changed: tuple[GpuUuid, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing differs."""
+        return not (self.added or self.removed or self.changed)
+
+
+def diff(old: Inventory, new: Inventory) -> InventoryDiff:
+    """The UUIDs that `new` adds, removes and changes, each in the order of its snapshot."""
+    before = {gpu.uuid: gpu for gpu in old.gpus}
+    after = {gpu.uuid: gpu for gpu in new.gpus}
+    return InventoryDiff(
+        added=tuple(uuid for uuid in after if uuid not in before),
+        removed=tuple(uuid for uuid in before if uuid not in after),
+        changed=tuple(u for u, gpu in after.items() if u in before and before[u] != gpu),
+    )
+
+
+# What the driver and probes report about a GPU, before any verdict.
+
+
+class RecoveryAction(enum.StrEnum):
+    """The action that the GPU needs (nvmlDeviceGpuRecoveryAction_t, from driver 570 on)."""
+
+    NONE = "none"
+    GPU_RESET = "gpu-reset"
+    NODE_REBOOT = "node-reboot"
+    DRAIN_P2P = "drain-p2p"
+    DRAIN_AND_RESET = "drain-and-reset"
+    RECOVER_IMEX_DOMAIN = "recover-imex-domain"
+    BUS_RESET = "bus-reset"
+    SYSTEM_REBOOT = "system-reboot"
+    OTHER = "other"
+    """An action of a newer driver that the agent does not know."""
+
+
+class FabricState(enum.StrEnum):
+    """Whether a GPU has joined the fabric of its NVSwitches (nvmlGpuFabricState_t)."""
+
+    NOT_STARTED = "not-started"
+    IN_PROGRESS = "in-progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """The GPU tried to join and got an error."""
+
+
+class GpuSigns(msgspec.Struct, frozen=True):
+    """The state of one GPU's memory, its recovery action and its fabric.
+
+    None means that this GPU or driver does not report the value. It never means that all is well.
+    """
+
+    rows_pending: bool | None = None
+    """Memory rows wait for a reset to be remapped."""
+    rows_failed: bool | None = None
+    """A memory row could not be remapped, because no spare row is left."""
+    rows_remapped: int | None = None
+    """Rows remapped so far, after corrected and uncorrected errors."""
+    pages_pending: bool | None = None
+    """Memory pages wait for a reset to be retired (GPUs before Ampere)."""
+    pages_retired: int | None = None
+    """Memory pages retired so far (GPUs before Ampere)."""
+    ecc_corrected: int | None = None
+    """Corrected memory errors since the driver was loaded."""
+    ecc_uncorrected: int | None = None
+    """Uncorrected memory errors since the driver was loaded."""
+    recovery: RecoveryAction | None = None
+    fabric: FabricState | None = None
+    """Also None for a GPU without NVSwitches."""
+
+
+NO_SIGNS = GpuSigns()
+
+
+class EventKind(enum.StrEnum):
+    """Kinds of driver reports."""
+
+    XID = "xid"
+    ECC_SINGLE = "ecc-single"
+    ECC_DOUBLE = "ecc-double"
+    POWER_SOURCE = "power-source"
+    """The GPU's power supply changed, for example from external power to the bus."""
+    CHANGED = "changed"
+    """GPUs came, went or changed their order: scan again."""
+
+
+class DriverEvent(msgspec.Struct, frozen=True):
+    """One report of the driver. `uuid` None: about all GPUs, or about one that is not known."""
+
+    kind: EventKind
+    uuid: GpuUuid | None = None
+    xid: int | None = None
+
+
+class ProbeOutcome(enum.StrEnum):
+    """The outcome of a probe of a GPU."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    REFUSED = "refused"
+    """The driver refuses calls until the GPU is reset (NVML_ERROR_RESET_REQUIRED)."""
+    LOST = "lost"
+    SILENT = "silent"
+    """No answer within the deadline."""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """The result of probing the GPU `uuid`. `text` is the driver's error text.
+
+    `unmonitored`: why the agent does not receive the events of this GPU. Empty if it does, or if
+    the agent does not listen for events.
+    """
+
+    uuid: GpuUuid
+    outcome: ProbeOutcome
+    text: str = ""
+    signs: GpuSigns = NO_SIGNS
+    unmonitored: str = ""

@@ -1,0 +1,1 @@
+"""What a node must have, and what is wrong with one."""

@@ -1,0 +1,340 @@
+"""The Protocols of the outside world. Services depend on these; agent.host implements them.
+
+Every async method raises only errors of agent.errors. The caller sets deadlines
+(asyncio.timeout), except where a method says that it keeps its own.
+"""
+
+import datetime as dt
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from agent.cluster import (
+    NodeChange,
+    NodeCondition,
+    NodeEvent,
+    NodeView,
+    PodChange,
+    PodList,
+    PodUid,
+    PodView,
+)
+from agent.hami.region import RegionChange, RegionSums
+from agent.hookdirs import Cleared, DiskRoom
+from agent.ledger import ContainerKey, Holding, HookFacts, KubeletEpoch
+from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan, SliceId
+
+
+class Clock(Protocol):
+    """Wall time, for display and for stamps that other programs read."""
+
+    def now(self) -> dt.datetime:
+        """The present time, aware, in UTC."""
+        ...
+
+
+class Driver(Protocol):
+    """The GPU driver: one session for the life of the process."""
+
+    async def scan(self) -> Scan:
+        """Describe all GPUs. Raises DriverMissing, DriverError."""
+        ...
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        """Check that one GPU answers. Raises DriverError if the driver as a whole fails."""
+        ...
+
+    async def sample(self, uuid: GpuUuid) -> GpuSample:
+        """The present use of one GPU. It is cheap enough to call every few seconds.
+
+        Raises GpuError if this GPU does not answer in time, and DriverError.
+        """
+        ...
+
+    def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+        """The driver's events, for ever. Raises DriverError when the session ends.
+
+        `opened` is called once, from when on no event is missed.
+        """
+        ...
+
+    async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
+        """Release these GPUs: close their handles and open none.
+
+        `everything`: also release all GPUs that are not shared, until any GPU is taken back.
+
+        Raises GpuError for an unknown GPU, and DriverError if a handle cannot be closed now. In
+        both cases the driver no longer uses the GPUs.
+        """
+        ...
+
+    def take_back(self, uuid: GpuUuid) -> None:
+        """Allow use of a released GPU again."""
+        ...
+
+    def check(self) -> None:
+        """Raise DriverMissing: new containers get another library than the agent uses. Blocks."""
+        ...
+
+    async def renew(self) -> bool:
+        """Start a new session with the next call, because all GPUs fail alike in this one.
+
+        Returns False if it was renewed for that before and no GPU has answered since.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the session; a second call does nothing."""
+        ...
+
+
+class Witness(Protocol):
+    """PodResources: the devices that the kubelet has recorded per pod."""
+
+    async def get(self, namespace: str, pod: str) -> Holding | None:
+        """The pod's devices; None: the pod is neither being admitted nor active.
+
+        Raises WitnessThrottled, WitnessUnsupported, KubeletError.
+        """
+        ...
+
+    async def list(self) -> tuple[Holding, ...]:
+        """All active pods. Raises WitnessThrottled, KubeletError."""
+        ...
+
+
+class KubeletRecords(Protocol):
+    """The kubelet's checkpoint file, read-only."""
+
+    async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        """The ids of `resource` of each container it records; None when absent or unreadable."""
+        ...
+
+
+class Containers(Protocol):
+    """The runtime's containers on this host."""
+
+    async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        """The runtime ids among `ids` that have a live cgroup; None: that is not known."""
+        ...
+
+    async def begun(self) -> frozenset[PodUid] | None:
+        """The pods that have a cgroup: the kubelet has begun to start them; None: not known."""
+        ...
+
+
+class Registrar(Protocol):
+    """The kubelet's Registration service."""
+
+    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+        """Register the socket named `endpoint`. Raises RegistrationRefused, KubeletError."""
+        ...
+
+
+class SocketWatch(Protocol):
+    """The kubelet's device plugin directory."""
+
+    def epoch(self) -> KubeletEpoch | None:
+        """The kubelet instance of the present socket, or None if there is no socket."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """True if `name` exists in the directory."""
+        ...
+
+    def changes(self) -> AsyncIterator[str]:
+        """Names that appeared or vanished. An empty name means that any may have changed."""
+        ...
+
+
+class FileWatch(Protocol):
+    """Watches files that others write, in any directory."""
+
+    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
+        """Call `changed` once the files are watched, then whenever one may have changed.
+
+        The files and their directories may be missing, appear, vanish, be replaced or be links.
+        """
+        ...
+
+
+class NodeApi(Protocol):
+    """This Node at the API server. Methods keep their own deadline of 10 s a request."""
+
+    def watch_node(self) -> AsyncIterator[NodeChange]:
+        """One WATCH: first a frame that it is open, then the Node if it exists, then its changes.
+
+        Raises ApiError.
+        """
+        ...
+
+    async def get_node(self) -> NodeView | None:
+        """One consistent GET; None: the Node does not exist. Raises ApiError."""
+        ...
+
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        """Merge-patch annotations (None removes) and return the Node. Raises ApiError."""
+        ...
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """JSON patch: test that annotation `key` is `value`, then remove. Raises ApiInvalid."""
+        ...
+
+
+class NodeStatusApi(Protocol):
+    """The status of this Node. The method keeps its own deadline of 10 s."""
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Create or replace one condition; the others stay. Raises ApiError."""
+        ...
+
+
+class PodApi(Protocol):
+    """The pods of this node at the API server. Methods keep their own deadline of 10 s."""
+
+    async def list_pods(self) -> PodList:
+        """One LIST with spec.nodeName of this node. Raises ApiError."""
+        ...
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """One consistent GET; None: no pod of this node has the name.
+
+        Raises ApiError. With a node's own identity, ApiForbidden also means that the pod is gone,
+        on another node, or was bound to this node only a moment ago.
+        """
+        ...
+
+    def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """One WATCH from that version on. It begins with a bookmark of it. Raises ApiGone."""
+        ...
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Merge-patch through pods/status with metadata.uid.
+
+        Raises ApiInvalid (the pod has another UID), ApiConflict (others write it), ApiNotFound.
+        """
+        ...
+
+    async def post_event(self, event: NodeEvent) -> None:
+        """Create or update an Event. Raises ApiError."""
+        ...
+
+
+class Disk(Protocol):
+    """The state directory: a few named files, replaced whole or not at all."""
+
+    @property
+    def place(self) -> str:
+        """Its path, for messages."""
+        ...
+
+    async def read(self, name: str) -> bytes | None:
+        """The content, or None when absent. Raises StateError."""
+        ...
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        """Durably replace: temp, write, fsync, rename, directory fsync.
+
+        `keep` names a file that receives the former content (a second durable generation).
+        Raises StateError; then the old content is still there.
+        """
+        ...
+
+
+class HookDirs(Protocol):
+    """HAMi-core's directories below the hook path. Link-safe; nothing outside is touched."""
+
+    async def facts(self) -> HookFacts:
+        """The present content of the hook directory. Raises StateError."""
+        ...
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        """Create the container directory `name`; replace anything else there. Raises StateError."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Set the container directory `name` aside, if it exists. Raises StateError.
+
+        clear() removes its content.
+        """
+        ...
+
+    async def clear(self, *, again: bool) -> Cleared:
+        """Remove a bounded part of what was set aside. Raises StateError.
+
+        `again`: also try what could not be removed before.
+        """
+        ...
+
+    async def found(self) -> Mapping[str, dt.datetime]:
+        """The existing container directories, and when each changed. Raises StateError."""
+        ...
+
+    async def room(self) -> DiskRoom:
+        """The free space on their file system. Raises StateError."""
+        ...
+
+
+class Specifications(Protocol):
+    """The CDI specifications of the container runtime."""
+
+    async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
+        """The device names that they define, by the rules of the runtime; None: not known."""
+        ...
+
+
+class Regions(Protocol):
+    """HAMi-core's shared regions in the container directories. Containers may write anything there.
+
+    A region that cannot be read is a reading with its reason, never an error.
+    """
+
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
+        """Read the regions of these container directories, all in one go.
+
+        One that costs too much is read rarely. Meanwhile it is unreadable, with that reason.
+        Raises StateError if the directories as a whole cannot be used.
+        """
+        ...
+
+    async def held(self) -> Sequence[str]:
+        """All container directories whose region holds launches back. Raises StateError."""
+        ...
+
+    async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
+        """Write each change into the region of that directory, if it is still a region.
+
+        Returns why not for each directory that was not written. Raises StateError as above.
+        """
+        ...
+
+
+class ServiceNotifier(Protocol):
+    """Notifies systemd, if it started the agent."""
+
+    def ready(self) -> None:
+        """The service has started."""
+        ...
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        ...
+
+    def stopping(self) -> None:
+        """The service is stopping."""
+        ...
+
+    def reloading(self) -> None:
+        """A reload has begun; ready() ends it."""
+        ...
+
+    def alive(self) -> None:
+        """The watchdog's sign of life."""
+        ...
+
+    @property
+    def watchdog(self) -> dt.timedelta | None:
+        """The longest time between two calls of alive(); None: no watchdog."""
+        ...

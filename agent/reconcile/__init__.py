@@ -1,0 +1,1 @@
+"""The ledger beside what the kubelet and the API server say."""

@@ -1,0 +1,459 @@
+"""HAMi-core's regions: who lives in them, and reading and writing them without being led astray."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.hami.region import (
+    HEAD_SIZE,
+    MAX_PROCESSES,
+    TRUNCATED,
+    NoRegion,
+    Region,
+    RegionChange,
+    RegionOffsets,
+    RegionReading,
+    RegionState,
+    RegionSums,
+    count_slots,
+    decode_region,
+    encode_change,
+    holds_back,
+    recognise,
+)
+from agent.hookdirs import LISTED, NAME, open_containers, open_in, state_errors
+from agent.kit.offload import Offload
+
+# Tells which processes of containers exist, by the host's /proc and its cgroup tree.
+#
+# HAMi-core knows a process by its PID in the container, and one that was killed keeps its slot. The
+# kernel lists the host's PIDs of a container's cgroup, and for each the PID in the container.
+
+INIT_NAMESPACE: Final = "pid:[4026531836]"
+"""The host's own PID namespace. Source: Linux include/linux/proc_ns.h (PROC_PID_INIT_INO)."""
+CONTROLLERS: Final = ("pids", "memory", "systemd", ".")
+"""Where pods may be in the cgroup tree: with cgroup v1 each controller has a tree of its own."""
+DEEPEST: Final = 5
+"""How deep the cgroup of a pod may be, as in kubelet/kubepods/burstable/pod<UID>."""
+SEARCH_EVERY: Final = 12
+"""Rounds between two searches for a pod whose cgroup is gone."""
+CGROUPS: Final = 64
+"""Cgroups of one pod: a container may have some below its own."""
+LOOKUPS: Final = 50
+"""Processes of one cgroup whose PID in the container is read in one round; the next goes on."""
+READ: Final = 64 * 1024
+POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?$")
+NSPID: Final = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
+
+
+class ContainerProcesses:
+    """Remembers between rounds what it found, because asking about one process costs 20 µs.
+
+    `cgroups`: the cgroup tree. `proc`: /proc, which must show the processes of the host.
+    """
+
+    def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
+        self._cgroups = cgroups
+        self._proc = proc
+        self._rounds = 0
+        self._is_host = self._is_due = False
+        self._pods: dict[str, Path] = {}
+        self._gone = set[str]()
+        self._owners: dict[Path, str] = {}
+        self._known: dict[Path, dict[int, int]] = {}
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Begin a round about the containers of these directories."""
+        self._rounds += 1
+        uids = frozenset(map(_uid, names))
+        self._is_host = bool(uids) and self._sees_the_host()
+        self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
+        self._gone &= uids
+        self._is_due = self._rounds % SEARCH_EVERY == 0
+        if self._is_due:
+            for remembered in (self._owners, self._known):
+                for path in [path for path in remembered if not path.is_dir()]:
+                    del remembered[path]
+
+    def _sees_the_host(self) -> bool:
+        """Whether this is the host's PID namespace, and processes of others are not hidden."""
+        try:
+            namespace = (self._proc / "self/ns/pid").readlink()
+        except OSError:
+            return False
+        return str(namespace) == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
+
+    def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
+        """Those of the PIDs in the container of that directory that exist; None: not known."""
+        living = frozenset[int]()
+        pod = self._pod(_uid(name)) if self._is_host else None
+        if pod is None:
+            return None
+        cgroups = _directories(pod)  # none, if it is gone: then no process lives
+        if len(cgroups) == CGROUPS:
+            return None
+        for cgroup in cgroups:
+            pids = self._pids(cgroup)
+            owner = self._owner(cgroup, pids or (), _uid(name))
+            if pids is None or (pids and owner is None):
+                return None
+            if owner == name:
+                matched = self._matched(cgroup, pids, wanted)
+                if matched is None:
+                    return None
+                living |= matched
+        return living
+
+    def _pod(self, uid: str) -> Path | None:
+        """The cgroup of the pod; None: it was never seen. A path stays when the cgroup is gone."""
+        path = self._pods.get(uid)
+        if path is not None and path.is_dir():
+            self._gone.discard(uid)
+        elif self._is_due or uid not in self._gone:
+            self._gone.add(uid)
+            self._is_due = False
+            for controller in CONTROLLERS:
+                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
+                    self._pods |= found
+                    break
+        return self._pods.get(uid)
+
+    def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
+        """The host's PIDs in the cgroup and below; None: more than is read."""
+        text, pending = b"", [cgroup]
+        for _ in range(CGROUPS):
+            here = pending.pop()
+            text += self._read(here / "cgroup.procs") + b"\n"
+            pending += _directories(here)
+            if len(text) >= READ:
+                return None
+            if not pending:
+                return tuple(map(int, text.split()))
+        return None
+
+    def _owner(self, cgroup: Path, pids: Iterable[int], uid: str) -> str | None:
+        """The container directory that is mounted in the cgroup's processes; "": none is."""
+        if cgroup not in self._owners:
+            mounted = re.compile(f"/({uid}_[-a-z0-9]+) ".encode())
+            for pid in itertools.islice(pids, 3):
+                if text := self._read(self._proc / f"{pid}/mountinfo"):
+                    found = mounted.search(text)
+                    self._owners[cgroup] = found[1].decode() if found else ""
+                    break
+        return self._owners.get(cgroup)
+
+    def _matched(
+        self, cgroup: Path, pids: tuple[int, ...], wanted: frozenset[int]
+    ) -> frozenset[int] | None:
+        """Those of the wanted PIDs that a process of the cgroup has; None: not all were asked."""
+        before = self._known.get(cgroup, {})
+        known = self._known[cgroup] = {pid: before[pid] for pid in pids if pid in before}
+        missing = wanted - set(known.values())
+        unknown = iter([pid for pid in pids if pid not in known])
+        for pid in itertools.islice(unknown, LOOKUPS):
+            if not missing:
+                break
+            if found := NSPID.search(self._read(self._proc / f"{pid}/status")):
+                known[pid] = int(found[1])
+                missing -= {known[pid]}
+        if missing and next(unknown, None) is not None:
+            return None
+        return wanted - missing
+
+    def _read(self, path: Path) -> bytes:
+        """The first READ bytes of a file of the kernel; nothing if it cannot be read."""
+        with contextlib.suppress(OSError), path.open("rb") as opened:
+            return opened.read(READ)
+        return b""
+
+
+def _uid(name: str) -> str:
+    return name.partition("_")[0]
+
+
+def _directories(path: Path) -> list[Path]:
+    """At most CGROUPS directories in this one; none if it is gone."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        found = (path / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return list(itertools.islice(found, CGROUPS))
+    return []
+
+
+def _pods(path: Path, depth: int) -> Iterator[tuple[str, Path]]:
+    """The UIDs of pods and their cgroups below this one, which no pod may write."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for name in names:
+            if found := POD.search(name):
+                yield found[1].replace("_", "-"), path / name
+            elif depth > 1:
+                yield from _pods(path / name, depth - 1)
+
+
+# HAMi-core's shared regions in the container directories: read with pread, never mapped.
+#
+# Any process of a container may change, replace or shorten its file at any time. Only a regular
+# file with one name is opened. What costs time is bounded for each container, and for all together.
+# One region is in memory at a time.
+
+PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""O_NONBLOCK: an owner's lease on the file would hold up open() for 45 s."""
+ENTRIES: Final = 256
+"""A container directory with more entries is not searched."""
+RETRIES: Final = 2
+"""Further reads of the slots, if they are FEW, while a process is writing one of them."""
+SLOW: Final = 0.001
+"""Seconds of CPU that a region may cost in each round."""
+FEW: Final = 64
+"""A region with more slots in use is read after the others."""
+SHARE: Final = 0.004
+"""The part of a core that all slower regions may cost together in the long run."""
+ROUND: Final = 2.0
+"""Seconds after which a round leaves the rest to the next."""
+SLOW_ROUND: Final = 0.02
+"""The same for the slow and crowded regions, which go last: a round is 5 s, and SHARE of it."""
+
+
+class CrowdedRegion(Exception):  # noqa: N818 -- a normal state, too
+    """A region has more slots in use than are read before those of other regions."""
+
+
+class _Cost(NamedTuple):
+    """The mean CPU seconds of reading a region, and the loop time of the last reading."""
+
+    seconds: float = 0.0
+    at: float = -math.inf
+
+
+class HostRegions:
+    """The Regions port below `hook`, HAMi's HOOK_PATH. All work is done on `offload`.
+
+    `processes`: tells which processes exist; without it nobody knows. `cpu`: the CPU seconds of the
+    present thread.
+    """
+
+    def __init__(
+        self,
+        hook: Path,
+        offload: Offload,
+        processes: ContainerProcesses | None = None,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._hook = hook
+        self._offload = offload
+        self._processes = processes
+        self._cpu = cpu
+        self._costs: dict[str, _Cost] = {}
+
+    async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
+        """Read the regions of these container directories. Raises StateError."""
+        now = asyncio.get_running_loop().time
+        return await self._offload.call(self._read, tuple(names), now)
+
+    async def held(self) -> Sequence[str]:
+        """All container directories whose region holds launches back. Raises StateError."""
+        return await self._offload.call(self._held)
+
+    async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
+        """Write each change; return why not for each that was not written. Raises StateError."""
+        return await self._offload.call(self._write, dict(changes))
+
+    def _read(self, names: Sequence[str], now: Callable[[], float]) -> Mapping[str, RegionSums]:
+        end, sums = now() + ROUND, dict[str, RegionSums]()
+        costs = self._costs = {name: self._costs.get(name, _Cost()) for name in names}
+        slow = sum(cost.seconds > SLOW for cost in costs.values())
+        # Slow regions go last. Of the others, those go first that the last round did not reach.
+        queue = sorted(names, key=lambda name: (costs[name].seconds > SLOW, costs[name].at))
+        crowded = set[str]()
+        if self._processes is not None:
+            self._processes.begin(names)
+        with self._containers() as containers:
+            for name in queue:
+                cost = costs[name]
+                is_slow = cost.seconds > SLOW or name in crowded
+                pause = cost.seconds * slow / SHARE if is_slow else 0.0
+                if is_slow:
+                    end = min(end, now() + SLOW_ROUND)
+                if now() > end:
+                    reason = "other regions took the time of this round"
+                elif now() < cost.at + pause:
+                    ms = round(cost.seconds * 1000)
+                    reason = f"reading it takes {ms} ms of CPU, so it is read every {pause:.0f} s"
+                else:
+                    most = MAX_PROCESSES if is_slow else FEW
+                    try:
+                        sums[name], spent = self._summed(containers, name, most)
+                        if spent > SLOW and not is_slow:
+                            # Something else, such as a garbage collection, may have taken the time.
+                            sums[name], spent = self._summed(containers, name, most)
+                    except CrowdedRegion:
+                        crowded.add(name)
+                        queue.append(name)
+                    else:
+                        costs[name] = _Cost((spent + (cost.seconds or spent)) / 2, now())
+                    continue
+                sums[name] = RegionSums(RegionState.UNREADABLE, reason=reason)
+        return sums
+
+    def _summed(self, containers: int | None, name: str, most: int) -> tuple[RegionSums, float]:
+        """Read and sum a region of at most `most` slots; also the CPU seconds that this costs.
+
+        Raises CrowdedRegion.
+        """
+        begun, alive = self._cpu(), None
+        try:
+            with _opened(containers, name, os.O_RDONLY) as (file, size):
+                region = read_region(size, functools.partial(os.pread, file), most)
+            pids = frozenset(process.pid for process in region.processes)
+            if self._processes and pids:
+                alive = self._processes.alive(name, pids)
+            reading = RegionReading(RegionState.READABLE, region, alive=alive)
+        except NoRegion as error:
+            reading = error.reading
+        sums = reading.sums()
+        return sums, self._cpu() - begun
+
+    def _held(self) -> Sequence[str]:
+        with self._containers() as containers:
+            if containers is None:
+                return ()
+            with os.scandir(containers) as entries:
+                names = [entry.name for entry in itertools.islice(entries, LISTED)]
+            return [name for name in names if _holds_back(containers, name)]
+
+    def _write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
+        with self._containers() as containers:
+            reasons = {name: _written(containers, name, change) for name, change in changes.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    @contextlib.contextmanager
+    def _containers(self) -> Iterator[int | None]:
+        """Open the parent of the container directories; None: there is none yet."""
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+            try:
+                containers = open_containers(self._hook, open_directories)
+            except FileNotFoundError:
+                self._hook.stat()
+                containers = None
+            yield containers
+
+
+def _holds_back(containers: int, name: str) -> bool:
+    with contextlib.suppress(NoRegion), _opened(containers, name, os.O_RDONLY) as (file, size):
+        offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
+        return holds_back(os.pread(file, offsets.tail_size, offsets.tail))
+    return False
+
+
+def _written(containers: int | None, name: str, change: RegionChange) -> str:
+    """Write the change; return why it was not written, or an empty string."""
+    try:
+        with _opened(containers, name, os.O_RDWR) as (file, size):
+            offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
+            for offset, word in encode_change(offsets, change):
+                if os.fstat(file).st_size != size:
+                    return TRUNCATED
+                os.pwrite(file, word, offset)
+    except NoRegion as error:
+        return error.reading.reason or f"it is {error.reading.state}"
+    return ""
+
+
+@contextlib.contextmanager
+def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[int, int]]:
+    """Open the region of the container directory: the file and its size.
+
+    Raises NoRegion, also for an OSError within.
+    """
+    with contextlib.ExitStack() as open_files:
+        try:
+            place, size = _place(open_files, containers, name)
+            # This path names the inode that was checked, whatever has its name now.
+            yield open_in(open_files, f"/proc/self/fd/{place}", None, access | FILE), size
+        except FileNotFoundError:
+            raise NoRegion(state=RegionState.ABSENT) from None
+        except OSError as error:
+            raise NoRegion(f"it or its directory cannot be used: {error.strerror}") from error
+
+
+def _place(open_files: contextlib.ExitStack, containers: int | None, name: str) -> tuple[int, int]:
+    """Find the region and its size without opening it: opening a device could act on it.
+
+    Raises NoRegion, OSError.
+    """
+    if not NAME.fullmatch(name):
+        raise NoRegion("its directory's name is not <pod UID>_<container>")
+    if containers is None:
+        raise FileNotFoundError
+    directory = open_in(open_files, name, containers)
+    place = open_in(open_files, _region_name(directory), directory, PLACE)
+    status = os.fstat(place)
+    if not stat.S_ISREG(status.st_mode):
+        raise NoRegion("it is not a regular file")
+    if status.st_nlink > 1:
+        raise NoRegion(f"it has {status.st_nlink} names instead of one")
+    return place, status.st_size
+
+
+def _region_name(directory: int) -> str:
+    """Choose the region as HAMi's monitor does. Raises FileNotFoundError, NoRegion.
+
+    Source: HAMi pkg/monitor/nvidia/cudevshr.go (loadCache).
+    """
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in itertools.islice(entries, ENTRIES + 1)]
+    if len(names) > ENTRIES:
+        raise NoRegion(f"its directory has more than {ENTRIES} entries")
+    libraries = [name for name in names if "libvgpu.so" in name]
+    regions = [name for name in names if name.endswith(".cache") and name not in libraries]
+    if len(libraries) + len(regions) > 2:
+        raise NoRegion("its directory has more than one file that may be it")
+    if not regions:
+        raise FileNotFoundError
+    return min(regions)
+
+
+def read_region(size: int, pread: Callable[[int, int], bytes], most: int = MAX_PROCESSES) -> Region:
+    """Read a region of `size` bytes, the slots again while a process is writing one.
+
+    `pread`: read so many bytes at an offset; fewer, where the file ends. Its errors pass.
+
+    Raises NoRegion; CrowdedRegion: more than `most` slots are in use.
+    """
+    head = pread(HEAD_SIZE, 0)
+    offsets = recognise(size, head)
+    region = _read_once(offsets, head, pread, most)
+    for _ in range(RETRIES):
+        if len(region.processes) > FEW or not any(process.torn for process in region.processes):
+            break
+        region = _read_once(offsets, head, pread, most)
+    return region
+
+
+def _read_once(
+    offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes], most: int
+) -> Region:
+    tail = _exactly(pread, offsets.tail_size, offsets.tail)
+    if count_slots(tail) > most:
+        raise CrowdedRegion
+    length = count_slots(tail) * offsets.slot_size
+    first = _exactly(pread, length, offsets.slots)
+    second = _exactly(pread, length, offsets.slots) if offsets.seqlock else first
+    return decode_region(offsets, head, tail, first, second)
+
+
+def _exactly(pread: Callable[[int, int], bytes], length: int, offset: int) -> bytes:
+    window = pread(length, offset)
+    if len(window) < length:
+        raise NoRegion(TRUNCATED)
+    return window

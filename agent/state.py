@@ -1,0 +1,664 @@
+"""The state on disk: its encoding, its recovery, and the one writer of the ledger."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+import structlog
+
+from agent.cluster import DEFAULT_PRIORITY, NodeEvent, PodUid, Role
+from agent.errors import Refusal, StateCorrupt, StateError, cap
+from agent.health.judge import stepped
+from agent.kit.cell import Cell
+from agent.kit.running_time import Lag
+from agent.kit.tally import Tally
+from agent.ledger import (
+    PLAIN,
+    ContainerEdits,
+    ContainerKey,
+    Decider,
+    Effect,
+    Holder,
+    JournalEntry,
+    JournalRecord,
+    KubeletEpoch,
+    LastGood,
+    Ledger,
+    Row,
+    State,
+)
+from agent.model import GpuUuid, Health, Share, SliceId
+from agent.ports import Clock, Disk
+
+# The form of every file in the state directory: JSON with a checksum of its data's exact bytes.
+#
+# {"kind":"hami-agent-state","version":1,"checksum":"<sha256>","data":{…}}
+#
+# A file of the next version is read too: unknown keys are ignored, missing ones get their defaults.
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """The envelope. `data` keeps its exact bytes for the checksum."""
+
+    kind: str
+    version: int
+    checksum: str
+    data: msgspec.Raw
+
+
+_Shape = TypeVar("_Shape")
+
+
+def seal(kind: str, version: int, data: bytes) -> bytes:
+    """Put `data`, which is JSON, into the envelope."""
+    checksum = hashlib.sha256(data).hexdigest()
+    head = f'{{"kind":"{kind}","version":{version},"checksum":"{checksum}","data":'
+    return b"".join((head.encode(), data, b"}\n"))
+
+
+def unseal(content: bytes, kind: str, version: int, shape: type[_Shape]) -> _Shape:
+    """Decode the data of a file of that kind; `version` is the one that this agent writes.
+
+    Raises StateCorrupt, which says what is wrong.
+    """
+    file = _decode(content, _Envelope)
+    if file.kind != kind:
+        raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
+    if file.version not in (version, version + 1):
+        raise StateCorrupt(
+            f"it has version {file.version}; this agent reads versions {version} and {version + 1}"
+        )
+    raw = bytes(file.data)
+    if hashlib.sha256(raw).hexdigest() != file.checksum:
+        raise StateCorrupt("its checksum does not match its data")
+    return _decode(raw, shape)
+
+
+def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
+    try:
+        return msgspec.json.decode(content, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StateCorrupt(f"it cannot be read: {cap(str(error), 120)}") from error
+
+
+# The last good copy of the settings: the files' raw bytes, in the state directory's envelope.
+
+LAST_GOOD_KIND = "hami-agent-settings"
+VERSION = 1
+
+
+def encode_last_good(copy: LastGood) -> bytes:
+    """Encode the copy; the files' bytes are base64."""
+    return seal(LAST_GOOD_KIND, VERSION, msgspec.json.encode(copy))
+
+
+def decode_last_good(content: bytes) -> LastGood:
+    """Decode the copy. Raises StateCorrupt, which says what is wrong."""
+    return unseal(content, LAST_GOOD_KIND, VERSION, LastGood)
+
+
+# The checkpoint: the ledger, its outbox and the health memory, in an envelope with a checksum.
+#
+# Unknown keys are ignored and missing ones get their defaults, so a downgrade by one version keeps
+# every row.
+
+KIND = "hami-agent-state"
+
+
+class _ScheduledRow(msgspec.Struct, frozen=True):
+    """A row that the scheduler decided, in the order of its keys."""
+
+    key: ContainerKey
+    namespace: str
+    pod: str
+    role: Role
+    group: int
+    shares: tuple[Share, ...]
+    slice_ids: tuple[SliceId, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    confirmed: bool = False
+    offered: bool = False
+    told: bool = False
+    resource: str = ""
+    lock: str = ""
+    priority: int = DEFAULT_PRIORITY
+    live_limits: tuple[Share, ...] = ()
+
+    def row(self) -> Row:
+        """What it says."""
+        values = msgspec.structs.asdict(self)
+        where = values.pop("namespace"), values.pop("pod"), self.key.container
+        return Row(holder=Holder(*where), **values)
+
+
+class _PlainRow(msgspec.Struct, frozen=True):
+    """A row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever confirmed."""
+
+    uid: PodUid
+    slice_ids: tuple[SliceId, ...]
+    shares: tuple[Share, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    holder: Holder | None = None
+    recorded: bool = False
+    adopted: bool = False
+    resource: str = ""
+    live_limits: tuple[Share, ...] = ()
+
+    def row(self) -> Row:
+        """What it says."""
+        values = msgspec.structs.asdict(self)
+        confirmed = values.pop("recorded") or self.holder is not None
+        key = ContainerKey(values.pop("uid"), PLAIN)
+        return Row(key=key, decided_by=Decider.KUBELET, confirmed=confirmed, **values)
+
+
+def _written(row: Row) -> dict[str, object]:
+    """The row as the file has it. Live limits are left out where nobody has set any."""
+    is_scheduled = row.decided_by is Decider.SCHEDULER
+    form: type[msgspec.Struct] = _ScheduledRow if is_scheduled else _PlainRow
+    others = {} if is_scheduled else {"uid": row.key.pod_uid, "recorded": row.confirmed}
+    return {
+        name: others[name] if name in others else getattr(row, name)
+        for name in form.__struct_fields__
+        if name != "live_limits" or row.live_limits
+    }
+
+
+class _LedgerData(msgspec.Struct, frozen=True):
+    """The rows by who decided them, and the outbox."""
+
+    rows: tuple[_ScheduledRow, ...] = ()
+    outbox: tuple[Effect, ...] = ()
+    plain: tuple[_PlainRow, ...] = ()
+
+
+class _StateData(msgspec.Struct, frozen=True):
+    """The payload, as decoded."""
+
+    generation: int
+    boot_id: str
+    machine_id: str
+    ledger: _LedgerData
+    health: dict[str, Health]
+    booted_at: dt.datetime | None = None
+
+
+class StateEncoder:
+    """Encodes successive states. A row of the last one is not encoded again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Row, msgspec.Raw]] = {}
+
+    def encode(self, state: State) -> bytes:
+        """Encode a state; equal states give equal bytes."""
+        ledger, health = state.ledger, state.health
+        before = self._known
+        # By identity: hashing a row takes longer than encoding it. The entry keeps the row alive.
+        self._known = {
+            id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
+            for row in ledger.rows
+        }
+        data = msgspec.json.encode(
+            {
+                "generation": state.generation,
+                "boot_id": state.boot_id,
+                "machine_id": state.machine_id,
+                "ledger": {
+                    "rows": self._encoded(ledger, Decider.SCHEDULER),
+                    "outbox": ledger.outbox,
+                    "plain": self._encoded(ledger, Decider.KUBELET),
+                },
+                "health": {str(uuid): health[uuid] for uuid in sorted(health)},
+                "booted_at": state.booted_at,
+            }
+        )
+        return seal(KIND, VERSION, data)
+
+    def _encoded(self, ledger: Ledger, decider: Decider) -> list[msgspec.Raw]:
+        return [self._known[id(row)][1] for row in ledger.rows if row.decided_by is decider]
+
+
+def decode_state(content: bytes) -> State:
+    """Decode the state in `content`. Raises StateCorrupt, which says what is wrong."""
+    data = unseal(content, KIND, VERSION, _StateData)
+    found = data.ledger
+    return State(
+        generation=data.generation,
+        boot_id=data.boot_id,
+        machine_id=data.machine_id,
+        ledger=Ledger(
+            (*(one.row() for one in found.rows), *(one.row() for one in found.plain)), found.outbox
+        ),
+        health={GpuUuid(uuid): health for uuid, health in data.health.items()},
+        booted_at=data.booted_at,
+    )
+
+
+# The journal on disk, in the state directory's envelope.
+
+JOURNAL_KIND = "hami-agent-journal"
+
+
+def encode_journal(record: JournalRecord) -> bytes:
+    """Encode the record."""
+    return seal(JOURNAL_KIND, VERSION, msgspec.json.encode(record))
+
+
+def decode_journal(content: bytes) -> JournalRecord:
+    """Decode the record. Raises StateCorrupt, which says what is wrong."""
+    return unseal(content, JOURNAL_KIND, VERSION, JournalRecord)
+
+
+# The durable state: sole writer of the ledger. It writes to disk before it publishes.
+#
+# A change is published, and `commit` returns, once its generation is on disk. Changes that arrive
+# during a write share the next write. Health is written too, but no caller waits for it. While a
+# write hangs, `error` says so.
+
+log = structlog.get_logger(__name__)
+
+CURRENT = "state.json"
+PREVIOUS = "state.previous.json"
+UNREADABLE = "state.unreadable.json"
+PREVIOUS_UNREADABLE = "state.previous.unreadable.json"
+"""Copies of unreadable generations, kept for analysis."""
+
+_ASIDE = {CURRENT: UNREADABLE, PREVIOUS: PREVIOUS_UNREADABLE}
+
+RETRY = 0.5
+"""Seconds after a failed write until the next one: no slice is on offer until one succeeds."""
+
+COMMIT_DEADLINE = 10.0
+"""Seconds after which a running write sets `error`, until it ends. No `commit` waits for longer."""
+
+LAST_WRITE = 2.0
+"""Seconds for the last write when the service ends."""
+
+Change = Callable[[Ledger], Ledger]
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """The state with which the agent starts.
+
+    `notice`: what the operator should know about the recovery. Empty if the newest generation was
+    readable or the node is new. If no generation was readable, the ledger is empty, and reconcile
+    rebuilds the rows from annotations and the kubelet.
+    """
+
+    state: State
+    notice: str = ""
+
+
+async def recover(
+    disk: Disk,
+    *,
+    boot_id: str,
+    machine_id: str,
+    booted_at: dt.datetime | None = None,
+) -> Recovered:
+    """The newest readable generation of this host, or an empty one.
+
+    - If the newest generation is unreadable, the one before it is used, and `notice` says so.
+    - If none is readable, copies are kept: they may be of another version of the agent.
+    - `booted_at`: the time of the boot by the present clock. Within one boot, the times of health
+      follow a step of the clock.
+    - Without a machine id, as in a container, the state of any machine is accepted.
+
+    Raises:
+        StateError: a file could not be read, as opposed to being unusable.
+    """
+    problems: list[StateError] = []
+    found: dict[str, bytes] = {}
+    for name in (CURRENT, PREVIOUS):
+        try:
+            found[name] = content = await _content(disk, name)
+            state = _decoded(content, name, machine_id)
+            before = state.booted_at if state.boot_id == boot_id else None
+            state = msgspec.structs.replace(
+                state,
+                health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
+                booted_at=booted_at,
+            )
+        except StateError as error:
+            problems.append(error)
+            continue
+        if not problems:
+            return Recovered(state)
+        notice = f"{_joined(problems)}; continued from generation {state.generation} in {name}"
+        return Recovered(state, notice + await _mend(disk, content))
+    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
+    if all(isinstance(problem, _Missing) for problem in problems):
+        return Recovered(empty)
+    for problem in problems:
+        if not isinstance(problem, StateCorrupt):
+            raise problem
+    notice = f"{_joined(problems)}; rebuilding from the pods' annotations and the kubelet"
+    return Recovered(empty, notice + await _keep_aside(disk, found))
+
+
+class _Missing(StateCorrupt):
+    """A generation does not exist."""
+
+
+async def _content(disk: Disk, name: str) -> bytes:
+    content = await disk.read(name)
+    if content is None:
+        raise _Missing(f"{name} is missing")
+    return content
+
+
+def _decoded(content: bytes, name: str, machine_id: str) -> State:
+    try:
+        state = decode_state(content)
+    except StateCorrupt as error:
+        raise StateCorrupt(f"{name} is not usable: {error}") from error
+    if machine_id and state.machine_id not in {"", machine_id}:
+        raise StateCorrupt(f"{name} is not usable: it belongs to another machine")
+    return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
+
+
+def _joined(problems: list[StateError]) -> str:
+    return "; ".join(map(str, problems))
+
+
+async def _mend(disk: Disk, content: bytes) -> str:
+    """Write the only readable generation back as the newest one. Returns a notice.
+
+    Otherwise the next write would keep the unreadable file as the previous generation.
+    """
+    try:
+        await disk.replace(CURRENT, content, keep=UNREADABLE)
+    except StateError as error:
+        return f"; {error}"
+    return ""
+
+
+async def _keep_aside(disk: Disk, found: Mapping[str, bytes]) -> str:
+    """Copy the unreadable generations, because two writes replace them. Returns a notice."""
+    notice = ""
+    for name, content in found.items():
+        try:
+            await disk.replace(_ASIDE[name], content)
+        except StateError as error:
+            notice += f"; {error}"
+        else:
+            notice += f"; {name} is kept as {_ASIDE[name]}"
+    return notice
+
+
+class _WaitingCommit(msgspec.Struct, eq=False):
+    change: Change
+    done: asyncio.Future[None]
+
+
+class StateService:
+    """Writes generations, one at a time. `commit()` returns only while `run()` is running."""
+
+    def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
+        self._disk = disk
+        self._encoder = StateEncoder()
+        self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
+        self._waiting: deque[_WaitingCommit] = deque()
+        self._health: Mapping[GpuUuid, Health] | None = None
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._limit = limit
+        self._is_late = False
+        self._lag = Lag()
+        self.ledger: Cell[Ledger] = Cell(recovered.ledger)
+        self.error: Cell[str] = Cell("")
+        self.errors = Tally("checkpoint_errors_total", "Failed writes of the state file.")
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation on disk."""
+        return self._state.generation
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no write runs."""
+        return not self._writing.locked()
+
+    @property
+    def health(self) -> Mapping[GpuUuid, Health]:
+        """The health of GPUs on disk."""
+        return self._state.health
+
+    async def commit(self, change: Change) -> None:
+        """Apply `change` to the ledger. Returns when the result is on disk and published.
+
+        Raises StateError if it could not be written; then nothing has changed. Once a write has
+        taken COMMIT_DEADLINE, and until it ends, every caller gets StateError. Then, or if the
+        caller is cancelled, a running write continues, so `change` may still be written.
+        """
+        if self._is_late:
+            raise StateError(self.error.value)
+        if len(self._waiting) >= self._limit:
+            raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
+        waiting = _WaitingCommit(change, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._news.set()
+        try:
+            await waiting.done
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiting)
+
+    def remember(self, health: Mapping[GpuUuid, Health]) -> None:
+        """Write `health` with the next write, soon. No caller is notified."""
+        self._health = dict(health)
+        self._news.set()
+
+    async def run(self) -> NoReturn:
+        """Write whenever a change waits. After a failed write, try again each RETRY seconds.
+
+        When cancelled, it writes once more.
+        """
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(RETRY if self.error.value else None):
+                        await self._news.wait()
+                except TimeoutError:
+                    log.debug("state.tried_again", after=RETRY)
+                self._news.clear()
+                await self.flush()
+        finally:
+            # A second cancellation ends this task, not the write.
+            await asyncio.shield(self._finish())
+
+    async def _finish(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_WRITE):
+                await self.flush()
+        except TimeoutError:
+            log.warning("state.last_write_lost", after=LAST_WRITE, place=self._disk.place)
+
+    async def flush(self) -> None:
+        """Write the changes that wait now, after the running write."""
+        async with self._writing:
+            batch = [waiting for waiting in self._waiting if not waiting.done.done()]
+            self._waiting.clear()
+            try:
+                await self._write(batch)
+            except StateError as error:
+                self._failed(error)
+                _resolve(batch, error)
+            finally:
+                _resolve(batch, StateError("the agent stopped before the disk had it"))
+
+    async def _write(self, batch: list[_WaitingCommit]) -> None:
+        """Write one generation with these changes, publish it and end their `commit` calls."""
+        ledger = self._state.ledger
+        for waiting in batch:
+            ledger = waiting.change(ledger)
+        health = self._state.health if self._health is None else self._health
+        unchanged = ledger == self._state.ledger and health == self._state.health
+        if not unchanged or self.error.value:
+            generation = self._state.generation + 1
+            state = msgspec.structs.replace(
+                self._state, generation=generation, ledger=ledger, health=health
+            )
+            with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
+                content = self._encoder.encode(state)
+                await self._disk.replace(CURRENT, content, keep=PREVIOUS)
+            self._state, self._is_late = state, False
+            if self.error.set(""):
+                log.info("state.writable", generation=generation)
+        if self._health == health:
+            self._health = None
+        # In this order, the callers continue before the followers of the ledger.
+        _resolve(batch, None)
+        self.ledger.set(ledger)
+
+    def _tell_late(self, batch: list[_WaitingCommit]) -> None:
+        """Set `error` while the write hangs; end the calls that wait for it."""
+        silence = f"the disk has not answered for {COMMIT_DEADLINE:g} s"
+        text = f"{silence}: look at {self._disk.place}'s disk"
+        self._is_late = True
+        self.errors.add()
+        log.error("state.unanswered", err=text)
+        self.error.set(text)
+        _resolve([*batch, *self._waiting], StateError(text))
+
+    def _failed(self, error: StateError) -> None:
+        if not self._is_late:  # a write that hung is already counted
+            self.errors.add()
+        self._is_late = False
+        if self.error.set(str(error)):
+            log.error("state.unwritable", err=str(error))
+
+
+def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
+    """End the `commit` calls that still wait."""
+    for waiting in batch:
+        if waiting.done.done():
+            continue
+        if error is None:
+            waiting.done.set_result(None)
+        else:
+            waiting.done.set_exception(error)
+
+
+# Keeps what happened on this node in the last 24 h, for people to read.
+
+FILE: Final = "journal.json"
+KEPT: Final = dt.timedelta(hours=24)
+LIMIT: Final = 500
+"""Entries of each kind. The oldest give way, as when one pod is refused again and again."""
+PERIOD: Final = 30.0
+"""Seconds between two writes at least: answers to the kubelet use the same disk."""
+LAST: Final = 1.0
+"""Seconds for the last write of a process that stops."""
+
+
+class NodeJournal:
+    """The changes (Events about the Node or a pod) and the refusals of Allocate.
+
+    It is on disk with best effort: a kill loses what happened in the last PERIOD. The log and the
+    Events are the record.
+    """
+
+    def __init__(self, clock: Clock, disk: Disk) -> None:
+        self._clock = clock
+        self._disk = disk
+        self._changes: deque[JournalEntry] = deque(maxlen=LIMIT)
+        self._refusals: deque[JournalEntry] = deque(maxlen=LIMIT)
+        self._news = asyncio.Event()
+        self.started = clock.now()
+        self._since = self.started
+
+    @property
+    def since(self) -> dt.datetime:
+        """What was before is not known."""
+        return max(self._since, self._clock.now() - KEPT)
+
+    def changed(self, event: NodeEvent) -> None:
+        """Record an Event of the agent."""
+        self._changes.append(
+            JournalEntry(
+                self._clock.now(),
+                event.reason,
+                event.text,
+                event.warning,
+                event.namespace,
+                event.pod,
+            )
+        )
+        self._news.set()
+
+    def refused(self, refusal: Refusal, row: Row | None) -> None:
+        """Record a refusal. `row`: what would have been answered, if it is known."""
+        holder = row.holder if row else None
+        names = (holder.namespace, holder.pod, holder.container) if holder else ("", "", "")
+        namespace, pod, container = names
+        self._refusals.append(
+            JournalEntry(
+                self._clock.now(),
+                refusal.gate.value,
+                refusal.sentence,
+                namespace=namespace,
+                pod=pod,
+                container=container,
+            )
+        )
+        self._news.set()
+
+    @property
+    def changes(self) -> tuple[JournalEntry, ...]:
+        """The changes of the last 24 h, the newest first."""
+        return self._recent(self._changes)
+
+    @property
+    def refusals(self) -> tuple[JournalEntry, ...]:
+        """The refusals of the last 24 h, the newest first."""
+        return self._recent(self._refusals)
+
+    async def recall(self) -> None:
+        """Read what an earlier process kept. What cannot be read is logged, and begins anew."""
+        try:
+            content = await self._disk.read(FILE)
+            record = None if content is None else decode_journal(content)
+        except StateError as error:
+            log.warning("journal.unreadable", file=FILE, err=str(error))
+            return
+        if record is not None:
+            self._since = min(record.since, self._since)
+            self._changes.extendleft(reversed(record.changes))
+            self._refusals.extendleft(reversed(record.refusals))
+
+    async def run(self) -> None:
+        """Write the journal when something happened, once each PERIOD, and when it ends."""
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                await self._save()
+                await asyncio.sleep(PERIOD)
+        finally:
+            if self._news.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST):
+                        await self._save()
+
+    async def _save(self) -> None:
+        record = JournalRecord(
+            self.since, tuple(reversed(self.changes)), tuple(reversed(self.refusals))
+        )
+        try:
+            await self._disk.replace(FILE, encode_journal(record))
+        except StateError as error:
+            log.info("journal.unwritten", file=FILE, err=str(error))
+
+    def _recent(self, entries: deque[JournalEntry]) -> tuple[JournalEntry, ...]:
+        oldest = self._clock.now() - KEPT
+        return tuple(entry for entry in reversed(entries) if entry.at > oldest)

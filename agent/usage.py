@@ -1,0 +1,594 @@
+"""What containers use: regions sampled, feedback between them, memory at its limit."""
+
+import asyncio
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NoReturn
+
+import msgspec
+import structlog
+
+from agent.allocate.room import takes_room
+from agent.cluster import NodeEvent, PodTable
+from agent.errors import StateError
+from agent.hami.region import MemoryUse, Region, RegionChange, RegionGpu, RegionState, RegionSums
+from agent.kit.cell import Cell
+from agent.kit.ring import Ring
+from agent.kit.running_time import Lag
+from agent.kit.ticks import until_tick
+from agent.ledger import ContainerKey, Ledger, Row, container_directory
+from agent.model import MIB, GpuUuid, Inventory
+from agent.ports import Clock, Regions
+
+# What one container uses of each of its GPUs, summed over its live processes.
+
+MOST_MIB: Final = 1 << 20
+"""More memory than a GPU can have whose size is not known."""
+MOST_AT_ONCE: Final = 16
+"""Processes that count with 100 percent each: samples of several moments are summed."""
+
+
+class ContainerGpuUse(msgspec.Struct, frozen=True):
+    """The use of one GPU by one container.
+
+    - `index`, `memory_limit` (bytes) and `core_limit` (percent): as in RegionGpu.
+    - `uuid`: see `use_of`.
+    - `memory`: bytes. `sm_percent`: of the whole GPU; the sum may exceed 100.
+    """
+
+    index: int
+    uuid: str
+    memory_limit: int
+    core_limit: int
+    memory: MemoryUse
+    sm_percent: int
+
+
+class ContainerUse(msgspec.Struct, frozen=True):
+    """The use of a container's GPUs at one time.
+
+    - `last_kernel`: None: not known. `processes`: how many live ones use the region.
+    - `reason`: why nothing is known, as in RegionReading; empty otherwise.
+    """
+
+    at: dt.datetime
+    state: RegionState
+    gpus: tuple[ContainerGpuUse, ...] = ()
+    last_kernel: dt.datetime | None = None
+    processes: int = 0
+    reason: str = ""
+
+    @property
+    def idle(self) -> dt.timedelta | None:
+        """The time since the last kernel; None: not known. A clock set back counts as no time."""
+        if self.last_kernel is None:
+            return None
+        return max(self.at - self.last_kernel, dt.timedelta())
+
+
+def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> ContainerUse:
+    """The use that a region says.
+
+    `given`: the GPUs that the container was given, in CUDA's order; empty: not known. The uuids of
+    the result are always of these. If the region names others, its GPUs count by position.
+    """
+    region = sums.region
+    if region is None:
+        return ContainerUse(at, sums.state, reason=sums.reason)
+    uuids = _uuids(region.gpus, tuple(dict.fromkeys(given)))
+    return ContainerUse(
+        at=at,
+        state=sums.state,
+        gpus=tuple(
+            ContainerGpuUse(gpu.index, uuid, gpu.memory_limit, gpu.core_limit, memory, percent)
+            for gpu, uuid, memory, percent in zip(
+                region.gpus, uuids, sums.memory, sums.sm_percent, strict=False
+            )
+        ),
+        last_kernel=region.last_kernel,
+        processes=sums.processes,
+    )
+
+
+def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> ContainerUse:
+    """The use; or, if a GPU cannot be used that much, an unreadable one with that reason.
+
+    `registered`: the MiB of each GPU, as far as they are known.
+    """
+    for gpu in use.gpus:
+        # Memory that was promised before the settings made the GPU smaller counts as well.
+        promised = [share.memory_mib for share in row.limits if share.uuid == gpu.uuid]
+        mib = max((registered.get(GpuUuid(gpu.uuid)) or MOST_MIB, *promised))
+        said_mib = max(*gpu.memory, gpu.memory_limit) // MIB
+        percent = 100 * min(use.processes, MOST_AT_ONCE)
+        if said_mib > mib:
+            said, has = f"{said_mib:,} MiB", f"{mib:,} MiB"
+        elif gpu.sm_percent > percent:
+            said, has = f"{gpu.sm_percent:,} % of compute", f"{percent:,} % for its processes"
+        else:
+            continue
+        reason = f"not believable: it says {said} of a GPU with at most {has}"
+        return ContainerUse(use.at, RegionState.UNREADABLE, reason=reason)
+    return use
+
+
+def _uuids(gpus: Sequence[RegionGpu], given: Sequence[GpuUuid]) -> Sequence[str]:
+    """The uuids of the region's first GPUs. GPUs beyond those that were given have none."""
+    named = [gpu.uuid for gpu in gpus]
+    distinct = frozenset(named)
+    if not given or (len(distinct) == len(named) and distinct <= frozenset(given)):
+        return named
+    return given
+
+
+# What containers used of their GPUs, as it is kept: a few numbers for each round.
+
+
+class PastGpuUse(msgspec.Struct, frozen=True):
+    """The use of one GPU by one container: `memory` in bytes, `sm_percent` of the whole GPU."""
+
+    uuid: str
+    memory: int
+    sm_percent: int
+
+
+class PastUse(msgspec.Struct, frozen=True):
+    """The use of a container's GPUs at one past time, in the order of ContainerUse.gpus."""
+
+    at: dt.datetime
+    gpus: tuple[PastGpuUse, ...]
+
+
+def numbers_of(use: ContainerUse) -> tuple[int, ...]:
+    """Memory and SM percent of each GPU in turn: what a row of the history has after its time."""
+    return tuple(number for gpu in use.gpus for number in (gpu.memory.total, gpu.sm_percent))
+
+
+def past_use(at: dt.datetime, uuids: tuple[str, ...], numbers: tuple[float, ...]) -> PastUse:
+    """The inverse of `numbers_of`, for the GPUs `uuids`."""
+    pairs = zip(uuids, numbers[::2], numbers[1::2], strict=True)
+    return PastUse(at, tuple(PastGpuUse(uuid, int(used), int(sm)) for uuid, used, sm in pairs))
+
+
+# Decides which containers are limited and held back while others use the same GPUs.
+#
+# It is the feedback loop of HAMi's vGPUmonitor with the same results for equal inputs. Source: HAMi
+# v2.10 cmd/vGPUmonitor/feedback.go, CheckBlocking, CheckPriority and Observe. It differs in what it
+# takes for activity, and in whom it believes:
+#
+# - HAMi only counts recent_kernel. From HAMi-core 2.8.1 on, a container that is not limited never
+#   sets it, so two containers that start one after the other are never limited. Here the time of
+#   the
+#   last kernel and the use of SMs count too. CUDA graphs and long kernels show only in the latter.
+# - A new process also sets the time of the last kernel, for example nvidia-smi in a probe. So that
+#   time limits others to their shares, but does not hold them back.
+# - GPUs and priority come from the row. A region can only give up some of its priority.
+
+ACTIVE_FOR: Final = dt.timedelta(seconds=10)
+"""For how long a container counts as active after its last kernel, or its last use of an SM."""
+
+HIGHEST_RECENT: Final = 5
+"""The highest recent_kernel that is counted down. HAMi-core sets 2; any process can set more."""
+
+HELD: Final = -1
+"""The recent_kernel with which HAMi-core holds launches back."""
+
+
+class RegionUser(msgspec.Struct, frozen=True):
+    """A container with a readable region.
+
+    - `gpus`, `priority`: those that count; a smaller number goes first, below 0: apart from others.
+    - `is_limiting`, `recent_kernel`: as the region has them.
+    - `is_active`: there was a kernel or a new process, or an SM was used, within ACTIVE_FOR.
+    - `is_working`: an SM was used within ACTIVE_FOR.
+    """
+
+    gpus: frozenset[GpuUuid]
+    priority: int
+    is_limiting: bool
+    recent_kernel: int
+    is_active: bool = False
+    is_working: bool = False
+
+    @property
+    def counted_down(self) -> int:
+        """The recent_kernel after this round, unless launches are held or released."""
+        recent = min(self.recent_kernel, HIGHEST_RECENT)
+        return recent - 1 if recent > 0 else recent
+
+
+class Feedback(msgspec.Struct, frozen=True):
+    """What one round decided, by directory: who is held back, who is limited, what to write."""
+
+    held: frozenset[str] = frozenset()
+    limited: frozenset[str] = frozenset()
+    changes: Mapping[str, RegionChange] = msgspec.field(default_factory=dict)
+
+    @property
+    def release(self) -> Mapping[str, RegionChange]:
+        """What to write so that nobody is held back or limited any more."""
+        return {
+            name: RegionChange(
+                is_limiting=False if name in self.limited else None,
+                recent_kernel=0 if name in self.held else None,
+            )
+            for name in self.held | self.limited
+        }
+
+
+def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
+    """Whether a live process of the container uses an SM.
+
+    The number of a dead process stays until another process starts or looks. So where it is not
+    known who lives, a kernel must have run lately too.
+    """
+    if sums.region is None or not any(sums.sm_percent):
+        return False
+    return sums.knows_living or _is_recent(sums.region.last_kernel, now)
+
+
+def region_user(
+    row: Row, region: Region, now: dt.datetime, last_work: dt.datetime | None
+) -> RegionUser:
+    """Describe the container of `row`. `last_work`: when it last used an SM; None: not known."""
+    is_working = _is_recent(last_work, now)
+    return RegionUser(
+        gpus=frozenset(row.gpus),
+        priority=max(region.priority, row.priority),
+        is_limiting=region.is_limiting,
+        recent_kernel=region.recent_kernel,
+        is_active=is_working or _is_recent(region.last_kernel, now),
+        is_working=is_working,
+    )
+
+
+def feedback(users: Mapping[str, RegionUser]) -> Feedback:
+    """One round over all containers with a readable region, by directory.
+
+    - A container is held back while one of a smaller priority works on one of its GPUs.
+    - It is limited while it is held back, or while more than one of its own priority is active on
+      one of its GPUs.
+    """
+    active, working = _activity(users.values())
+    held, limited = set[str](), set[str]()
+    changes = dict[str, RegionChange]()
+    for name, user in users.items():
+        if any(working.get(gpu, user.priority) < user.priority for gpu in user.gpus):
+            held.add(name)
+        if name in held or any(active[gpu, user.priority] > 1 for gpu in user.gpus):
+            limited.add(name)
+        change = _change(user, is_held=name in held, is_limited=name in limited)
+        if change is not None:
+            changes[name] = change
+    return Feedback(frozenset(held), frozenset(limited), changes)
+
+
+def _activity(
+    users: Iterable[RegionUser],
+) -> tuple[Counter[tuple[GpuUuid, int]], Mapping[GpuUuid, int]]:
+    """How many are active by GPU and priority, and the smallest priority that works on each GPU."""
+    active = Counter[tuple[GpuUuid, int]]()
+    working: dict[GpuUuid, int] = {}
+    for user in users:
+        launches = user.counted_down > 0
+        for gpu in user.gpus if user.priority >= 0 else ():
+            if launches or user.is_active:
+                active[gpu, user.priority] += 1
+            if launches or user.is_working:
+                working[gpu] = min(user.priority, working.get(gpu, user.priority))
+    return active, working
+
+
+def _change(user: RegionUser, *, is_held: bool, is_limited: bool) -> RegionChange | None:
+    """What to write into the region; None if it is as it should be."""
+    recent = min(user.recent_kernel, HELD) if is_held else max(user.counted_down, 0)
+    if recent == user.recent_kernel and is_limited == user.is_limiting:
+        return None
+    return RegionChange(
+        is_limiting=is_limited if is_limited != user.is_limiting else None,
+        recent_kernel=recent if recent != user.recent_kernel else None,
+    )
+
+
+def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
+    """Whether it was within ACTIVE_FOR. A time that far ahead says nothing: a clock was set."""
+    return moment is not None and abs(now - moment) <= ACTIVE_FOR
+
+
+# Containers that have filled their memory limit, and the Event about it.
+#
+# HAMi-core kills no process at the limit: it refuses further allocations, which no region records.
+
+LIMIT_EVENT: Final = "MemoryLimitReached"
+FULL: Final = 0.98
+"""The share of the limit from which on hardly any allocation can succeed."""
+
+
+def full_gpus(use: ContainerUse) -> Iterator[ContainerGpuUse]:
+    """The GPUs whose memory limit the container has filled."""
+    for gpu in use.gpus:
+        if gpu.memory_limit and gpu.memory.total >= FULL * gpu.memory_limit:
+            yield gpu
+
+
+def limit_event(row: Row, full: ContainerGpuUse, label: str) -> NodeEvent:
+    """The Event on the pod. `label`: of the GPU."""
+    text = (
+        f"Container {row.key.container} uses {full.memory.total // MIB:,} of its "
+        f"{full.memory_limit // MIB:,} MiB of GPU {label}. HAMi-core "
+        "refuses what it allocates beyond that (CUDA_ERROR_OUT_OF_MEMORY) and kills no process. If "
+        "the application fails for want of memory, ask for more nvidia.com/gpumem."
+    )
+    return NodeEvent(
+        LIMIT_EVENT,
+        text,
+        warning=False,
+        namespace=row.namespace,
+        pod=row.pod,
+        pod_uid=row.pod_uid,
+    )
+
+
+# Samples what each container uses of its GPUs every 5 s, and keeps it for 15 minutes in memory.
+#
+# After each round the limits of containers that share a GPU are switched.
+
+log = structlog.get_logger(__name__)
+
+PERIOD: Final = 5.0
+TURN: Final = 1
+"""See agent.kit.ticks."""
+DEADLINE: Final = 3.0
+"""Seconds for reading all regions."""
+WRITE_DEADLINE: Final = 1.0
+"""Seconds for writing into them, also at the end."""
+KEPT: Final = 900.0
+"""Seconds for which the numbers of a round are kept."""
+
+ROWS: Final = round(KEPT / PERIOD)
+"""A row has 8 bytes for its time and 16 for each GPU: 4,320 bytes for a container with one."""
+
+QUIET: Final = 60.0
+"""Seconds between two lines of the log about one container."""
+
+FRESH: Final = 2 * PERIOD + DEADLINE
+"""Seconds for which a round counts as the present use."""
+
+
+class ContainerUsage:
+    """Reads the regions of all rows that have a directory, and writes into them.
+
+    The history of a container has a gap while its region cannot be read, ends with its row or its
+    pod, and begins anew if the region lists other GPUs than before.
+
+    The first round releases all that an earlier process held back, also without a row. With
+    `observes` it only logs them. `switches`: also hold back and limit containers. All are released
+    when run() ends, and while they or all regions cannot be read.
+    """
+
+    def __init__(
+        self,
+        regions: Regions,
+        ledger: Cell[Ledger],
+        pods: Cell[PodTable],
+        inventory: Cell[Inventory],
+        clock: Clock,
+        *,
+        switches: bool,
+        observes: bool = False,
+    ) -> None:
+        self._regions = regions
+        self._ledger = ledger
+        self._pods = pods
+        self._inventory = inventory
+        self._clock = clock
+        self._switches = switches
+        self._observes = observes
+        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
+        self._rows: Mapping[str, Row] = {}
+        self._is_first = True
+        self._newest: dict[ContainerKey, ContainerUse] = {}
+        self._newest_at = -FRESH
+        self._kept: dict[ContainerKey, tuple[tuple[str, ...], Ring]] = {}
+        self._worked: dict[ContainerKey, dt.datetime] = {}
+        self._feedback = Feedback()
+        self._troubles: dict[tuple[str, str], tuple[str, float]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """The memory that the history takes, in bytes."""
+        return sum(ring.bytes for _, ring in self._kept.values())
+
+    def newest(self, key: ContainerKey) -> ContainerUse | None:
+        """The use of a container's GPUs now; None: it has no directory, or nothing was read yet.
+
+        A container whose region cannot be read has a use with the state and the reason.
+        """
+        return None if self._is_stale() else self._newest.get(key)
+
+    def history(self, key: ContainerKey) -> tuple[PastUse, ...]:
+        """The use of a container's GPUs in the last KEPT seconds, the oldest first."""
+        if key not in self._kept:
+            return ()
+        uuids, ring = self._kept[key]
+        since = _loop_time() - KEPT
+        return tuple(
+            past_use(self._origin + dt.timedelta(seconds=row[0]), uuids, row[1:])
+            for row in ring.rows()
+            if row[0] >= since
+        )
+
+    async def run(self) -> NoReturn:
+        """Read all regions at each tick of PERIOD, for ever."""
+        try:
+            while True:
+                await self._round()
+                await asyncio.sleep(until_tick(PERIOD, TURN))
+        finally:
+            # In a task of its own, for its deadline: see agent.kubelet.server.
+            await asyncio.shield(self._write(self._feedback.release))
+
+    async def _round(self) -> None:
+        self._follow()
+        try:
+            async with Lag().within(DEADLINE):
+                readings = await self._regions.read(tuple(self._rows)) if self._rows else {}
+                left = await self._regions.held() if self._is_first else ()
+        except (StateError, TimeoutError) as error:
+            why = str(error) or f"the regions were not read in {DEADLINE:g} s"
+            self._report("usage.unread", why)
+            if self._is_stale():
+                await self._write(self._feedback.release)
+            return
+        self._report("usage.unread", "")
+        at = self._clock.now()
+        self._keep(readings, at)
+        if left and self._observes:
+            log.warning("usage.held_back", directories=left, released="not by an observer")
+            left = ()
+        before = self._feedback.release
+        if self._switches:
+            self._feedback = feedback(dict(self._users(readings, at)))
+        release = {
+            name: RegionChange(recent_kernel=0) for name in left if name not in self._feedback.held
+        }
+        # A container that cannot be judged any more is not held back any more.
+        release |= {
+            name: change
+            for name, change in before.items()
+            if name in readings and readings[name].state is RegionState.UNREADABLE
+        }
+        is_written = await self._write({**release, **self._feedback.changes})
+        self._is_first &= not is_written
+
+    def _users(
+        self, readings: Mapping[str, RegionSums], at: dt.datetime
+    ) -> Iterator[tuple[str, RegionUser]]:
+        for name, row in self._rows.items():
+            sums = readings[name]
+            if sums.region is None:
+                continue
+            if uses_sm(sums, at):
+                self._worked[row.key] = at
+            yield name, region_user(row, sums.region, at, self._worked.get(row.key))
+
+    async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
+        """Write the changes; False if the directories as a whole take none."""
+        if not changes:
+            return True
+        try:
+            async with asyncio.timeout(WRITE_DEADLINE):
+                failed = await self._regions.write(changes)
+        except (StateError, TimeoutError) as error:
+            why = str(error) or f"the regions were not written in {WRITE_DEADLINE:g} s"
+            self._report("usage.unwritten", why)
+            return False
+        self._report("usage.unwritten", "")
+        for name, reason in failed.items():
+            self._report("usage.unwritten", reason, name)
+        return True
+
+    def _is_stale(self) -> bool:
+        return _loop_time() - self._newest_at > FRESH
+
+    def _follow(self) -> None:
+        """Take the rows of the ledger that may have processes, and drop what is kept of others."""
+        self._rows = {
+            container_directory(row.key.pod_uid, row.key.container): row
+            for row in self._ledger.value.rows
+            if row.has_directory and takes_room(row, self._pods.value)
+        }
+        keys = {row.key for row in self._rows.values()}
+        self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
+        self._worked = {key: at for key, at in self._worked.items() if key in keys}
+        self._troubles = {
+            (event, name): trouble
+            for (event, name), trouble in self._troubles.items()
+            if not name or name in self._rows
+        }
+
+    def _keep(self, readings: Mapping[str, RegionSums], at: dt.datetime) -> None:
+        now = _loop_time()
+        registered = {
+            gpu.uuid: max(gpu.registered_mib, gpu.gpu.memory_mib or 0)
+            for gpu in self._inventory.value.gpus
+        }
+        newest = dict[ContainerKey, ContainerUse]()
+        for name, row in self._rows.items():
+            use = use_of(readings[name], at, [share.uuid for share in row.shares])
+            use = newest[row.key] = believed(use, row, registered)
+            self._report("usage.unread", use.reason, name)
+            if use.gpus:
+                uuids = tuple(gpu.uuid for gpu in use.gpus)
+                kept = self._kept.get(row.key)
+                if kept is None or kept[0] != uuids:
+                    kept = self._kept[row.key] = uuids, Ring(ROWS, 1 + 2 * len(uuids))
+                kept[1].add(now, *numbers_of(use))
+        self._newest, self._newest_at = newest, now
+
+    def _report(self, event: str, reason: str, directory: str = "") -> None:
+        """Log why a region, or without a directory all of them, failed, until the reason changes.
+
+        Containers can change it in each round, so there is at most one line a QUIET.
+        """
+        place, now = (event, directory), _loop_time()
+        before, logged_at = self._troubles.get(place, ("", -QUIET))
+        if reason and reason != before and now - logged_at >= QUIET:
+            log.warning(event, directory=directory or "all", err=reason)
+            self._troubles[place] = reason, now
+        elif not reason and not directory:
+            self._troubles[place] = "", logged_at
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# Reports once for each container that it has filled its memory limit.
+
+PRESSURE_PERIOD: Final = 5.0
+
+
+class MemoryPressure:
+    """Looks at the newest use of each container.
+
+    - A container that was full before the agent started gets no second Event.
+    - In plain mode no pod is known, so there is no Event.
+    """
+
+    def __init__(
+        self,
+        newest: Callable[[ContainerKey], ContainerUse | None],
+        ledger: Cell[Ledger],
+        inventory: Cell[Inventory],
+        say: Callable[[NodeEvent], None],
+    ) -> None:
+        self._newest = newest
+        self._ledger = ledger
+        self._inventory = inventory
+        self._say = say
+        self._unseen = {row.key for row in ledger.value.rows}
+        """The containers of an earlier agent that were not looked at yet."""
+        self._told = set[ContainerKey]()
+
+    async def run(self) -> NoReturn:
+        """Look at each tick of PERIOD, for ever."""
+        while True:
+            self._look()
+            await asyncio.sleep(until_tick(PRESSURE_PERIOD))
+
+    def _look(self) -> None:
+        rows = {row.key: row for row in self._ledger.value.rows if row.pod_uid}
+        self._told &= rows.keys()
+        for key in rows.keys() - self._told:
+            use = self._newest(key)
+            if use is None:
+                continue
+            full = next(full_gpus(use), None)
+            if full is not None:
+                self._told.add(key)
+                if key not in self._unseen:
+                    label = self._inventory.value.label(GpuUuid(full.uuid))
+                    self._say(limit_event(rows[key], full, label))
+            self._unseen.discard(key)

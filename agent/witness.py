@@ -1,0 +1,205 @@
+"""What the kubelet says about containers: by PodResources, and in its checkpoint file."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import structlog
+from grpclib import GRPCError
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+
+from agent.cluster import PodUid
+from agent.errors import KubeletError, MalformedText, WitnessThrottled, WitnessUnsupported, cap
+from agent.kit.offload import Offload
+from agent.kit.running_time import Lag
+from agent.kit.tasks import apart
+from agent.kit.unix import UnixChannel
+from agent.ledger import ContainerHolding, ContainerKey, Holding
+from agent.model import SliceId
+from agent.wire.v1 import (
+    GetPodResourcesRequest,
+    PodResources,
+    PodResourcesListerStub,
+)
+
+# The PodResources client: it asks the kubelet which devices it recorded for which pod.
+#
+# It keeps one connection and opens it again after a loss. It does not repeat a failed call: the
+# caller knows how much time is left.
+
+CALL_DEADLINE = 10.0
+"""Seconds for one answer: a kubelet that gets little CPU is slow, and a refusal fails the pod."""
+
+WINDOW = 16 * 1024 * 1024
+"""Bytes: the list of a big node is longer than grpclib's window of 4 MiB."""
+
+
+class PodResourcesWitness:
+    """The Witness port over the kubelet's unix socket. Create it on the loop that uses it."""
+
+    def __init__(self, socket: Path, *, deadline: float = CALL_DEADLINE) -> None:
+        self._socket = socket
+        self._deadline = deadline
+        self._lag = Lag()
+        self._channel = UnixChannel(
+            path=str(socket),
+            config=Configuration(
+                http2_connection_window_size=WINDOW, http2_stream_window_size=WINDOW
+            ),
+        )
+        self._stub = PodResourcesListerStub(self._channel)
+
+    async def get(self, namespace: str, pod: str) -> Holding | None:
+        """Return the pod as the kubelet knows it, or None.
+
+        Raises:
+            WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
+        """
+        request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
+        try:
+            async with self._asking("Get"):
+                answer = await apart(self._stub.get(request))
+        except _PodUnknown:
+            return None
+        return None if answer.pod_resources is None else _holding(answer.pod_resources)
+
+    async def list(self) -> tuple[Holding, ...]:
+        """Return all active pods.
+
+        Raises:
+            WitnessThrottled, KubeletError: there was no answer.
+        """
+        async with self._asking("List"):
+            answer = await apart(self._stub.list())
+        return tuple(map(_holding, answer.pod_resources))
+
+    def close(self) -> None:
+        """Close the connection; a further call would open it again."""
+        self._channel.close()
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, method: str) -> AsyncIterator[None]:
+        """Limit one call, connecting included, to the deadline, and translate its errors."""
+        try:
+            async with self._lag.within(self._deadline):
+                yield
+        except GRPCError as error:
+            raise _translated(method, error) from error
+        except TimeoutError as error:
+            text = f"PodResources {method} was not answered within {self._deadline:g} s"
+            raise KubeletError(text) from error
+        except (OSError, StreamTerminatedError, ProtocolError) as error:
+            text = f"PodResources at {self._socket} cannot be asked: {cap(str(error))}"
+            raise KubeletError(text) from error
+        except (EOFError, KeyError, ValueError) as error:
+            # The generated parser raises these on bytes that are no message.
+            raise KubeletError(f"the answer of PodResources {method} is malformed") from error
+
+
+class _PodUnknown(KubeletError):  # noqa: N818 -- names what happened
+    """The kubelet answered that it does not know the pod."""
+
+
+def _translated(method: str, error: GRPCError) -> KubeletError:
+    message = error.message or error.status.name
+    text = cap(message)
+    match error.status:
+        case Status.RESOURCE_EXHAUSTED:
+            return WitnessThrottled(f"PodResources {method} is over its rate limit: {text}")
+        case Status.UNIMPLEMENTED:
+            return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
+        case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
+            return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
+        case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
+            return _PodUnknown(text)
+        case _:
+            return KubeletError(f"PodResources {method} failed: {error.status.name}: {text}")
+
+
+def _holding(pod: PodResources) -> Holding:
+    containers = []
+    for container in pod.containers:
+        # Ids by resource. The kubelet sends one entry for each id and NUMA node.
+        merged: defaultdict[str, set[SliceId]] = defaultdict(set)
+        for entry in container.devices:
+            merged[entry.resource_name].update(map(SliceId, entry.device_ids))
+        ids = {resource: frozenset(ids) for resource, ids in merged.items()}
+        containers.append(ContainerHolding(container.name, MappingProxyType(ids)))
+    return Holding(pod.namespace, pod.name, tuple(containers))
+
+
+# Reads the kubelet's checkpoint file: which containers it records, and their ids.
+#
+# It does not verify the checksum: the kubelet rewrites the file with each list of a plugin, so it
+# is valid before the kubelet's first call. Source: kubelet pkg/kubelet/cm/devicemanager
+# (checkpoint).
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """DeviceIDs are grouped by NUMA node, -1 for none."""
+
+    pod_uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
+
+
+class _Data(msgspec.Struct, frozen=True):
+    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+
+
+class _File(msgspec.Struct, frozen=True):
+    data: _Data = msgspec.field(name="Data")
+
+
+def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]]:
+    """The ids of `resource` of each container that holds some. Raises MalformedText.
+
+    Init containers are among them until their pod ends.
+    """
+    try:
+        entries = msgspec.json.decode(content, type=_File).data.entries or ()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error
+    return {
+        ContainerKey(PodUid(entry.pod_uid), entry.container): _ids(entry)
+        for entry in entries
+        if entry.resource == resource
+    }
+
+
+def _ids(entry: _Entry) -> frozenset[SliceId]:
+    return frozenset(SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ())
+
+
+# Reads the kubelet's checkpoint file on the worker thread.
+
+log = structlog.get_logger(__name__)
+
+FILE_NAME = "kubelet_internal_checkpoint"
+
+
+class KubeletRecordsFile:
+    """The port KubeletRecords over the kubelet's checkpoint in `directory`."""
+
+    def __init__(self, directory: Path, offload: Offload) -> None:
+        self._path = directory / FILE_NAME
+        self._offload = offload
+
+    async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        """The ids of `resource` of each container it records; None when absent or unreadable."""
+        return await self._offload.call(self._read, resource)
+
+    def _read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        try:
+            return decode_records(self._path.read_bytes(), resource)
+        except FileNotFoundError:
+            return None
+        except (OSError, MalformedText) as error:
+            log.warning("kubelet.records_unreadable", path=str(self._path), err=str(error))
+            return None
