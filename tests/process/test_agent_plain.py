@@ -1,7 +1,6 @@
 """Plain mode as a real process beside the kubelet model, with no API server to be found."""
 
 import contextlib
-import dataclasses
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -87,23 +86,6 @@ async def test_pods_get_their_slices_and_it_is_ready_without_any_api_server():
         assert directory(first).is_dir()
         assert directory(first) != directory(second)
         assert 2 == len(second.envs["NVIDIA_VISIBLE_DEVICES"].split(","))
-        assert await comes(lambda: {"one", "two"} == holders(cluster))
-        assert {} == dict(cluster.api.journal.counts)
-
-
-async def test_with_rows_a_start_with_hamis_scheduler_goes_on_without_it_and_asks_no_api_server():
-    """Its kubeconfig is missing, too: the agent needs it only when the node is drained."""
-    async with a_node() as cluster:
-        await runs(cluster, "one", 1)
-        assert await comes(lambda: {"one"} == holders(cluster))
-        await cluster.stop_agent()
-        cluster.options = dataclasses.replace(cluster.options, arguments=())
-
-        await started(cluster, slices=20)
-
-        (line,) = cluster.log.of("config.rejected", cluster.agent.pid)
-        assert "scheduler cannot change from none to hami while" in str(line.fields["err"])
-        await runs(cluster, "two", 1)
         assert await comes(lambda: {"one", "two"} == holders(cluster))
         assert {} == dict(cluster.api.journal.counts)
 
