@@ -260,7 +260,7 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
     if held is not None:
         last = None if stored is None else recalled(stored, start.taken().sources)
         if last is None or last.undrained(ledger) is not None:
-            # Only a running agent notices that pods are gone: drained now, they would hold for ever.
+            # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(f"{held}. The agent does not start: set it back before you drain")
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())

@@ -103,7 +103,7 @@ def _add_check(verbs: Subparsers) -> None:
         "--gpu",
         action="append",
         metavar="MODEL",
-        help="a GPU of the nodes; repeat it: their number limits the slices",
+        help="a GPU of the nodes, by any text; repeat it: only their number counts",
     )
     add_output(parser)
     add_settings(parser, "[FILE ...]")

@@ -299,13 +299,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "explain",
         help="explain why a pod is pending or refused, gate by gate",
-        description="Explains a pod gate by gate: admission, quota, placement with the figures of "
-        "each GPU, binding with the node lock, allocation, start, and what it holds. Then it names "
-        "the smallest changes that would place the pod, each tried with a model of HAMi's "
-        "scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API server, writes "
-        "nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if something does, 3 if "
-        "the API server cannot be read, 4 if there is no such pod, 5 if a part of the data is "
-        "missing.",
+        description="Explains a pod gate by gate: admission, quota, placement with the figures "
+        "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
+        "it names at most three changes, each of which alone would place the pod, tried with a "
+        "model of HAMi's scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API "
+        "server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
+        "something does, 3 if the API server cannot be read, 4 if there is no such pod, 5 if a "
+        "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
     what = parser.add_mutually_exclusive_group(required=True)
