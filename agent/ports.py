@@ -1,5 +1,6 @@
-"""The Protocols of the outside world. Services depend on these; agent.host implements them.
+"""The Protocols of the outside world, on which services depend.
 
+host, gpu, kube, kubelet, hookdirs, regions and witness implement them.
 Every async method raises only errors of agent.errors. The caller sets deadlines
 (asyncio.timeout), except where a method says that it keeps its own.
 """

@@ -384,8 +384,7 @@ class Settlement:
 # The outbox: performs effects that follow an answer, and retries them until done, across restarts.
 #
 # - It performs the effects in the ledger, and those that settlement derives from the views, which
-#   are
-#   not on disk.
+#   are not on disk.
 # - Locks come first, because the scheduler waits for them.
 # - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
 # - Events may be lost. They are dropped when they are refused, older than 1 h, or more than 64.

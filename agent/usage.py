@@ -159,8 +159,8 @@ def past_use(at: dt.datetime, uuids: tuple[str, ...], numbers: tuple[float, ...]
 #
 # - HAMi only counts recent_kernel. From HAMi-core 2.8.1 on, a container that is not limited never
 #   sets it, so two containers that start one after the other are never limited. Here the time of
-#   the
-#   last kernel and the use of SMs count too. CUDA graphs and long kernels show only in the latter.
+#   the last kernel and the use of SMs count too. CUDA graphs and long kernels show only in the
+#   latter.
 # - A new process also sets the time of the last kernel, for example nvidia-smi in a probe. So that
 #   time limits others to their shares, but does not hold them back.
 # - GPUs and priority come from the row. A region can only give up some of its priority.

@@ -160,14 +160,13 @@ def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
 #
 # - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
 # - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
-#   then
-#   reports a size of 0.
+#   then reports a size of 0.
 # - File names are derived from pod UID and container; HAMi's are random.
 #
 # In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
 # control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does. It
-# does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go, cmd/mps-
-# control-daemon/mps/root.go.
+# does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
+# cmd/mps-control-daemon/mps/root.go.
 
 MODES = frozenset({"hami-core", "mps", ""})
 """The operating modes that get HAMi-core's environment; empty means that none is set."""

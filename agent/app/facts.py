@@ -14,12 +14,11 @@ from agent.settings.sections import Settings
 
 
 class SharedCells(msgspec.Struct, frozen=True):
-    """Cells that more than one package reads.
+    """Cells that more than one room reads.
 
-    Each cell has one writer: `app.settings` for sharing, resource, report, edits and match; in
-    `agent.services` `inventory.service` for the inventory, `inventory.listing` for slices,
-    `cluster.pods`, `cluster.node`, and `outbox` for outlived; `state`, `registration.service` and
-    `report.service` for their own.
+    Each has one writer: `app.settings` for sharing, resource, report, edits and match; `inventory`
+    for inventory and slices; `kube.watches` for pods and node; `settle` for outlived. `state`,
+    `kubelet.register` and `report` write cells of their own.
     """
 
     sharing: Cell[SharingSettings]

@@ -131,7 +131,12 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         disk = await stack.enter_async_context(open_disk(settings))
         memory = await _recover(process, disk)
         settings = memory.settings
-        connection = _connection(settings, process)
+        try:
+            connection = _connection(settings, process)
+        except SettingsError as error:
+            if memory.start.refusal is None:
+                raise
+            raise SettingsError(f"{error}; {memory.start.refusal}") from error
         opening = open_adapters(settings, disk, process.environ)
         adapters = await stack.enter_async_context(opening)
         if settings.driver.exit_without:
@@ -261,7 +266,8 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
         last = None if stored is None else recalled(stored, start.taken().sources)
         if last is None or last.undrained(ledger) is not None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
-            raise SettingsError(f"{held}. The agent does not start: set it back before you drain")
+            why, _, _ = str(held).partition("; drain the node")
+            raise SettingsError(f"{why}: set it back, then drain the node while the agent runs")
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())
     state = msgspec.structs.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
@@ -276,7 +282,7 @@ async def _join(
     notifier: ServiceNotifier,
     signals: _Signals,
 ) -> Front:
-    """Build the front half, and prepare the directories of the ledger's containers."""
+    """Build the front, and prepare the directories of the ledger's containers."""
     start, recovered = memory.start, memory.recovered
     host = HostFacts(
         boot_id=memory.boot_id,

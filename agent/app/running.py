@@ -21,7 +21,7 @@ from agent.kubelet.register import RegistrationState
 from agent.ports import ServiceNotifier
 
 OBSERVING = frozenset({"node", "announcer", "usage"})
-"""Tasks of the back half with `observe`: none acts on pods, locks, rows or directories."""
+"""Tasks of agent.app.back with `observe`: none acts on pods, locks, rows or directories."""
 
 STATUS_PERIOD = 10.0
 """Seconds after which the status line is computed again without news."""

@@ -67,8 +67,7 @@ def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
 #
 # - If all GPUs fail with the same text, the fault is the driver's.
 # - If the driver reports a memory error without a GPU, all GPUs are watched. The error belongs to
-#   the
-#   GPU whose count of uncorrected errors rose at about that time.
+#   the GPU whose count of uncorrected errors rose at about that time.
 
 MANY: Final = 2
 """The fewest GPUs for which equal failures are the driver's."""

@@ -1,5 +1,5 @@
-"""Adapters to the outside world: driver, kubelet, API server, disk, directories, systemd, clock.
+"""Adapters to this host: files, clock, lock, threads, cgroups, CDI, systemd.
 
 Each implements a Protocol of agent.ports and translates foreign errors into agent.errors.
-An adapter never decides policy and never imports another adapter. Only adapters start threads.
+An adapter never decides policy. Threads are started here and in agent.gpu only.
 """

@@ -417,18 +417,6 @@ class _Steps:
         return await self._offload.call(step)
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
-    """Do the same as TextFiles.read, but block: for files that a command line names."""
-    try:
-        _refuse_pipe(path, path.stat().st_mode)
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    check_size(path, content, limit)
-    return content
-
-
 def check_size(path: Path, content: bytes, limit: int) -> None:
     """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:

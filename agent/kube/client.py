@@ -96,7 +96,7 @@ def default_namespace(connection: Connection) -> str:
 
 def _read_context(path: Path, name: str) -> Mapping[str, object]:
     """The named context of the file, or its current one. Raises SettingsError."""
-    import yaml  # noqa: PLC0415 -- late: in a pod there is no kubeconfig
+    import yaml  # noqa: PLC0415 -- late: plain mode in a pod loads no YAML
 
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
@@ -145,7 +145,8 @@ async def configure(library: Library, connection: Connection) -> Any:  # noqa: A
                 client_configuration=configuration,
                 persist_config=False,
             )
-    except library.config_errors + UNUSABLE as error:
+    # http_errors: an identity provider of the kubeconfig that does not answer
+    except library.config_errors + library.http_errors + UNUSABLE as error:
         raise unusable(connection, error) from error
     if not configuration.host:
         raise _unusable(Path(connection.source), "names no server for its current-context")

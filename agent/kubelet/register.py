@@ -98,7 +98,6 @@ KUBELET_SOCKET = "kubelet.sock"
 
 DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 JITTER = 0.5
-"""Seconds for a Register. The kubelet takes up to 10 s to dial back before it answers."""
 
 STREAM_DEADLINE = 5.0
 """Seconds from an accepted Register to the stream."""
@@ -114,7 +113,8 @@ REFUSED_DELAY = 60.0
 """Seconds until the next Register after a refusal that will not change by itself."""
 
 LOOK_AGAIN = 5.0
-"""Seconds between checks of the directory while no change is reported."""
+"""Seconds between checks of the directory while no change is reported: a plugin that is killed
+leaves its socket file."""
 
 SWEEP_LOOK = 0.5
 """Seconds between checks for the agent's socket file during a Register."""
@@ -421,8 +421,6 @@ def _text(error: Exception) -> str:
 # agent's stream stays open. When the other plugin ends, the kubelet stops the resource although the
 # agent serves it. So the agent registers again when the other socket is gone and its own stream did
 # not end. A kubelet that starts removes all sockets; then the agent registers anyway.
-
-"""Seconds between checks. A plugin that is killed leaves its socket file, so no change is seen."""
 
 NVIDIA = "nvidia.com"
 

@@ -1,4 +1,4 @@
-"""Cordons, drained GPUs, device files and HAMi-core's files on a node."""
+"""Cordons, what changes only on a drained node, device files and HAMi-core's files."""
 
 import dataclasses
 import enum

@@ -86,7 +86,7 @@ OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 class Finding(msgspec.Struct, frozen=True):
     """One line of the result: what was checked, what was found, and what to do about it.
 
-    - `means`: the consequence for pods; empty: that of the check (`check_groups.CONSEQUENCES`).
+    - `means`: the consequence for pods; empty: that of the check (`CONSEQUENCES`).
     - `causes`: the checks that, if they are wrong, explain why this one is.
     """
 

@@ -193,7 +193,7 @@ class NodeTraces(msgspec.Struct, frozen=True):
     - `written`: those that an agent changed last.
     - `last_written`: when an agent last wrote one of them, in UTC.
     - `reported_by`: the writer other than an agent that last changed the register annotation, and
-      when (`codec.managed.other_writer`).
+      when (`kube.objects.other_writer`).
     """
 
     name: str

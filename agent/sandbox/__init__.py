@@ -2,5 +2,5 @@
 
 Tests and `hami-agent sandbox` run the unchanged agent against them over real sockets. A model
 follows the rules of its program and keeps its own state, so that killing the agent repairs nothing.
-The other packages (plugin, web, services, host, codec, core, kit) may never import it.
+Only agent.cli and agent.app may import it.
 """

@@ -147,7 +147,7 @@ def _refused(reply: talk.AnyReply) -> DriverError:
 async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[SimulatedDriver]:
     """The driver over the hardware that `spec` (the value of --simulate) names.
 
-    `h100:8` or a YAML file: the hardware lives in this process, for as long as the context lasts,
+    `h100:8`: the hardware lives in this process, for as long as the context lasts,
     with its control socket at `socket_path`. `unix:PATH`: it lives in another process.
     Raises SettingsError for a spec that cannot be used, PermissionFault for the socket.
     """

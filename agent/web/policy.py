@@ -1,4 +1,4 @@
-"""Settings of the web pages. Without aiohttp, because the settings are read before it is loaded."""
+"""Settings of the web pages. Without aiohttp: verbs that only read settings do not load it."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""The C stub of the driver's library, for the agent's first half over a real one."""
+"""The C stub of the driver's library, for the agent's front over a real one."""
 
 from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path
 

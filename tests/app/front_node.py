@@ -1,4 +1,4 @@
-"""The agent's first half, joined as the composition root joins it, over ports in memory."""
+"""The agent's front, joined as the composition root joins it, over ports in memory."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ def joined(
     places: FrontPlaces | None = None,
     plugins: str = "/nowhere",
 ) -> Front:
-    """The first half on that driver; `state` is what was on disk, `boot` the node's present one.
+    """The front on that driver; `state` is what was on disk, `boot` the node's present one.
 
     `settings` is its own file; `plugins` is the kubelet's directory.
     """
@@ -93,7 +93,7 @@ def watched(front: Front) -> WebSubjects:
 
 @dataclasses.dataclass
 class FrontNode:
-    """The first half at work, and what people are told."""
+    """The front at work, and what people are told."""
 
     front: Front
     told: list[NodeEvent]
@@ -128,7 +128,7 @@ class FrontNode:
 
 @contextlib.asynccontextmanager
 async def running(front: Front) -> AsyncIterator[FrontNode]:
-    """Everything of the first half that follows the driver, at work."""
+    """Everything of the front that follows the driver, at work."""
     told: list[NodeEvent] = []
     knowing = front.knowing
 

@@ -1,6 +1,6 @@
 """The driver answers nothing for ten minutes: what goes on, what is refused, and the way back.
 
-The first half of the agent is joined as the composition root joins it, over simulated hardware.
+The front of the agent is joined as the composition root joins it, over simulated hardware.
 """
 
 import asyncio

@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
+from aiohttp import ServerDisconnectedError
 
 from agent.errors import SettingsError
 from agent.kube import shim
@@ -85,6 +87,18 @@ async def test_a_kubeconfig_that_does_not_hold_together_is_a_settings_error(
 
     with pytest.raises(SettingsError, match="kubeconfig: "):
         await configure(shim.load(), Connection(path))
+
+
+async def test_an_identity_provider_that_hangs_up_is_a_settings_error(tmp_path: Path):
+    path = tmp_path / "kubeconfig"
+    path.write_text(GOOD)
+
+    async def hang_up(**_: object) -> None:
+        raise ServerDisconnectedError
+
+    library = msgspec.structs.replace(shim.load(), load_kube_config=hang_up)
+    with pytest.raises(SettingsError, match="kubeconfig: cannot be used"):
+        await configure(library, Connection(path))
 
 
 async def test_a_kubeconfig_gives_server_and_token(tmp_path: Path):

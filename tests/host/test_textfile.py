@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agent.errors import SettingsError
-from agent.host.files import TextFiles, read_bounded
+from agent.host.files import TextFiles
 from agent.host.process import Worker
 from tests.fakes.offload import Inline
 
-WAYS = pytest.mark.parametrize("read", [read_bounded, TextFiles(Inline()).read])
+WAYS = pytest.mark.parametrize("read", [TextFiles(Inline()).read])
 """Here and now, and step by step by somebody else."""
 
 

@@ -163,7 +163,7 @@ def test_a_hanging_thread_does_not_need_the_loop_any_more():
     assert "worker.loop_gone" in [line["event"] for line in logs]
 
 
-@pytest.mark.parametrize("name", ["disk", "loader", "a name of more than 15 bytes"])
+@pytest.mark.parametrize("name", ["disk", "regions", "a name of more than 15 bytes"])
 async def test_the_kernel_knows_the_name_of_the_thread(name: str):
     async with Worker(name, 4) as worker:
         shown = await worker.call(Path("/proc/thread-self/comm").read_text)

@@ -1,6 +1,6 @@
 """What each part takes of pods that are created at once, beside HAMi's own scheduler.
 
-Each run leaves its moments in build/bursts, for docs/bursts.py to draw.
+Each run leaves its moments in build/bursts, for tests.bench.burst_picture to draw.
 """
 
 import asyncio

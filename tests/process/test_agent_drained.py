@@ -181,5 +181,7 @@ async def test_a_start_that_the_rows_refuse_and_no_copy_can_replace_ends_with_78
         assert 78 == cluster.agent.code
         (line,) = cluster.log.of("agent.failed", cluster.agent.pid)
         assert "cannot change from" in str(line.fields["err"])
-        assert str(line.fields["err"]).endswith("does not start: set it back before you drain")
+        assert str(line.fields["err"]).endswith(
+            "set it back, then drain the node while the agent runs"
+        )
         assert {"resident": OLD} == rows(cluster)

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from tests.shape import tree
 
-SPLIT = {"core", "services", "host"}
-"""Folders of agent/ whose own folders are rooms."""
-
 
 @dataclasses.dataclass
 class Size:
@@ -56,9 +53,8 @@ def size_of(paths: Iterable[Path]) -> Size:
 
 
 def room_of(path: Path) -> str:
-    """The folder that a file of agent/ belongs to: its first, or its second where that splits."""
-    folders = path.parts[1:-1]
-    return "/".join(("agent", *folders[: 2 if folders and folders[0] in SPLIT else 1]))
+    """The folder that a file of agent/ belongs to; "agent": the file is a room of its own."""
+    return "/".join(("agent", *path.parts[1:-1][:1]))
 
 
 def rooms() -> dict[str, list[Path]]:

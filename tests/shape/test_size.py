@@ -32,4 +32,4 @@ def test_a_room_is_a_folder_of_the_agent():
     assert "agent" == room_of(Path("agent/__main__.py"))
     assert "agent/cli" == room_of(Path("agent/cli/main.py"))
     assert "agent/health" == room_of(Path("agent/health/judge.py"))
-    assert "agent/web" == room_of(Path("agent/web/page/html.py"))
+    assert "agent/sandbox" == room_of(Path("agent/sandbox/explain/gates.py"))

@@ -52,7 +52,7 @@ def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
 
 
 class Desk:
-    """What a test of the allocation holds in its hands. `front`: the agent's first half beside it.
+    """What a test of the allocation holds in its hands. `front`: the agent's front beside it.
 
     Without one it has a state and host directories of its own.
     """
