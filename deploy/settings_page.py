@@ -182,10 +182,10 @@ def without_effect() -> Iterator[str]:
     yield from wrapped(
         "Variables, flags and keys of HAMi's and NVIDIA's plugins that the agent accepts, so that "
         "their command lines and files work. Each value other than those of the second column is "
-        "a warning in the log; where the third column says so, it is refused. Instead of slices, "
-        "scalings and core limit by variable or flag, which HAMi's plugin ignores since 2.4.1, set "
-        "sharing.splitCount, sharing.memoryScaling, sharing.coreScaling and "
-        "library.disableCoreLimit; instead of -v set log.level."
+        "a warning in the log; where the third column says so, it is refused. HAMi's plugin "
+        "ignores the variables and flags for slices, scalings and the core limit since 2.4.1: set "
+        "`sharing.splitCount`, `sharing.memoryScaling`, `sharing.coreScaling` and "
+        "`library.disableCoreLimit` instead. Instead of `-v`, set `log.level`."
     )
     yield ""
     rows = [
