@@ -1,7 +1,6 @@
 """The ids that the kubelet books are of the GPUs that the scheduler wrote: it is steered there."""
 
 import pytest_asyncio
-import yaml
 
 from tests.peers.lab.clockwork import until_taken_up
 from tests.peers.lab.faces import readings
@@ -20,14 +19,6 @@ WANTED = {
 }
 
 
-def one_numa_node(cluster):
-    """Eight GPUs on the one NUMA node that this machine has."""
-    path = cluster.root / "one-numa-node.yaml"
-    gpus = [{"profile": "h100", "index": index, "numa": 0} for index in range(8)]
-    path.write_text(yaml.safe_dump({"gpus": gpus}))
-    return str(path)
-
-
 @pytest_asyncio.fixture(loop_scope="session", params=["none", "best-effort"])
 async def policy(cluster, request):
     """The kubelet's topology manager has this policy; afterwards it is as it was."""
@@ -43,7 +34,7 @@ async def policy(cluster, request):
 
 
 async def test_the_ids_of_a_pod_are_of_the_gpus_that_the_annotation_names(cluster, policy):
-    agent = await cluster.start_registered_agent(gpus=one_numa_node(cluster))
+    agent = await cluster.start_registered_agent()
 
     for name, wanted in WANTED.items():
         groups = [[share(cluster, index) for index in group] for group in wanted]
