@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from agent.cluster import HANDSHAKE
+from agent.cluster import HANDSHAKE, REGISTER
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import SandboxCluster
@@ -109,6 +109,8 @@ async def test_a_library_that_others_may_write():
     async with a_node() as cluster:
         (cluster.places.hook / "vgpu/ld.so.preload").write_text("/opt/other.so\n")
         (cluster.places.hook / "vgpu/libvgpu.so").chmod(0o666)
+        assert await offers(cluster, 0)  # no container would load it, so the agent withholds
+        assert await comes(lambda: '"health":true' not in cluster.node_annotations()[REGISTER])
         code, findings = await doctored(cluster)
 
     assert [("P-PRELOAD", "wrong"), ("P-PRELOAD", "wrong")] == faults(findings)
