@@ -266,8 +266,9 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
         last = None if stored is None else recalled(stored, start.taken().sources)
         if last is None or last.undrained(ledger) is not None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
-            why, _, _ = str(held).partition("; drain the node")
-            raise SettingsError(f"{why}: set it back, then drain the node while the agent runs")
+            raise SettingsError(
+                held.said, remedy="set it back, then drain the node while the agent runs"
+            )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())
     state = msgspec.structs.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))

@@ -136,9 +136,9 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
     if not changes:
         return None
     return SettingsError(
-        f"{' and '.join(changes)}; running pods go on; drain the node (kubectl drain {node}) or "
-        f"delete what holds them{restart}, or set it back; slices are held for up to a minute "
-        "after their pod has gone"
+        f"{' and '.join(changes)}; running pods go on",
+        remedy=f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or set "
+        "it back; slices are held for up to a minute after their pod has gone",
     )
 
 

@@ -95,7 +95,7 @@ class ReadApi:
             return _text(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
         made = self._document(name)
         if made is None:
-            return _text(503, "This agent stands by or is still loading; ask again.")
+            return _text(503, "This agent stands by; ask again when it serves.")
         if gpu:
             gpus = made.data if isinstance(made.data, tuple) else ()
             found = next((one for one in gpus if gpu in names_of(one)), None)

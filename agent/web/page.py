@@ -110,7 +110,7 @@ class PageDoor:
         if not self._body or self._until <= now:
             facts = self._facts()
             if facts is None:
-                text = "This agent stands by or is still loading; this page tries again every 3 s."
+                text = "This agent stands by; this page tries again every 3 s."
                 later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
                 return web.Response(status=503, text=f"{text}\n", headers=later)
             self._body = page_html(status_of(facts), facts.settings(), facts.now).encode()

@@ -134,7 +134,10 @@ async def test_what_is_not_there_is_said_in_a_sentence(path, status, said):
 
 async def test_an_agent_that_still_loads_says_so():
     async with reading(lambda: None) as client, client.get("/api/v1/status") as answer:
-        assert (503, True) == (answer.status, "still loading" in await answer.text())
+        assert (503, True) == (
+            answer.status,
+            "This agent stands by; ask again when it serves." in await answer.text(),
+        )
 
 
 @pytest.mark.parametrize("path", ["status", "refusals", "gpus/3"])

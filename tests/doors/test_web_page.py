@@ -346,7 +346,7 @@ async def test_without_facts_yet_a_sentence_is_answered_and_a_browser_asks_again
         async with client.get("/") as answer:
             text = await answer.text()
             assert (503, "3") == (answer.status, answer.headers["Refresh"])
-            assert text.startswith("This agent stands by or is still loading")
+            assert text.startswith("This agent stands by; this page tries again every 3 s.")
         known.append(busy())
         async with client.get("/") as answer:
             assert 200 == answer.status

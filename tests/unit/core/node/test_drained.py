@@ -47,7 +47,7 @@ def test_the_settings_that_the_rows_were_answered_under_stay_as_they_are():
 def test_another_name_is_refused_with_its_place_the_pods_and_what_to_do():
     assert (
         "c.yaml:2:18: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
-        "while slices are held by a/p; running pods go on; drain the node (kubectl drain node-1) "
+        "while slices are held by a/p; running pods go on: drain the node (kubectl drain node-1) "
         "or delete what holds them, or set it back; slices are held for up to a minute after their "
         "pod has gone"
     ) == said(rows("p"), resource=NEW)
@@ -59,7 +59,7 @@ def test_another_name_and_another_scheduler_are_told_together():
     assert told.startswith(
         "c.yaml:1:12: scheduler cannot change from hami to none while slices are held by a/p and "
         "c.yaml:2:18: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
-        "while slices are held by a/p; running pods go on;"
+        "while slices are held by a/p; running pods go on: "
     )
     assert "what holds them, then restart the agent, or set it back;" in told
 
