@@ -26,7 +26,7 @@ from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settle import Outbox, OutboxViews, Settlement
 from agent.usage import ContainerUsage, MemoryPressure
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
@@ -308,7 +308,7 @@ async def open_plain(
 def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> UsageServices:
     """Join what is known about the use of containers: samples, and the Event at a limit."""
     facts, state, paths = front.facts, front.state, settings.paths
-    regions = HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup))
+    regions = HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup))
     containers = ContainerUsage(
         regions,
         state.ledger,

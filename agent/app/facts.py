@@ -10,7 +10,7 @@ from agent.hami.register import ReportSettings
 from agent.kit.cell import Cell
 from agent.ledger import EditSettings
 from agent.model import Inventory, SharingSettings, SliceList
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 
 
 class SharedCells(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ from agent.kubelet.register import Rival
 from agent.ledger import LastGood, Ledger, container_directory
 from agent.ports import Disk, ServiceNotifier
 from agent.settings.reading import COPY, SourcesRead, recalled
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import Recovered, decode_last_good, recover
 
@@ -139,7 +139,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
             raise SettingsError(f"{error}; {memory.start.refusal}") from error
         opening = open_adapters(settings, disk, process.environ)
         adapters = await stack.enter_async_context(opening)
-        if settings.driver.exit_without:
+        if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
         front = await _join(process, memory, adapters, notifier, signals)
         services: contextlib.AbstractAsyncContextManager[Back | PlainBack]

@@ -37,7 +37,7 @@ from agent.node import preflight as api_rights
 from agent.node.devices import judge_library_files
 from agent.node.findings import Finding, PreflightVerdict
 from agent.node.preflight import ClusterAnswer
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.witness import PodResourcesWitness
 
 DRIVER_SECONDS = 15.0
@@ -98,8 +98,9 @@ def report_differences(
 
 def path_findings(settings: Settings) -> list[Finding]:
     """Judge the directories that the agent writes to."""
-    paths, home = settings.paths, settings.paths.hook / "vgpu"
-    hook, inner = look_at(paths.hook), [look_at(path) for path in (home, home / "containers")]
+    paths, home = settings.paths, settings.hook_path / "vgpu"
+    hook = look_at(settings.hook_path)
+    inner = [look_at(path) for path in (home, home / "containers")]
     if inner[0].kind:  # a pod mounts only this directory, and its root is read-only
         hook = msgspec.structs.replace(hook, writable=inner[0].writable)
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
@@ -116,11 +117,11 @@ def bytecode_finding() -> Finding:
 
 async def library_findings(settings: Settings) -> tuple[Finding, ...]:
     """Judge whether HAMi-core's files exist, and whether containers load them."""
-    plain, home = settings.plain, settings.paths.hook / "vgpu"
+    plain, home = settings.plain, settings.hook_path / "vgpu"
     needed = plain is None or plain.memory_limits
     async with Worker("disk", 1) as worker:
         version = settings.library_version
-        hooks = HostHookDirs(settings.paths.hook, Path("/dev"), version, worker, worker)
+        hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
         try:
             facts = await hooks.facts()
         except (StateError, OSError) as error:

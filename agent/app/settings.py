@@ -25,9 +25,8 @@ from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
 from agent.node.devices import SCHEDULER
 from agent.ports import Disk, FileWatch, ServiceNotifier
-from agent.settings.fields import Values
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings, Values
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 from agent.state import encode_last_good

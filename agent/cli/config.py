@@ -19,15 +19,19 @@ from agent.errors import SettingsError, cap
 from agent.hami.gojson import fold
 from agent.host.process import SystemClock, Worker, host_name
 from agent.ledger import SourceFile
-from agent.settings.fields import DEFAULT, Setting, Values
+from agent.settings.files import read_json, read_yaml, refuse_object
 from agent.settings.hami import NODES, SECTION
-from agent.settings.json_schema import json_schema
-from agent.settings.own_file import refuse_object
-from agent.settings.places import read_json, read_yaml
 from agent.settings.reading import is_json, read_text
-from agent.settings.sections import build, check_shares
+from agent.settings.schema import (
+    DEFAULT,
+    SECTIONS,
+    Setting,
+    Values,
+    build,
+    check_shares,
+    json_schema,
+)
 from agent.settings.sources import Faults, NodeFacts, Sources, first_of
-from agent.settings.table import SECTIONS
 from agent.settings.values import NodeValues, make_plan
 
 INDENT: Final = "  "

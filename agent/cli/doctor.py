@@ -65,9 +65,8 @@ from agent.node.scheduling import (
     judge_instances,
 )
 from agent.ports import Clock
-from agent.settings.fields import Values
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, SourcesRead
-from agent.settings.sections import Settings, check_shares
+from agent.settings.schema import Settings, Values, check_shares
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 
@@ -150,7 +149,7 @@ class _Checkup(msgspec.Struct, eq=False):
         yield bytecode_finding()
 
     def directories(self) -> Iterator[Finding]:
-        hook = self.settings.paths.hook
+        hook = self.settings.hook_path
         with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
             sizes = directory_sizes(hook).items()
             large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]

@@ -52,7 +52,7 @@ from agent.sandbox.explain.story import (
     span,
 )
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.status import StatusDocument, open_envelope
 
 # Reads what `explain` needs from the API server, by a kubeconfig alone.

@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from agent.host.process import Worker, host_name
-from agent.settings.fields import Field, boolean
+from agent.setting import Field, boolean
 from agent.settings.reading import SourcesRead, begin, look
+from agent.settings.schema import FIELDS
 from agent.settings.sources import FOREIGN, Sources
-from agent.settings.table import FIELDS
 
 
 def add_settings(

@@ -19,9 +19,8 @@ import yaml
 from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.gojson import INT32, INT64, UINT64, fold
-from agent.settings.fields import Setting, setting, shown
-from agent.settings.own_file import refuse_object
-from agent.settings.places import (
+from agent.setting import shown
+from agent.settings.files import (
     BOOL,
     FLOAT,
     INT,
@@ -34,7 +33,9 @@ from agent.settings.places import (
     Place,
     read_json,
     read_yaml,
+    refuse_object,
 )
+from agent.settings.schema import BY_KEY, SECTIONS, Setting, read_setting
 from agent.settings.sources import (
     TOLD,
     Faults,
@@ -44,7 +45,6 @@ from agent.settings.sources import (
     Tier,
     first_of,
 )
-from agent.settings.table import BY_KEY, SECTIONS
 
 Reader = Callable[[Place], object]
 """Checks one value and returns it. Raises SettingsError with its place."""
@@ -164,7 +164,9 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
     for known in found:
         if known.key in DEVICE_CONFIG:
             with faults.kept():
-                settings.append(setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where))
+                settings.append(
+                    read_setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where)
+                )
     return Layer(tuple(settings), warnings=warnings)
 
 
@@ -536,7 +538,7 @@ def _overrides(entries: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]
                 if any(known.value.values()):
                     for key, name in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
                         listed = list(known.value.get(key, ()))
-                        yield setting(BY_KEY[f"sharing.{name}"], listed, known.where)
+                        yield read_setting(BY_KEY[f"sharing.{name}"], listed, known.where)
             elif known.key in NODE_CONFIG and known.value:
                 value = "hami-core" if (known.key, known.value) == REMOTE else known.value
-                yield setting(BY_KEY[NODE_CONFIG[known.key]], value, known.where)
+                yield read_setting(BY_KEY[NODE_CONFIG[known.key]], value, known.where)

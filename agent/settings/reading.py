@@ -15,7 +15,7 @@ from agent.errors import AgentError, SettingsError, StateCorrupt
 from agent.host.files import TextFiles, check_size
 from agent.kit.offload import Offload
 from agent.ledger import LastGood, SourceFile
-from agent.settings.fields import DEFAULT, Setting
+from agent.settings.schema import DEFAULT, Setting
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from agent.state import decode_last_good

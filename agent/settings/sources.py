@@ -18,8 +18,8 @@ from agent.cluster import Selector
 from agent.errors import SettingsError, cap
 from agent.health.judge import malformed
 from agent.ledger import SourceFile
-from agent.settings.fields import FALSE, Setting, setting, shown
-from agent.settings.table import FIELDS
+from agent.setting import FALSE, shown
+from agent.settings.schema import FIELDS, Setting, read_setting
 
 WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
@@ -233,11 +233,11 @@ def read_surroundings(
             # HAMi's plugin takes every text but `true` for false here.
             value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
             with faults.kept():
-                settings.append(setting(field, value, f"env {name}"))
+                settings.append(read_setting(field, value, f"env {name}"))
     for field in FIELDS:
         if field.flag and field.flag in flags:
             with faults.kept():
-                settings.append(setting(field, flags[field.flag], field.flag))
+                settings.append(read_setting(field, flags[field.flag], field.flag))
     return Layer(tuple(settings), warnings=tuple(warnings))
 
 

@@ -14,8 +14,8 @@ import msgspec
 from agent.errors import SettingsError, cap
 from agent.ledger import Ledger
 from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
-from agent.settings.sections import Settings, build
+from agent.setting import Value, shown
+from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, Values, build
 from agent.settings.sources import (
     Faults,
     Layer,
@@ -26,7 +26,6 @@ from agent.settings.sources import (
     first_of,
     read_surroundings,
 )
-from agent.settings.table import FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
 """Lists that should name each GPU once."""
@@ -141,8 +140,8 @@ def make_plan(sources: Sources) -> NodeValues:
     device_config = own = node_config = Layer()
     if sources.device_config or sources.own or sources.node_config:
         # Late: the start of a node without files does not load YAML.
+        from agent.settings.files import read_own_file  # noqa: PLC0415
         from agent.settings.hami import read_device_layer, read_node_layer  # noqa: PLC0415
-        from agent.settings.own_file import read_own_file  # noqa: PLC0415
 
         if (file := sources.device_config) is not None:
             with faults.kept():

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.config import plain, table
-from agent.settings.fields import WrongValue, duration, seconds_of, written
-from agent.settings.json_schema import json_schema
+from agent.setting import WrongValue, duration, seconds_of, written
+from agent.settings.schema import BY_KEY, json_schema
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.table import BY_KEY
 from tests.fakes.settings_files import load
 
 KEYS = (

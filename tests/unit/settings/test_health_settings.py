@@ -6,7 +6,7 @@ import pytest
 
 from agent.health.judge import xid_class
 from agent.health.xids import XidClass
-from agent.settings.sections import build
+from agent.settings.schema import build
 from agent.settings.sources import NodeFacts, Sources
 from tests.fakes.settings_files import load
 

@@ -7,10 +7,9 @@ import yaml
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
-from agent.settings.fields import Field
-from agent.settings.json_schema import DRAFT, json_schema
+from agent.setting import Field
+from agent.settings.schema import DRAFT, FIELDS, json_schema
 from agent.settings.sources import Sources
-from agent.settings.table import FIELDS
 from agent.settings.values import make_plan
 
 jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")

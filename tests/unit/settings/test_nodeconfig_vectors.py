@@ -7,7 +7,7 @@ import pytest
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
-from agent.settings.fields import Values
+from agent.settings.schema import Values
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.builders import G1

@@ -8,10 +8,8 @@ import pytest
 from agent.allocate.plain import PlainSettings
 from agent.allocate.steps import RequestRules
 from agent.errors import SettingsError
-from agent.settings.fields import Values
-from agent.settings.sections import build
+from agent.settings.schema import FIELDS, Values, build
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.table import FIELDS
 from tests.fakes.settings_files import load
 
 
@@ -86,7 +84,11 @@ def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
     with_root = build(loaded(path, {"MPS_ROOT": "/run/nvidia/mps"}), host_name="here")
 
     assert ("hami-core", "hami-core") == (plain.sharing.mode, plain.edits.mode)
-    assert ("mps", "mps", "") == (without.sharing.mode, without.edits.mode, without.edits.mps_root)
+    assert ("mps", "mps", None) == (
+        without.sharing.mode,
+        without.edits.mode,
+        without.edits.mps_root,
+    )
     assert "/run/nvidia/mps" == with_root.edits.mps_root
     assert with_root.sharing.resource == with_root.edits.resource
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
-from agent.settings.sections import build
+from agent.settings.schema import FIELDS, build
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.table import FIELDS
 from agent.settings.values import make_plan
 from tests.unit.settings.plans import plan_of
 

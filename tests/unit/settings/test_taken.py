@@ -104,6 +104,8 @@ VALUES = [
         ("n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector",),
     ),
     # HAMi's keys
+    ({"own": "library: {cudaLogLevel: '3'}"}, {"library.cudaLogLevel": "3"}, ()),
+    ({"own": "library: {cudaLogLevel: -1}"}, {"library.cudaLogLevel": "-1"}, ()),
     ({"devices": "nvidia: {libCudaLogLevel: ''}"}, {"library.cudaLogLevel": ""}, ()),
     (
         {"devices": "nvidia: {defaultGPUNum: 5, runtimeClassName: x, overwriteEnv: true}"},

@@ -1,15 +1,15 @@
-"""The definition of a setting: its type with bounds, its names, and a value with its origin."""
+"""The declaration of a setting at the attribute that holds it, and the types with their bounds."""
 
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from agent.errors import SettingsError, cap
+from agent.errors import cap
 
 Scalar = str | int | float | bool | None
 Value = Scalar | tuple[str, ...]
@@ -190,7 +190,8 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
     return ValueType(read, {"enum": list(words)})
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def read_texts(value: object) -> tuple[str, ...]:
+    """A list of strings, or one with commas. Raises WrongValue."""
     if isinstance(value, str):
         return tuple(part.strip() for part in _text(value).split(",") if part.strip())
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -198,7 +199,7 @@ def _texts(value: object) -> tuple[str, ...]:
     raise WrongValue("expected a list of texts")
 
 
-texts = ValueType(_texts, {"type": "array", "items": {"type": "string"}})
+texts = ValueType(read_texts, {"type": "array", "items": {"type": "string"}})
 """A list of strings; in variables and flags separated by commas."""
 
 
@@ -208,7 +209,7 @@ def several(*words: str) -> ValueType:
     def read(value: object) -> tuple[str, ...]:
         expected = f"expected one or more of {', '.join(words)}"
         try:
-            chosen = _texts(value)
+            chosen = read_texts(value)
         except WrongValue as error:
             raise WrongValue(expected) from error
         wrong = [word for word in chosen if word not in words]
@@ -330,26 +331,20 @@ def _written(value: Value) -> Value:
     return written(value) if isinstance(value, int | float) else value
 
 
-def as_it_is(value: Value) -> Value:
-    """Return the value unchanged: most settings need no conversion."""
-    return value
-
-
 class Field(msgspec.Struct, frozen=True):
-    """The definition of one setting.
+    """One setting, declared at the attribute that holds its value: `Annotated[int, Field(...)]`.
 
     `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
     one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
     spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
-    set a live setting, unless `profiled` is False.
+    set a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if
+    the types of both are not enough.
 
-    `section`: where the agent finds the value: a section's attribute (`web.port`), an attribute of
-    Settings itself (`observe`), or several. `part` converts the value for that place. A setting
-    without a section is used inside agent/settings only.
+    agent.settings.schema adds `default`, that of the attribute, and `place`, the attribute's path
+    in Settings.
     """
 
     key: str
-    default: Value
     read: ValueType
     text: str
     env: tuple[str, ...] = ()
@@ -357,51 +352,17 @@ class Field(msgspec.Struct, frozen=True):
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True
-    section: str | tuple[str, ...] = ()
-    part: Callable[..., object] = as_it_is
+    convert: Callable[[Any], object] | None = None
+    default: Value = None
+    place: tuple[str, ...] = ()
 
     @property
-    def sections(self) -> tuple[str, ...]:
-        """`section` as a tuple."""
-        return (self.section,) if isinstance(self.section, str) else self.section
+    def section(self) -> str:
+        """The part of the key before the dot; the whole key if there is none."""
+        return self.key.partition(".")[0]
 
     @property
     def variables(self) -> tuple[str, ...]:
         """All variable names: the agent's own, then those of HAMi and NVIDIA."""
         words = "".join(f"_{c}" if c.isupper() else c for c in self.key.replace(".", "_"))
         return (f"HAMI_AGENT_{words.upper()}", *self.env)
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """A value and its origin (`default`, file:line:column, `env NAME` or a flag)."""
-
-    field: Field
-    value: Value
-    origin: str
-
-
-DEFAULT: Final = "default"
-"""The origin of a value that no source sets."""
-
-
-class Values(dict[str, Setting]):
-    """All settings of one node, by key. `profiles`: the names of the profiles that apply."""
-
-    def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
-        super().__init__(settings)
-        self.profiles = profiles
-
-
-def setting(field: Field, value: object, where: str, written: str = "") -> Setting:
-    """Read `value` from `where` (file:line:column, variable or flag) as a setting.
-
-    `written`: the value as the source writes it, for a message.
-
-    Raises:
-        SettingsError: the value does not fit.
-    """
-    try:
-        return Setting(field, field.read(value), where)
-    except WrongValue as error:
-        found = error.found or written or shown(value)
-        raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error

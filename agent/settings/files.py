@@ -1,8 +1,9 @@
-"""Reads YAML and JSON into values with their places, so that an error names file, line and column.
+"""Reads YAML and JSON with the place of each value, and the agent's own file.
 
-Both become the same tree, so the same strict readers serve both. Refused in one sentence: text that
-is not UTF-8, YAML aliases, several documents, more than 20 levels, repeated keys, NaN in JSON. No
-settings file needs them, and attacks use some of them.
+Both languages become the same tree, so the same strict readers serve both, and an error names file,
+line and column. Refused in one sentence: text that is not UTF-8, YAML aliases, several documents,
+more than 20 levels, repeated keys, NaN in JSON. No settings file needs them, and attacks use some
+of them.
 """
 
 import bisect
@@ -15,8 +16,12 @@ from typing import Final, Protocol
 import msgspec
 import yaml
 
-from agent.errors import SettingsError, cap
+from agent.cluster import parse_selector
+from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.gojson import is_float64
+from agent.setting import Field
+from agent.settings.schema import BY_KEY, LIVE, Setting, read_setting
+from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
 
 TAG: Final = "tag:yaml.org,2002:"
 NULL: Final = f"{TAG}null"
@@ -307,3 +312,101 @@ class Place(msgspec.Struct, frozen=True):
             quoted = " (text)" if self.node.style in {'"', "'"} else ""
             return f"`{cap(self.node.value, 40)}`{quoted}" if self.node.value else "nothing"
         return "a list" if isinstance(self.node, yaml.SequenceNode) else "a mapping"
+
+
+# The agent's own file.
+
+PROFILES: Final = "profiles"
+MATCH_KEYS: Final = frozenset({"nodes", "labels"})
+
+
+def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
+    """Read the whole file. `name`: its name in messages. Errors go to `faults`.
+
+    Raises SettingsError: the file is not YAML, or is a Kubernetes object.
+    """
+    document = read_yaml(content, name)
+    if document is None or document.null:
+        return Layer()
+    refuse_object(document)
+    settings: list[Setting] = []
+    profiles: dict[str, SettingsProfile] = {}
+    with faults.kept():
+        for key, here, value in document.pairs():
+            if key != PROFILES:
+                settings.extend(_settings(key, here, value, BY_KEY, faults))
+            elif not value.null:
+                with faults.kept():
+                    for item in value.items():
+                        with faults.kept():
+                            profile = _profile(item, profiles, faults)
+                            profiles[profile.name] = profile
+    return Layer(tuple(settings), tuple(profiles.values()))
+
+
+def refuse_object(document: Place) -> None:
+    """Raise SettingsError for a Kubernetes object: people give the ConfigMap around the file."""
+    if document.keys() >= {"apiVersion", "kind"}:
+        raise document.fault(
+            "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
+        )
+
+
+def _profile(item: Place, former: Mapping[str, object], faults: Faults) -> SettingsProfile:
+    """Read one profile. Raises SettingsError, also if `former` has its name."""
+    keys = {key: (here, value) for key, here, value in item.pairs()}
+    _, name = keys.pop("name", (None, None))
+    _, match = keys.pop("match", (None, None))
+    settings = [
+        one
+        for key, (here, value) in keys.items()
+        for one in _settings(key, here, value, LIVE, faults)
+    ]
+    if name is None or match is None:
+        raise item.fault(f"`{'match' if name else 'name'}` is needed")
+    text = name.text()
+    if text in former:
+        raise name.fault(f"the profile {name.shown()} is defined twice")
+    return SettingsProfile(text, _match(match), tuple(settings), item.where)
+
+
+def _match(place: Place) -> ProfileMatch:
+    """Read the condition of a profile. Raises SettingsError with its place."""
+    parts = place.mapping(MATCH_KEYS)
+    if not parts:
+        raise place.fault("`nodes` or `labels` is needed")
+    labels = None
+    if "labels" in parts:
+        try:
+            labels = parse_selector(parts["labels"].text())
+        except MalformedText as error:
+            raise parts["labels"].fault(str(error)) from error
+    nodes: tuple[str, ...] = ()
+    if "nodes" in parts:
+        nodes = tuple(item.text() for item in parts["nodes"].items())
+        if not nodes:
+            raise parts["nodes"].fault("an empty list selects nothing")
+    return ProfileMatch(nodes, labels)
+
+
+def _settings(
+    key: str, here: Place, value: Place, known: Mapping[str, Field], faults: Faults, above: str = ""
+) -> Iterator[Setting]:
+    """The settings at and below `key`. `above`: the keys above it, each with its dot."""
+    path = above + key
+    with faults.kept():
+        if path in known and "." not in key:
+            yield read_setting(known[path], value.value(), value.where, value.shown())
+        elif "." not in key and any(name.startswith(f"{path}.") for name in known):
+            # Null is a section whose keys are all commented out.
+            for name, place, inner in () if value.null else value.pairs():
+                yield from _settings(name, place, inner, known, faults, f"{path}.")
+        elif "." not in key and any(f"{name}.".startswith(f"{path}.") for name in BY_KEY):
+            raise SettingsError(
+                f"{here.where}: a profile cannot set {path}, which acts before the node is known"
+            )
+        else:
+            # A key with a dot would be a second way to set the same setting.
+            raise SettingsError(
+                f"{here.where}: unknown setting {cap(path, 64)}; `hami-agent config show` lists all"
+            )
