@@ -11,14 +11,13 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import yaml
 
 from agent.cluster import parse_selector
 from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.gojson import is_float64
 from agent.setting import Field
 from agent.settings.schema import BY_KEY, LIVE, Setting, read_setting
 from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
@@ -41,6 +40,8 @@ _PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
 """Whole numbers that mean the same in YAML, JSON and Python."""
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 """What valid JSON consists of, besides commas and colons."""
+Mark = Any
+"""A place in a text, from 0, of either of PyYAML's parsers: their types have nothing in common."""
 _LITERALS: Final = {"true": BOOL, "false": BOOL, "null": NULL}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -103,26 +104,12 @@ def _decoded(content: bytes, name: str) -> str:
         ) from error
 
 
-class TextMark(Protocol):
-    """A place in a text, from 0: a mark of either of PyYAML's parsers."""
-
-    @property
-    def line(self) -> int:
-        """The line."""
-        ...
-
-    @property
-    def column(self) -> int:
-        """The column."""
-        ...
-
-
-def _at(name: str, mark: TextMark | None) -> str:
+def _at(name: str, mark: Mark) -> str:
     """Format a mark as `file:line:column`, from 1."""
     return f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
 
 
-def _too_deep(name: str, mark: TextMark | None) -> SettingsError:
+def _too_deep(name: str, mark: Mark) -> SettingsError:
     return SettingsError(
         f"{_at(name, mark)}: nested deeper than {MAX_DEPTH} levels, which no settings file needs; "
         "is it the right one?"
@@ -232,20 +219,10 @@ class Place(msgspec.Struct, frozen=True):
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
 
-    def keys(self) -> frozenset[str]:
-        """The text keys of a mapping, unchecked; empty for everything else."""
+    def texts(self, spelling: Callable[[str], str] = str) -> Mapping[str, object]:
+        """The text keys of a mapping with what their values hold, unchecked; else nothing."""
         pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
-        return frozenset(key.value for key, _ in pairs if key.tag == STR)
-
-    def mapping(self, known: frozenset[str]) -> Mapping[str, "Place"]:
-        """Read the values by key; refuses an unknown or repeated key."""
-        values: dict[str, Place] = {}
-        for name, here, value in self.pairs():
-            if name not in known:
-                names = ", ".join(sorted(known))
-                raise here.fault(f"unknown key `{cap(name, 64)}`; known keys are {names}")
-            values[name] = value
-        return values
+        return {spelling(key.value): value.value for key, value in pairs if key.tag == STR}
 
     def items(self) -> tuple["Place", ...]:
         """Read the entries of a list."""
@@ -255,29 +232,6 @@ class Place(msgspec.Struct, frozen=True):
             Place(self.file, item, f"{self.field}[{number}]")
             for number, item in enumerate(self.node.value)
         )
-
-    def integer(self, low: int, high: int) -> int:
-        """Read a whole number from `low` to `high`."""
-        if self.node.tag != INT:
-            raise self.fault(f"a whole number is expected, not {self.shown()}")
-        value = self.value()
-        if not isinstance(value, int) or not low <= value <= high:
-            raise self.fault(f"{self.shown()} is not between {low} and {high}")
-        return value
-
-    def number(self) -> float:
-        """Read a finite number; a whole one stays an int."""
-        value = self.value() if self.node.tag in {INT, FLOAT} else None
-        if not isinstance(value, int | float) or not is_float64(value):
-            raise self.fault(f"a number is expected, not {self.shown()}")
-        return value
-
-    def boolean(self) -> bool:
-        """Read a boolean."""
-        value = self.value() if self.node.tag == BOOL else None
-        if not isinstance(value, bool):
-            raise self.fault(f"true or false is expected, not {self.shown()}")
-        return value
 
     def text(self) -> str:
         """Read a text that is not empty."""
@@ -346,7 +300,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
 
 def refuse_object(document: Place) -> None:
     """Raise SettingsError for a Kubernetes object: people give the ConfigMap around the file."""
-    if document.keys() >= {"apiVersion", "kind"}:
+    if document.texts().keys() >= {"apiVersion", "kind"}:
         raise document.fault(
             "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
         )
@@ -367,26 +321,26 @@ def _profile(item: Place, former: Mapping[str, object], faults: Faults) -> Setti
     text = name.text()
     if text in former:
         raise name.fault(f"the profile {name.shown()} is defined twice")
-    return SettingsProfile(text, _match(match), tuple(settings), item.where)
-
-
-def _match(place: Place) -> ProfileMatch:
-    """Read the condition of a profile. Raises SettingsError with its place."""
-    parts = place.mapping(MATCH_KEYS)
+    parts: dict[str, Place] = {}
+    for key, here, value in match.pairs():
+        if key not in MATCH_KEYS:
+            names = ", ".join(sorted(MATCH_KEYS))
+            raise here.fault(f"unknown key `{cap(key, 64)}`; known keys are {names}")
+        parts[key] = value
     if not parts:
-        raise place.fault("`nodes` or `labels` is needed")
+        raise match.fault("`nodes` or `labels` is needed")
     labels = None
-    if "labels" in parts:
+    if (place := parts.get("labels")) is not None:
         try:
-            labels = parse_selector(parts["labels"].text())
+            labels = parse_selector(place.text())
         except MalformedText as error:
-            raise parts["labels"].fault(str(error)) from error
+            raise place.fault(str(error)) from error
     nodes: tuple[str, ...] = ()
-    if "nodes" in parts:
-        nodes = tuple(item.text() for item in parts["nodes"].items())
+    if (place := parts.get("nodes")) is not None:
+        nodes = tuple(item.text() for item in place.items())
         if not nodes:
-            raise parts["nodes"].fault("an empty list selects nothing")
-    return ProfileMatch(nodes, labels)
+            raise place.fault("an empty list selects nothing")
+    return SettingsProfile(text, ProfileMatch(nodes, labels), tuple(settings), item.where)
 
 
 def _settings(
