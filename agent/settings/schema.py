@@ -121,10 +121,7 @@ class HostPaths(msgspec.Struct, frozen=True):
     run: Annotated[
         Path,
         Field(
-            "paths.run",
-            path,
-            "Directory of the instance lock and the sockets.",
-            flag="--run-dir",
+            "paths.run", path, "Directory of the instance lock and the sockets.", flag="--run-dir"
         ),
     ] = Path("/run/hami-agent")
     kubelet_socket: Annotated[
@@ -161,13 +158,7 @@ class WebSettings(msgspec.Struct, frozen=True):
     """The probes, the metrics, and the page."""
 
     address: Annotated[
-        str,
-        Field(
-            "web.address",
-            text,
-            "Address of the probes and metrics.",
-            flag="--web-address",
-        ),
+        str, Field("web.address", text, "Address of the probes and metrics.", flag="--web-address")
     ] = "127.0.0.1"
     port: Annotated[
         int,
