@@ -233,10 +233,8 @@ def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(sources, 
 def test_what_is_kept_is_what_is_recalled(sources):
     plan = begin(sources).taken()
     copy = last_good(plan.sources, NodeFacts("node-a", {"pool": "big"}))
-    again = recalled(copy, plan.sources)
 
-    assert again is not None
-    assert plan.sources == again.sources
+    assert plan.sources == recalled(copy, plan.sources).sources
     assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
 
 
