@@ -61,8 +61,10 @@ def test_the_same_bytes_are_no_news_and_other_bytes_are(sources, tmp_path):
     assert 5 == split_count(look(sources, good))
 
 
-def test_a_refused_file_hides_no_other_one(sources, tmp_path):
-    (tmp_path / "d.yaml").write_text("nvidia: [")
+@pytest.mark.parametrize("text", ["nvidia: [", None])
+def test_a_refused_file_hides_no_other_one(sources, tmp_path, text):
+    if text is not None:
+        (tmp_path / "d.yaml").write_text(text)
     found = look(Sources(None, {}, {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}))
 
     assert f"{tmp_path}/d.yaml" in str(found.refusal)
