@@ -25,9 +25,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.verdicts import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault
 from agent.kit.cell import Cell, News
-from agent.kit.ring import Ring
-from agent.kit.running_time import Lag
-from agent.kit.ticks import until_tick
+from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import EditSettings
 from agent.model import (
     MIG_MODE,
@@ -264,7 +262,7 @@ LEAST: Final = 0.5
 class NodeCheck(msgspec.Struct, frozen=True):
     """A check of the node. `check` raises AgentError if `step` would fail for every new pod.
 
-    `turn`: see agent.kit.ticks.
+    `turn`: see agent.kit.timing.
     """
 
     step: AllocateStep

@@ -31,7 +31,7 @@ from agent.hami.region import (
     recognise,
 )
 from agent.hookdirs import LISTED, NAME, open_containers, open_in, state_errors
-from agent.kit.offload import Offload
+from agent.kit.tasks import Offload
 
 # Tells which processes of containers exist, by the host's /proc and its cgroup tree.
 #

@@ -14,9 +14,7 @@ from agent.cluster import NodeEvent, PodTable
 from agent.errors import StateError
 from agent.hami.region import MemoryUse, Region, RegionChange, RegionGpu, RegionState, RegionSums
 from agent.kit.cell import Cell
-from agent.kit.ring import Ring
-from agent.kit.running_time import Lag
-from agent.kit.ticks import until_tick
+from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import ContainerKey, Ledger, Row, container_directory
 from agent.model import MIB, GpuUuid, Inventory
 from agent.ports import Clock, Regions
@@ -338,7 +336,7 @@ log = structlog.get_logger(__name__)
 
 PERIOD: Final = 5.0
 TURN: Final = 1
-"""See agent.kit.ticks."""
+"""See agent.kit.timing."""
 DEADLINE: Final = 3.0
 """Seconds for reading all regions."""
 WRITE_DEADLINE: Final = 1.0

@@ -11,7 +11,7 @@ from agent.hookdirs import HostHookDirs
 from agent.host.files import HostDisk, HostFileWatch
 from agent.host.node import CdiDirectories
 from agent.host.process import SystemClock, Worker
-from agent.kit.offload import Offload
+from agent.kit.tasks import Offload
 from agent.kubelet.register import KubeletRegistrar
 from agent.ports import Driver
 from agent.settings.sections import Settings

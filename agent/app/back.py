@@ -14,7 +14,7 @@ from agent.cluster import PodTable
 from agent.errors import SettingsError
 from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
+from agent.kit.timing import Lag
 from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, ObservedPods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster

@@ -26,9 +26,8 @@ from agent.inventory import (
     Withholding,
 )
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
 from agent.kit.tasks import supervise
-from agent.kit.ticks import Lull
+from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import SliceAllocator
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals

@@ -40,8 +40,7 @@ from agent.errors import (
 from agent.host.node import WrittenDirectory
 from agent.host.process import LockFile, SystemClock, boot_id, machine_id, service_notifier
 from agent.kit.cell import Cell
-from agent.kit.offload import Offload, show_thread_name
-from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
+from agent.kit.tasks import BudgetSpent, Heartbeat, Offload, Task, run_tiers, show_thread_name
 from agent.kube.client import Connection, check
 from agent.kubelet.register import Rival
 from agent.ledger import LastGood, Ledger, container_directory

@@ -16,7 +16,7 @@ from agent.app.policies import EXPECTED, POLICIES
 from agent.errors import DirectoryLost
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
-from agent.kit.ticks import until_tick
+from agent.kit.timing import until_tick
 from agent.kubelet.register import RegistrationState
 from agent.ports import ServiceNotifier
 

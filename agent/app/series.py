@@ -2,7 +2,7 @@
 
 from agent.app.back import Back, PlainBack
 from agent.app.front import Front
-from agent.kit.tally import Tally
+from agent.kit.timing import Tally
 from agent.web.metrics import Gauge, MetricSources
 
 

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kit.backoff import Backoff, Throttle
+from agent.kit.tasks import Backoff, Throttle
 from tests.fakes.chance import Seeded
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agent.kit.reopening import Reopening
-from agent.kit.tally import Tally
+from agent.kit.tasks import Reopening
+from agent.kit.timing import Tally
 from tests.fakes.chance import NoChance
 
 

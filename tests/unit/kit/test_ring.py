@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agent.kit.ring import Ring
+from agent.kit.timing import Ring
 
 
 def test_an_empty_ring_has_no_rows():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.kit.running_time import MOST, TICK, WINDOW, Budget, Lag, Starved
+from agent.kit.timing import MOST, TICK, WINDOW, Budget, Lag, Starved
 from tests.machine.virtual import stall, starved, virtual
 
 SECONDS = 0.5

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kit.tally import DurationRow, Durations, Tally
+from agent.kit.timing import DurationRow, Durations, Tally
 
 
 def test_a_tally_counts_per_label_values_and_sorts_them():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kit.ticks import EARLY, TURN, Lull, until_tick
+from agent.kit.timing import EARLY, TURN, Lull, until_tick
 
 PERIODS = st.sampled_from([0.5, 2.5, 5.0, 10.0, 60.0])
 ENOUGH = 1e-6

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from agent.kit.writable import check_writable
+from agent.kit.disk import check_writable
 
 WELL = {"f_blocks": 100, "f_bfree": 50, "f_bavail": 40, "f_files": 100, "f_ffree": 50, "f_flag": 0}
 
