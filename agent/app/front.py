@@ -8,8 +8,7 @@ import msgspec
 
 from agent.allocate.edits import check_library
 from agent.allocate.steps import AllocateStep
-from agent.app.adapters import Adapters
-from agent.app.facts import SharedCells, new_facts
+from agent.app.adapters import Adapters, SharedCells, new_facts
 from agent.app.policies import EXPECTED, POLICIES
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.errors import Refusal, StateError

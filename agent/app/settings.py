@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from agent.app.facts import SharedCells
+from agent.app.adapters import SharedCells
 from agent.cluster import NodeEvent
 from agent.errors import SettingsError, StateError
 from agent.kit.cell import Cell

@@ -6,8 +6,8 @@ import dataclasses
 import types
 from collections.abc import AsyncIterator
 
+from agent.app.back import AgentParts
 from agent.app.front import Front, HostFacts, join_front
-from agent.app.running import AgentParts
 from agent.app.web import WebSubjects
 from agent.cluster import NodeEvent
 from agent.hami.register import ReportSettings, report_of

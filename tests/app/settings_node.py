@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from agent.app.facts import SharedCells, new_facts
+from agent.app.adapters import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
 from agent.inventory import InventoryKeeper, Listing

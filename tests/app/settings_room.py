@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-from agent.app.facts import SharedCells, new_facts
+from agent.app.adapters import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
 from agent.kit.cell import Cell
