@@ -22,7 +22,6 @@ from agent.inventory import (
     NodeCheck,
     Samples,
     Withholder,
-    Withholding,
 )
 from agent.kit.cell import Cell
 from agent.kit.tasks import supervise
@@ -262,9 +261,9 @@ def _services(
         keeper.judged(verdicts)
         listing.refresh()
 
-    def withhold(state: Withholding) -> None:
+    def withhold(is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
         """Update the list at once, as above."""
-        keeper.withhold(state)
+        keeper.withhold(is_withheld)
         listing.refresh()
 
     def is_ill(uuid: GpuUuid) -> bool:

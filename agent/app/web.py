@@ -147,9 +147,9 @@ def _gpu_health(front: Front) -> tuple[Check, ...]:
 
 
 def _offer(front: Front) -> Check:
-    withheld = front.knowing.withholder.state.value
-    text = f"no slice is on offer: {'; '.join(withheld.reasons)}"
-    return Check("offer", not withheld.holds, text, required=False)
+    reasons = front.knowing.withholder.reasons.value
+    text = f"no slice is on offer: {'; '.join(reasons)}"
+    return Check("offer", not reasons, text, required=False)
 
 
 # Opens the web pages.
