@@ -22,12 +22,10 @@ from agent.app.preflight import (
     report_differences,
     witness_finding,
 )
-from agent.cli.api_socket import Unreachable, call
-from agent.cli.arguments import TABLE, add_output, nearest
-from agent.cli.codes import INCOMPLETE, OK, PROBLEM, WARNED
+from agent.cli.connections import Unreachable, call
 from agent.cli.explain import ClusterSight, see_cluster
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import INCOMPLETE, OK, PROBLEM, TABLE, WARNED, Subparsers, add_output, nearest
 from agent.cli.output import UNFOLDED, document, terminal_width
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER

@@ -13,11 +13,20 @@ from typing import Final
 import msgspec
 
 from agent.app.preflight import agent_connection, ask_cluster, failure_of, open_session
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
-from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
+from agent.cli.connections import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import (
+    INCOMPLETE,
+    NOT_FOUND,
+    OK,
+    PROBLEM,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    Subparsers,
+    add_output,
+    fail,
+)
 from agent.cli.output import UNFOLDED, document, terminal_width, working
 from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
