@@ -19,7 +19,6 @@ from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, Obs
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
-from agent.ledger import Effect
 from agent.node.findings import Check
 from agent.ports import NodeApi, PodApi, Witness
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
@@ -27,7 +26,7 @@ from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, Re
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
-from agent.settle import Outbox, OutboxViews, Settlement
+from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
@@ -69,7 +68,6 @@ class Back(msgspec.Struct, frozen=True):
     allocation: Allocation
     report: Reporter
     report_state: Cell[ReportState]
-    outbox: Outbox
     settlement: Settlement
     source: SchedulerShares
     reconcile: Reconcile
@@ -86,7 +84,6 @@ class Back(msgspec.Struct, frozen=True):
             "kubelet_start": self.source.run,
             "reconcile": self.reconcile.run,
             "settlement": self.settlement.run,
-            "outbox": self.outbox.run,
             "announcer": self.announcer.run,
             "condition": self.condition.run,
             "report": self.report.run,
@@ -160,7 +157,6 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     source = _source(settings, adapters, front, api, pods, node)
     storage = Storage(commit=state.commit, hooks=adapters.hooks)
     report_state = Cell(ReportState())
-    owed: Cell[tuple[Effect, ...]] = Cell(())
     return Back(
         api=api,
         node=node,
@@ -175,20 +171,15 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             adapters.random,
         ),
         report_state=report_state,
-        outbox=Outbox(
-            views=OutboxViews(state.ledger, facts.pods, owed, facts.outlived),
-            nodes=api.node,
-            pods=api.pods,
-            commit=state.commit,
-            clock=clock,
-            random=adapters.random,
-        ),
         settlement=Settlement(
             pods=facts.pods,
             node=facts.node,
             ledger=state.ledger,
-            owed=owed,
+            outlived=facts.outlived,
+            node_api=api.node,
+            pod_api=api.pods,
             clock=clock,
+            random=adapters.random,
         ),
         source=source,
         reconcile=_reconcile(adapters, front, api, source),

@@ -57,7 +57,7 @@ def series_of(front: Front, back: Back | PlainBack) -> MetricSources:
             back.reconcile.mismatches,
             back.report.writes,
             back.report.failures,
-            back.outbox.results,
+            back.settlement.results,
             api.events.posted,
             api.session.requests,
             api.session.received,
