@@ -132,36 +132,29 @@ VALUES = [
         ("nodeconfig[0]: no Node is called gpu-*: names are",),
     ),
     ({"nodes": entry(migstrategy="none", enablegetpreferredallocation=True)}, {}, ()),
-    (
-        {"nodes": entry(migstrategy="mixed")},
-        {},
-        ("migstrategy 'mixed' has no effect here",),
+    *(
+        ({"nodes": entry(**{key: value})}, {}, (warned,))
+        for key, value, warned in [
+            ("migstrategy", "mixed", "migstrategy 'mixed' has no effect here"),
+            ("enablegetpreferredallocation", False, "allocation false has no effect here"),
+            ("operatingmode", "remote", "remote means hami-core; for remote GPUs"),
+        ]
     ),
+    # profiles by label without a scheduler
     (
-        {"nodes": entry(enablegetpreferredallocation=False)},
-        {},
-        ("enablegetpreferredallocation false has no effect here",),
+        {"own": "scheduler: none\nprofiles: [{name: p, match: {labels: zone=a}}]"},
+        {"scheduler": "none"},
+        ("c.yaml:2:12: the profile p never applies: it selects by labels, which the agent does",),
     ),
-    ({"nodes": entry(operatingmode="remote")}, {}, ("remote means hami-core; for remote GPUs",)),
     # zeros of config.json
-    ({"nodes": entry(devicesplitcount=0)}, {COUNT: 10}, (f"{ZERO} is 10 (default)",)),
-    (
-        {"nodes": entry(devicesplitcount=0), "own": OWN},
-        {COUNT: 4},
-        (f"{ZERO} is 3 (c.yaml:2:23)",),
-    ),
-    (
-        {"nodes": nodes({"name": "*", "devicesplitcount": 0}), "devices": DEVICES},
-        {COUNT: 2},
-        (f"{ZERO} is 2 (d.yaml:1:28)",),
-    ),
-    (
-        {
-            "nodes": entry(devicesplitcount=0),
-            "environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"},
-        },
-        {COUNT: 5},
-        (),
+    *(
+        ({"nodes": entry(devicesplitcount=0), **more}, {COUNT: count}, warned)
+        for more, count, warned in [
+            ({}, 10, (f"{ZERO} is 10 (default)",)),
+            ({"own": OWN}, 4, (f"{ZERO} is 3 (c.yaml:2:23)",)),
+            ({"devices": DEVICES}, 2, (f"{ZERO} is 2 (d.yaml:1:28)",)),
+            ({"environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"}}, 5, ()),
+        ]
     ),
     ({"nodes": entry(enablenumatopology=False, operatingmode="")}, {}, ()),
     # labels: null is an empty text, as in Go
@@ -203,20 +196,21 @@ VALUES = [
             ("yes, please", "env ENABLE_TOPOLOGY_SCORE: 'yes, please' is not true"),
         ]
     ),
-    (
-        {"environ": {"DEVICE_SPLIT_COUNT": "5", "IMEX_REQUIRED": "false"}},
-        {COUNT: 10},
-        ("env DEVICE_SPLIT_COUNT: has no effect here",),
-    ),
-    (
-        {"environ": {"DEVICE_ID_STRATEGY": "index"}},
-        {},
-        ("env DEVICE_ID_STRATEGY: has no effect here",),
-    ),
-    (
-        {"environ": {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}},
-        {"health.disabledXids": "63, my-xids"},
-        ("env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",),
+    *(
+        ({"environ": environ}, values, (warned,))
+        for environ, values, warned in [
+            (
+                {"DEVICE_SPLIT_COUNT": "5", "IMEX_REQUIRED": "false"},
+                {COUNT: 10},
+                "env DEVICE_SPLIT_COUNT: has no effect here",
+            ),
+            ({"DEVICE_ID_STRATEGY": "index"}, {}, "env DEVICE_ID_STRATEGY: has no effect here"),
+            (
+                {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"},
+                {"health.disabledXids": "63, my-xids"},
+                "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",
+            ),
+        ]
     ),
     # durations
     *(
