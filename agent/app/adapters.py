@@ -20,7 +20,7 @@ from agent.kubelet.register import KubeletRegistrar
 from agent.ledger import EditSettings
 from agent.model import Inventory, SharingSettings, SliceList
 from agent.ports import Driver
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 
 DISK_QUEUE = 64
 """Blocking calls that may wait for a worker thread."""
@@ -88,7 +88,7 @@ async def open_adapters(
             reader=reader,
             files=HostFileWatch(reader),
             disk=disk,
-            hooks=HostHookDirs(paths.hook, Path("/dev"), version, worker, clearing),
+            hooks=HostHookDirs(settings.hook_path, Path("/dev"), version, worker, clearing),
             cdi=cdi_directories(settings, environ, reader),
             regions=regions,
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),

@@ -32,7 +32,7 @@ from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
@@ -246,7 +246,7 @@ def _join_usage(
     """Join what is known about the use of containers: samples, and the Event at a limit."""
     facts, ledger, paths = front.facts, front.state.ledger, settings.paths
     usage = ContainerUsage(
-        HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup)),
+        HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
         ledger,
         facts.pods,
         facts.inventory,
