@@ -530,7 +530,9 @@ class Listening:
         for stream in self._streams:
             if stream.has_set and not stream.settled(name):
                 settle = partial(_settle, stream)
-                answer = self._session.threads.post(name, partial(stream.register, index), settle)
+                answer = self._session.threads.launch(
+                    name, partial(stream.register, index), settle, timed=True
+                )
                 answer.add_done_callback(partial(_take, stream, name))
 
     def obstacle(self, gpu: str) -> str:

@@ -15,7 +15,7 @@ from agent.errors import DriverError, GpuError
 from agent.gpu import library as nvml
 from agent.gpu.library import Handle, NvmlLibrary
 from agent.gpu.threads import GpuThreads
-from agent.health.verdicts import doubtful
+from agent.health.attribution import doubtful
 from agent.model import Gpu, GpuFault, GpuUuid
 
 # Remembers which GPU has which index, until an answer of the driver contradicts it.

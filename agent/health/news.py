@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from agent.cluster import NodeCondition, NodeEvent, PodTable, PodUid
-from agent.health.verdicts import past
+from agent.health.judge import past
 from agent.ledger import Ledger
 from agent.model import Cause, Condition, GpuUuid, Health, Inventory, SharedGpu
 

@@ -10,32 +10,27 @@ import msgspec
 import structlog
 
 from agent.errors import DriverError, GpuError, cap
-from agent.health.judge import (
-    HealthSettings,
-    aged,
-    judge,
-    missing,
-    remembered,
-    switched_off,
-    xid_class,
-)
-from agent.health.verdicts import (
-    ALL,
+from agent.health.attribution import (
     NOT_COUNTED,
     ErrorCount,
-    GpuRelease,
     Ill,
-    Recheck,
-    as_told,
     compared,
     fail_alike,
     has_failed,
     of_the_driver,
+)
+from agent.health.judge import (
+    aged,
+    as_told,
+    judge,
+    missing,
     released,
+    remembered,
     reset_by_word,
+    switched_off,
     taken_back,
 )
-from agent.health.xids import XidClass, xid_label, xid_name
+from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.backoff import Throttle
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
@@ -46,6 +41,7 @@ from agent.model import (
     Condition,
     DriverEvent,
     EventKind,
+    Gpu,
     GpuUuid,
     Health,
     Inventory,
@@ -330,6 +326,35 @@ LISTEN_FIRST: Final = 1.0
 
 LOG_PERIOD: Final = 1.0
 """Seconds between lines about XIDs."""
+
+
+ALL = "all"
+"""Stands for all GPUs of the node, in place of one GPU's name."""
+
+
+class GpuRelease(msgspec.Struct, frozen=True):
+    """The result of a release. `held_by`: pods with slices of these GPUs, as namespace/name.
+
+    `obstacle`: why the agent still holds the GPUs open; empty if it does not.
+    """
+
+    gpus: tuple[GpuUuid, ...]
+    held_by: tuple[str, ...] = ()
+    obstacle: str = ""
+
+
+class Recheck(msgspec.Struct, frozen=True):
+    """The result of probing one GPU now: its health before and after the probe.
+
+    `serving`: new containers may get it. `missing`: what still has to happen until it is ok.
+    """
+
+    gpu: Gpu
+    probe: Probe
+    before: Health
+    after: Health
+    serving: bool
+    missing: tuple[str, ...] = ()
 
 
 class HealthWatch:

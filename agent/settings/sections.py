@@ -10,7 +10,7 @@ from agent.allocate.plain import PlainSettings
 from agent.allocate.steps import MatchSettings, RequestRules
 from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
-from agent.health.judge import HealthSettings
+from agent.health.xids import HealthSettings
 from agent.ledger import EditSettings
 from agent.model import MIG_MODE, SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Values

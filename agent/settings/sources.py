@@ -16,7 +16,7 @@ import msgspec
 
 from agent.cluster import Selector
 from agent.errors import SettingsError, cap
-from agent.health.judge import malformed
+from agent.health.xids import malformed
 from agent.ledger import SourceFile
 from agent.settings.fields import FALSE, Setting, setting, shown
 from agent.settings.table import FIELDS

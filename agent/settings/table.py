@@ -11,8 +11,7 @@ import msgspec
 from agent.allocate.edits import CDI_KIND, CDI_PREFIX, STRATEGIES
 from agent.allocate.steps import UnlockedPods
 from agent.hami.register import ReportProfile
-from agent.health.judge import XidSwitches, read_switches
-from agent.health.xids import XidClass
+from agent.health.xids import XidClass, XidSwitches, read_switches
 from agent.settings.fields import (
     FALSE,
     HOW,

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.judge import xid_class
-from agent.health.xids import XidClass
+from agent.health.xids import XidClass, xid_class
 from agent.settings.sections import build
 from agent.settings.sources import NodeFacts, Sources
 from tests.fakes.settings_files import load
