@@ -13,7 +13,7 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.events import Listening
+from agent.gpu.events import EventStreams
 from agent.gpu.handles import RELEASED, UNPLACED, Handles, Indexes
 from agent.gpu.nvml import (
     DRIVER,
@@ -378,7 +378,7 @@ class NvmlDriver:
         self._described: frozenset[str] = frozenset()
         """The addresses of all GPUs that were ever described."""
         self._handles = Handles(library)
-        self._listening = Listening(library, self._session, self._indexes, self._handles)
+        self._streams = EventStreams(library, self._session, self._indexes, self._handles)
 
     async def scan(self) -> Scan:
         """Describe all GPUs. Raises DriverMissing, DriverError."""
@@ -387,7 +387,7 @@ class NvmlDriver:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         if not self._indexes.counted(count):
-            self._listening.forget()
+            self._streams.forget()
         found: dict[int, Gpu] = {}
         troubled: dict[int, GpuFault] = {}
         async with asyncio.TaskGroup() as tasks:
@@ -396,7 +396,7 @@ class NvmlDriver:
         self._session.check(opened)
         self._renewed = self._renewed and not found
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
-            self._listening.forget()
+            self._streams.forget()
         faults = self._indexes.named(troubled)
         self._described |= {gpu.pci for gpu in found.values()}
         if not faults:  # else one of these may be the GPU that is not described
@@ -407,7 +407,7 @@ class NvmlDriver:
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
         silent = [fault.gpu for fault in faults if not fault.lost]
-        await self._listening.follow(opened, sorted(found), peers.keys(), silent)
+        await self._streams.follow(opened, sorted(found), peers.keys(), silent)
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
         self._handles.seen(gpus, faults)
@@ -436,7 +436,7 @@ class NvmlDriver:
         faults.extend(
             GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
         )
-        await self._listening.follow(opened, sorted(found), [gpu.uuid for gpu in gpus], [])
+        await self._streams.follow(opened, sorted(found), [gpu.uuid for gpu in gpus], [])
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults), opened.library_version)
 
@@ -452,8 +452,8 @@ class NvmlDriver:
             self._session.end(error, opened)
             raise
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
-        await self._listening.hear_again(opened, probe)
-        return msgspec.structs.replace(probe, unmonitored=self._listening.obstacle(uuid))
+        await self._streams.hear_again(opened, probe)
+        return msgspec.structs.replace(probe, unmonitored=self._streams.obstacle(uuid))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
@@ -476,7 +476,7 @@ class NvmlDriver:
 
         Raises DriverMissing, DriverError when the session ends, or the wait does not return.
         """
-        return self._listening.events(opened)
+        return self._streams.events(opened)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -494,7 +494,7 @@ class NvmlDriver:
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
         self._handles.take_back(uuid)
-        self._listening.unhear(uuid)
+        self._streams.unhear(uuid)
         self._session.withheld = ""
 
     def check(self) -> None:
@@ -533,17 +533,17 @@ class NvmlDriver:
 
     def _on_session_end(self, error: DriverError) -> None:
         self._links = None
-        self._listening.fail(error)
+        self._streams.fail(error)
 
     async def _quiet(self) -> bool:
-        return await self._listening.quiet()
+        return await self._streams.quiet()
 
     def _on_back(self, name: str) -> None:
         """Note that a stuck GPU answers; if it was not described, ask for a scan."""
-        self._listening.back(name)
+        self._streams.back(name)
         if name in self._slow:
             self._slow.discard(name)
-            self._listening.changed()
+            self._streams.changed()
 
     async def _describe(
         self, opened: OpenedSession, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
@@ -566,7 +566,7 @@ class NvmlDriver:
                 self._session.end(translated, opened)
             trouble = nvml.trouble(error)
             if trouble in {Trouble.LOST, Trouble.RESET}:
-                self._listening.unhear(name)
+                self._streams.unhear(name)
             faults[index] = GpuFault(name, str(error), trouble, index)
         else:
             self._slow.discard(name)

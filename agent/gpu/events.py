@@ -360,7 +360,7 @@ SOON: Final = 5.0
 PAUSE: Final = 1.0
 
 
-class Listening:
+class EventStreams:
     """The event streams of the driver, over all sessions. Call all methods on the loop."""
 
     def __init__(

@@ -81,7 +81,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def each(self: HealthWatch) -> None:
         while True:
-            for report in await self._gathering.next():
+            for report in await self._batcher.next():
                 self._publish(self._judged((report,)))
                 await asyncio.sleep(0.001)
 
