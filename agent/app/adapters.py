@@ -117,7 +117,7 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
             yield simulated
         return
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
-    from agent.gpu.library import pynvml  # noqa: PLC0415
+    from agent.gpu.nvml import pynvml  # noqa: PLC0415
 
     library = settings.driver.nvml_library
     driver = NvmlDriver(

@@ -15,7 +15,7 @@ from agent.app.front import Front
 from agent.app.series import series_of
 from agent.errors import PermissionFault
 from agent.health.news import holders
-from agent.health.verdicts import GpuRelease
+from agent.health.watch import GpuRelease
 from agent.host.process import SystemClock
 from agent.kit.tasks import Heartbeat
 from agent.model import GpuFault, Inventory, Trouble
