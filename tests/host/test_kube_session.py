@@ -229,11 +229,15 @@ async def test_a_server_that_does_not_answer_is_given_up(
     monkeypatch.setattr(session_module, "DEADLINE", 0.1)
     async with a_session(answer, tmp_path) as session:
         await session.open()
-        with pytest.raises(ApiError, match="no answer from the API server") as raised:
+        with pytest.raises(ApiError) as raised:
             await session.call(ASK)
 
         assert ((("get", "nodes", "none"), 1),) == session.requests.items()
 
+    assert (
+        "get nodes (/api/v1/nodes/node-1): no answer from the API server (TimeoutError); reached "
+        f"through {tmp_path}/kubeconfig"
+    ) == str(raised.value)
     assert 0 == raised.value.status
 
 
