@@ -351,16 +351,27 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = _texts(metadata, "annotations")
     uid, name = _identity(metadata, "pod")
-    groups, groups_error = _groups(annotations.get(ALLOCATED))
+    groups: Groups | None = None
+    groups_error = ""
+    try:
+        if ALLOCATED in annotations:
+            groups = validate(decode_pod_devices(annotations[ALLOCATED], type_word=TYPE_WORD))
+    except MalformedText as error:
+        groups_error = str(error)
+    kept = {key: annotations[key][:TEXT_KEPT] for key in WORDS_KEPT if key in annotations}
+    waiting = annotations.get(TO_ALLOCATE)
+    if waiting is not None and len(waiting) <= LENGTH_LIMIT:  # a longer one is no pod's
+        kept[TO_ALLOCATE] = waiting
+    phase = _text(status, "phase") or Phase.PENDING
     return PodView(
         uid=PodUid(uid),
         namespace=_text(metadata, "namespace"),
         name=name,
         node=_text(spec, "nodeName"),
-        phase=_phase(_text(status, "phase")),
+        phase=next((known for known in Phase if known == phase), Phase.UNKNOWN),
         created=_stamp(_text(metadata, "creationTimestamp")),
         containers=tuple(_containers(spec, status, resource)),
-        annotations=dict(_kept(annotations)),
+        annotations=kept,
         static=MIRROR in annotations,
         scheduled=any(
             _text(each, "type") == "PodScheduled" for each in objects_in(status, "conditions")
@@ -402,26 +413,6 @@ def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
     return uid, name
 
 
-def _groups(text: str | None) -> tuple[Groups | None, str]:
-    """The shares that the scheduler gave the pod, or why they cannot be read."""
-    if text is None:
-        return None, ""
-    try:
-        return validate(decode_pod_devices(text, type_word=TYPE_WORD)), ""
-    except MalformedText as error:
-        return None, str(error)
-
-
-def _kept(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The annotations that are used later; too long devices texts are omitted."""
-    for key in WORDS_KEPT:
-        if key in annotations:
-            yield key, annotations[key][:TEXT_KEPT]
-    waiting = annotations.get(TO_ALLOCATE)
-    if waiting is not None and len(waiting) <= LENGTH_LIMIT:
-        yield TO_ALLOCATE, waiting
-
-
 def _containers(
     spec: Mapping[str, object], status: Mapping[str, object], resource: str
 ) -> Iterator[ContainerView]:
@@ -452,6 +443,21 @@ def _container(
     state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
     container_id = _text(status, "containerID").rpartition("://")[2]
+    starts = (
+        _text(inside(parent, kind), "startedAt")
+        for parent in (state, last)
+        for kind in ("running", "terminated")
+    )
+    # As HAMi-core reads it, with atoi.
+    number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
+    resources = inside(item, "resources")
+    names = {*inside(resources, "limits"), *inside(resources, "requests")} - {resource}
+    others: list[tuple[str, int]] = []
+    for name in sorted(names):
+        text = _requested(item, name) if "/" in name else ""  # an extended resource has a domain
+        if text:
+            amount = decode_whole(text)
+            others.append((name, NOT_WHOLE if amount is None else amount))
     return ContainerView(
         name=_text(item, "name"),
         role=role,
@@ -462,19 +468,13 @@ def _container(
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
-        started_at=_started_at(state, last),
+        started_at=max((_stamp(text) for text in starts if text), default=None),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
-        priority=_priority(item),
+        priority=max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
-        others=tuple(_others(item, resource)),
+        others=tuple(others),
     )
-
-
-def _priority(item: Mapping[str, object]) -> int:
-    """CUDA_TASK_PRIORITY as HAMi-core reads it with atoi."""
-    number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
-    return max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0
 
 
 def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
@@ -485,32 +485,11 @@ def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
     return _text(given[-1], "value")
 
 
-def _started_at(state: Mapping[str, object], before: Mapping[str, object]) -> dt.datetime | None:
-    """The last start in two states of a container."""
-    texts = (
-        _text(inside(parent, kind), "startedAt")
-        for parent in (state, before)
-        for kind in ("running", "terminated")
-    )
-    return max((_stamp(text) for text in texts if text), default=None)
-
-
 def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
     """When the container ended; None if it runs or the restart policy may start it again."""
     terminated = inside(inside(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
-
-
-def _others(item: Mapping[str, object], resource: str) -> Iterator[tuple[str, int]]:
-    """The container's requests of other extended resources, by name."""
-    resources = inside(item, "resources")
-    names = {*inside(resources, "limits"), *inside(resources, "requests")}
-    for name in sorted(names - {resource}):
-        text = _requested(item, name) if "/" in name else ""
-        if text:
-            amount = decode_whole(text)
-            yield name, NOT_WHOLE if amount is None else amount
 
 
 def _requested(item: Mapping[str, object], resource: str) -> str:
@@ -527,13 +506,6 @@ def _requested(item: Mapping[str, object], resource: str) -> str:
 
 def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
     return {_text(item, "name"): item for item in objects_in(status, key)}
-
-
-def _phase(text: str) -> Phase:
-    """The phase; Pending for a pod without one, Unknown for an unknown one."""
-    if not text:
-        return Phase.PENDING
-    return next((phase for phase in Phase if phase == text), Phase.UNKNOWN)
 
 
 def _stamp(text: str) -> dt.datetime:
