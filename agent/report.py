@@ -90,26 +90,10 @@ class NodeEventQueue:
             self._line.popleft()
 
 
-class NoticeLog:
-    """Logs the queued events if there is no API server to post them to."""
-
-    def __init__(self, notices: NodeEventQueue) -> None:
-        self._notices = notices
-
-    async def run(self) -> NoReturn:
-        """Log one event after the other, for ever."""
-        while True:
-            event = await self._notices.first()
-            level = log.warning if event.warning else log.info
-            of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
-            level("event.logged", reason=event.reason, **of, text=event.text)
-            self._notices.done(event, "logged")
-
-
 class Announcer:
-    """Posts the queued events."""
+    """Posts the queued events; without an API server to post them to it logs them."""
 
-    def __init__(self, api: PodApi, notices: NodeEventQueue) -> None:
+    def __init__(self, api: PodApi | None, notices: NodeEventQueue) -> None:
         self._api = api
         self._notices = notices
 
@@ -117,6 +101,12 @@ class Announcer:
         """Post one event after the other, for ever."""
         while True:
             event = await self._notices.first()
+            if self._api is None:
+                level = log.warning if event.warning else log.info
+                of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
+                level("event.logged", reason=event.reason, **of, text=event.text)
+                self._notices.done(event, "logged")
+                continue
             try:
                 await self._api.post_event(event)
             except ApiError as error:
@@ -526,14 +516,12 @@ class Reporter:
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
-        stamp, returns = None, self._cells.returns.value
+        stamp = None
         if self._cells.settings.value.profile.stamps:
             stamp = encode_reported(self._clock.now())
         try:
             node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
         except ApiError as error:
-            if self._cells.returns.value != returns:  # the API server was lost during the call
-                self._backoff.reset()
             delay = max(self._backoff.next(), error.retry_after or 0.0)
             if self._failed is None:
                 log.warning("report.failed", err=str(error), again_in=round(delay, 3))

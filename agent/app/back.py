@@ -15,7 +15,7 @@ from agent.errors import SettingsError
 from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
-from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, ObservedPods
+from agent.kube.api import KubeNode, KubePods, ObservedNode, ObservedPods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
@@ -25,7 +25,7 @@ from agent.ports import NodeApi, PodApi, Witness
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
+from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
 from agent.settle import Outbox, OutboxViews, Settlement
 from agent.usage import ContainerUsage, MemoryPressure
@@ -108,7 +108,7 @@ class PlainBack(msgspec.Struct, frozen=True):
 
     allocation: Allocation
     reconcile: Reconcile
-    announcer: NoticeLog
+    announcer: Announcer
     usage: UsageServices
 
     @property
@@ -194,7 +194,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
         reconcile=_reconcile(adapters, front, api, source),
         announcer=Announcer(api.pods, front.notices),
         condition=GpuCondition(
-            KubeNodeStatus(api.session, settings.node) if settings.node_condition else None,
+            KubeNode(api.session, settings.node) if settings.node_condition else None,
             facts.inventory,
             clock,
         ),
@@ -300,7 +300,7 @@ async def open_plain(
         yield PlainBack(
             Allocation(source, storage, front.notices.say, front.refused),
             reconcile,
-            NoticeLog(front.notices),
+            Announcer(None, front.notices),
             _join_usage(settings, adapters, front),
         )
 

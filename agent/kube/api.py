@@ -357,7 +357,7 @@ DEFAULT_PACE = WatchTimes()
 
 
 class KubeNode:
-    """This Node at the API server (port NodeApi)."""
+    """This Node at the API server (ports NodeApi and NodeStatusApi)."""
 
     def __init__(self, session: KubeSession, node: str, pace: WatchTimes = DEFAULT_PACE) -> None:
         self._session = session
@@ -409,26 +409,6 @@ class KubeNode:
         )
         await self._session.call(self._patch(body, JSON_PATCH))
 
-    def _patch(
-        self, body: Mapping[str, object] | Sequence[object], content_type: str
-    ) -> ApiRequest:
-        return ApiRequest(
-            "patch",
-            "nodes",
-            path_of("nodes", self._node),
-            body=body,
-            content_type=content_type,
-            accept=METADATA_ONLY,
-        )
-
-
-class KubeNodeStatus:
-    """The status of this Node (port NodeStatusApi)."""
-
-    def __init__(self, session: KubeSession, node: str) -> None:
-        self._session = session
-        self._node = node
-
     async def set_condition(self, condition: NodeCondition) -> None:
         """Send one strategic merge patch, which merges conditions by their type."""
         since = stamp(condition.since)
@@ -444,6 +424,18 @@ class KubeNodeStatus:
         body = {"status": {"conditions": [entry]}}
         request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
         await self._session.call(request)
+
+    def _patch(
+        self, body: Mapping[str, object] | Sequence[object], content_type: str
+    ) -> ApiRequest:
+        return ApiRequest(
+            "patch",
+            "nodes",
+            path_of("nodes", self._node),
+            body=body,
+            content_type=content_type,
+            accept=METADATA_ONLY,
+        )
 
 
 class KubePods:

@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -36,6 +36,9 @@ from agent.errors import (
 from agent.kit.running_time import Lag
 from agent.kit.tally import Tally
 from agent.kube.objects import WRITER, Raw, read_object
+
+if TYPE_CHECKING:  # loaded by load()
+    from aiohttp import ClientResponse, StreamReader
 
 log = structlog.get_logger(__name__)
 
@@ -399,27 +402,6 @@ class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
         self.beginning = beginning
 
 
-class Chunks(Protocol):
-    """The body of an answer as it arrives."""
-
-    async def readany(self) -> bytes:
-        """Return the next bytes; empty at the end."""
-        ...
-
-
-class ApiAnswer(Protocol):
-    """An HTTP answer whose body has not been read."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: Chunks
-    connection: Any
-
-    def close(self) -> None:
-        """Close the connection, unless the body was read to its end."""
-        ...
-
-
 class ApiRequest(msgspec.Struct, frozen=True):
     """One request. `verb` and `resource` are Kubernetes' terms (list, pods/status)."""
 
@@ -540,7 +522,7 @@ class KubeSession:
         return await aside(await self.call(request), functools.partial(decode, request))
 
     @contextlib.asynccontextmanager
-    async def stream(self, request: ApiRequest) -> AsyncIterator[Chunks]:
+    async def stream(self, request: ApiRequest) -> AsyncIterator["StreamReader"]:
         """Open a successful answer and yield its body as it arrives; opening takes at most 10 s.
 
         Raises ApiError, also when the connection breaks while the caller reads.
@@ -551,7 +533,7 @@ class KubeSession:
                 answer = await self._authorized(request)
                 if not _is_success(answer):
                     await self._successful(request, answer, BODY_LIMIT)
-            if answer.connection is not None:  # the answer has not ended
+            if answer.connection and answer.connection.transport:  # the answer has not ended
                 # A NAT or a load balancer that forgets the connection tells nobody, and an idle
                 # watch would wait for minutes: the kernel finds out.
                 found = answer.connection.transport.get_extra_info("socket")
@@ -565,7 +547,7 @@ class KubeSession:
             if answer is not None:
                 answer.close()
 
-    async def _authorized(self, request: ApiRequest) -> ApiAnswer:
+    async def _authorized(self, request: ApiRequest) -> "ClientResponse":
         """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
         library, client = await self._ready(request)
         seen = self._renewals
@@ -581,7 +563,7 @@ class KubeSession:
         _, client = await self._ready(request)
         return await self._send(client, request)
 
-    async def _send(self, client: KubeClient, request: ApiRequest) -> ApiAnswer:
+    async def _send(self, client: KubeClient, request: ApiRequest) -> "ClientResponse":
         code = "none"
         headers = {
             "Accept": request.accept,
@@ -592,7 +574,7 @@ class KubeSession:
             token = await client.configuration.get_api_key_with_prefix("BearerToken")
             if token:
                 headers["Authorization"] = token
-            answer: ApiAnswer = await client.rest.request(
+            answer: ClientResponse = await client.rest.request(
                 request.method,
                 client.configuration.host + request.path,
                 query_params=request.query,
@@ -605,7 +587,9 @@ class KubeSession:
             self.requests.add(request.verb, request.resource, code)
         return answer
 
-    async def _successful(self, request: ApiRequest, answer: ApiAnswer, at_most: int) -> bytearray:
+    async def _successful(
+        self, request: ApiRequest, answer: "ClientResponse", at_most: int
+    ) -> bytearray:
         body = bytearray()
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
@@ -691,5 +675,5 @@ def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
         raise ApiError(f"{request.what}: the answer is not a JSON object") from error
 
 
-def _is_success(answer: ApiAnswer) -> bool:
+def _is_success(answer: "ClientResponse") -> bool:
     return answer.status // 100 == 2
