@@ -28,6 +28,7 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import MalformedText, cap
+from agent.hami.gojson import INT32
 from agent.hami.pod import (
     LENGTH_LIMIT,
     TYPE_WORD,
