@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent import setting as kinds
-from agent.health.judge import xid_classes
+from agent.health.xids import xid_classes
 from agent.node.devices import RESOURCE, SCHEDULER
 from agent.setting import Field
 from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT

@@ -14,7 +14,7 @@ from agent.allocate.plain import PlainSettings
 from agent.allocate.steps import MatchSettings
 from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
-from agent.health.judge import HealthSettings, read_switches
+from agent.health.xids import HealthSettings, read_switches
 from agent.ledger import EditSettings
 from agent.model import MIG_MODE, SharingSettings, check_list_size
 from agent.setting import (

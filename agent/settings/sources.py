@@ -16,7 +16,7 @@ import msgspec
 
 from agent.cluster import Selector
 from agent.errors import SettingsError, cap
-from agent.health.judge import malformed
+from agent.health.xids import malformed
 from agent.ledger import SourceFile
 from agent.setting import FALSE, shown
 from agent.settings.schema import FIELDS, Setting, read_setting

@@ -14,8 +14,7 @@ from agent.allocate.steps import RequestRules
 from agent.cli.config import plain, table
 from agent.errors import SettingsError
 from agent.hami.register import ReportProfile
-from agent.health.judge import xid_class
-from agent.health.xids import XidClass
+from agent.health.xids import XidClass, xid_class
 from agent.setting import Field, WrongValue, duration, seconds_of, written
 from agent.settings.schema import BY_KEY, DRAFT, FIELDS, Settings, build, json_schema
 from agent.settings.sources import NodeFacts
