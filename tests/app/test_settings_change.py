@@ -181,6 +181,8 @@ async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tm
         assert 2 == len(node.events)
         await node.edit(own="sharing: {splitCount: 4}", nodeconfig='{"nodeconfig": []}')
         assert (4, (1, 1)) == (node.facts.sharing.value.split_count, node.count())
+        await node.edit(**{file: text})
+        assert 3 == len(node.events)
 
 
 async def test_the_copy_follows_what_is_in_force(tmp_path):
