@@ -3,13 +3,9 @@
 And whatever is wrong with the files, what was good stays: one Event, one line in the log.
 """
 
-import json
-
 import pytest
 import structlog
 
-from agent.cluster import REGISTER
-from agent.hami.register import decode_register
 from agent.ledger import LastGood, SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
@@ -77,16 +73,6 @@ async def test_the_start_says_where_no_annotation_is_checked_against_requests(de
     )
     assert 7 == room.cells.match.value.requests.memory_factor
     assert before != room.cells.match.value
-
-
-async def test_the_entry_of_this_node_is_taken_over_from_hamis_file(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
-        await node.edit(nodeconfig=json.dumps({"nodeconfig": [entry]}))
-
-        assert (1, 1) == node.count()
-        told = decode_register(node.api.node.annotations[REGISTER])
-        assert [(1, 5), (2, 5), (3, 5)] == [(gpu.index, gpu.split_count) for gpu in told]
 
 
 async def test_a_lowered_split_count_shrinks_by_draining(tmp_path):
