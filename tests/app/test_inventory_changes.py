@@ -255,3 +255,24 @@ async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampl
         driver.gpus, driver.faults = gpus(8), []
         await asyncio.sleep(20)
         assert (8, 8) == (len(node.served), sum(1 for uuid in node.groups if samples.newest(uuid)))
+
+
+# The list of a GPU that fell ill is made with the verdict: it waits for no follower's turn.
+
+
+async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
+    driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
+    front = joined(driver)
+    knowing = front.knowing
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run()) for run in (knowing.discovery.run, knowing.health.run)]
+        await asyncio.sleep(0.1)
+        knowing.listing.refresh()
+        assert [True, True] == [one.healthy for one in front.facts.slices.value.groups]
+
+        driver.xid(a_uuid(1), 48)
+        await asyncio.sleep(0.1)
+
+        assert [True, False] == [one.healthy for one in front.facts.slices.value.groups]
+        for task in tasks:
+            task.cancel()
