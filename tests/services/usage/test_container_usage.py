@@ -71,14 +71,7 @@ async def sampling(bench: UsageBench) -> AsyncIterator[UsageBench]:
         yield bench
 
 
-async def test_all_regions_are_read_in_one_call_every_five_seconds():
-    async with sampling(UsageBench()) as bench:
-        await asyncio.sleep(2 * PERIOD)
-
-    assert 3 * [(directory(MAIN), directory(OTHER))] == bench.regions.reads
-
-
-async def test_the_newest_use_is_that_of_the_last_round_and_history_has_all():
+async def test_all_regions_are_read_in_one_call_every_five_seconds_and_history_has_all():
     bench = UsageBench()
     bench.uses(MAIN, GIB, sm=40)
     async with sampling(bench):
@@ -87,6 +80,7 @@ async def test_the_newest_use_is_that_of_the_last_round_and_history_has_all():
         newest, past = bench.usage.newest(MAIN), bench.usage.history(MAIN)
         absent = bench.usage.newest(OTHER)
 
+    assert 2 * [(directory(MAIN), directory(OTHER))] == bench.regions.reads
     assert (2 * GIB, 50) == (newest.gpus[0].memory.total, newest.gpus[0].sm_percent)
     assert [(0, GIB, 40), (PERIOD, 2 * GIB, 50)] == [
         ((use.at - past[0].at).total_seconds(), use.gpus[0].memory, use.gpus[0].sm_percent)
@@ -95,23 +89,14 @@ async def test_the_newest_use_is_that_of_the_last_round_and_history_has_all():
     assert (RegionState.ABSENT, ()) == (absent.state, bench.usage.history(OTHER))
 
 
-async def test_a_quarter_of_an_hour_is_kept_in_memory_of_a_fixed_size():
+async def test_a_quarter_of_an_hour_is_kept_in_memory_of_a_fixed_size_and_ends_with_the_row():
     bench = UsageBench()
     bench.uses(MAIN, GIB)
     async with sampling(bench):
         await asyncio.sleep(3 * KEPT)
         past, size = bench.usage.history(MAIN), bench.usage.bytes
-
-    assert ROWS == 180 == len(past)
-    assert KEPT - PERIOD == (past[-1].at - past[0].at).total_seconds()
-    assert 180 * 3 * 8 == size
-
-
-async def test_the_history_ends_with_the_row():
-    bench = UsageBench()
-    bench.uses(MAIN, GIB)
-    bench.uses(OTHER, GIB)
-    async with sampling(bench):
+        bench.uses(OTHER, GIB)
+        await asyncio.sleep(PERIOD)
         bench.ledger.set(bench.ledger.value.drop([MAIN]))
         await asyncio.sleep(PERIOD)
 
@@ -120,6 +105,10 @@ async def test_the_history_ends_with_the_row():
         bench.ledger.set(Ledger())
         await asyncio.sleep(PERIOD)
         assert 0 == bench.usage.bytes
+
+    assert ROWS == 180 == len(past)
+    assert KEPT - PERIOD == (past[-1].at - past[0].at).total_seconds()
+    assert 180 * 3 * 8 == size
 
 
 async def test_the_history_begins_anew_with_other_gpus_and_has_a_gap_without_any():
@@ -161,28 +150,19 @@ async def test_the_reason_of_a_failure_is_logged_once_until_it_changes():
     assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
 
 
-async def test_a_container_that_changes_its_reason_fills_no_log():
+async def test_an_unreadable_region_is_shown_with_its_reason_and_fills_no_log_by_changing_it():
     bench = UsageBench()
     with capture_logs() as logs:
         async with sampling(bench):
             for number in range(round(3 * QUIET / PERIOD)):
-                reading = RegionReading(RegionState.UNREADABLE, None, f"{number} bytes")
+                why = f"{number // 2} bytes"
+                reading = RegionReading(RegionState.UNREADABLE, None, why)
                 bench.regions.readings[directory(MAIN)] = reading
                 await asyncio.sleep(PERIOD)
+                newest = bench.usage.newest(MAIN)
+                assert (RegionState.UNREADABLE, why) == (newest.state, newest.reason)
 
-    assert 3 == len(logs)
-
-
-async def test_an_unreadable_region_is_logged_once_and_shown_with_its_reason():
-    bench = UsageBench()
-    bench.regions.readings[directory(MAIN)] = RegionReading(RegionState.UNREADABLE, None, "cut off")
-    with capture_logs() as logs:
-        async with sampling(bench):
-            await asyncio.sleep(3 * PERIOD)
-            newest = bench.usage.newest(MAIN)
-
-    assert [(directory(MAIN), "cut off")] == [(line["directory"], line["err"]) for line in logs]
-    assert (RegionState.UNREADABLE, "cut off") == (newest.state, newest.reason)
+    assert 3 * [directory(MAIN)] == [line["directory"] for line in logs]
 
 
 async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
