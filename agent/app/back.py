@@ -26,7 +26,6 @@ from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
-from agent.ledger import Effect
 from agent.node.findings import Check
 from agent.ports import NodeApi, PodApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
@@ -34,7 +33,7 @@ from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, Re
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
-from agent.settle import Outbox, OutboxViews, Settlement
+from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
@@ -131,17 +130,15 @@ async def open_back(
             clock,
             adapters.random,
         )
-        owed: Cell[tuple[Effect, ...]] = Cell(())
-        outbox = Outbox(
-            views=OutboxViews(state.ledger, facts.pods, owed, facts.outlived),
-            nodes=node_api,
-            pods=pod_api,
-            commit=state.commit,
+        settlement = Settlement(
+            pods=facts.pods,
+            node=facts.node,
+            ledger=state.ledger,
+            outlived=facts.outlived,
+            node_api=node_api,
+            pod_api=pod_api,
             clock=clock,
             random=adapters.random,
-        )
-        settlement = Settlement(
-            pods=facts.pods, node=facts.node, ledger=state.ledger, owed=owed, clock=clock
         )
         conditions = KubeNodeStatus(session, settings.node) if settings.node_condition else None
         usage, pressure = _join_usage(settings, adapters, front)
@@ -171,7 +168,6 @@ async def open_back(
                 "kubelet_start": source.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
-                "outbox": outbox.run,
                 "announcer": Announcer(pod_api, front.notices).run,
                 "condition": GpuCondition(conditions, facts.inventory, clock).run,
                 "report": report_labelled,
@@ -185,7 +181,7 @@ async def open_back(
                 reconcile.mismatches,
                 report.writes,
                 report.failures,
-                outbox.results,
+                settlement.results,
                 events.posted,
                 session.requests,
                 session.received,
