@@ -157,6 +157,12 @@ def with_many_names(region):
         (region.parent / name).touch()
 
 
+def huge(region):
+    """Ten gibibytes of nothing."""
+    region.touch()
+    os.truncate(region, 10 << 30)
+
+
 def linked_directory(region):
     """A link in the place of the directory."""
     region.parent.rmdir()
@@ -179,7 +185,7 @@ def linked_directory(region):
         (with_candidates, "its directory has more than one file that may be it"),
         (with_many_names, f"its directory has more than {ENTRIES} entries"),
         (
-            lambda region: (region.touch(), os.truncate(region, 10 << 30)),
+            huge,
             f"no layout of HAMi-core has its size of {10 << 30} bytes",
         ),
         pytest.param(
