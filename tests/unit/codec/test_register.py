@@ -1,5 +1,6 @@
 """The annotations of the Node's GPUs: against HAMi's own code, what is equal, what is refused."""
 
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,21 @@ from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText
 from agent.hami import gojson
 from agent.hami.register import (
+    Handshake,
+    HandshakeWord,
     MigProfile,
     NodeReport,
     Placement,
     RegisteredGpu,
     ReportProfile,
     ReportSettings,
+    decode_handshake,
     decode_register,
     decode_register_colon,
     decode_scores,
     encode_register,
     encode_register_colon,
+    encode_reported,
     encode_scores,
     registered,
     registered_colon,
@@ -523,3 +528,68 @@ def test_each_version_reads_its_own_form_whole_and_the_model_reads_what_it_reads
         assert read == the_report(ReportProfile(text)).gpus
         assert all("nvidia" in gpu.type_name.lower() for gpu in read)
     assert read == decode(TEXTS[text], VERSIONS[version])
+
+
+# The handshake: which word it says, and when it was written, as HAMi's scheduler takes it.
+
+MOMENT = dt.datetime(2026, 8, 21, 10, 0, 0)  # noqa: DTZ001 -- the scheduler names no zone
+EAST = dt.timezone(dt.timedelta(hours=8))
+NANOS = dt.datetime(2026, 8, 21, 18, 0, 0, 123456, tzinfo=EAST)
+
+
+@pytest.mark.parametrize(
+    "vector",
+    cases("handshake_check", without={"handshake_check-145": "an absent annotation"}),
+    ids=str,
+)
+def test_the_scheduler_reads_again_whatever_is_no_request_of_its_own(vector: Vector):
+    found = decode_handshake(vector.given["handshake"])
+    assert vector.expected["needUpdate"] is (found.word is not HandshakeWord.REQUESTING)
+
+
+@pytest.mark.parametrize(
+    ("number", "dated"), [("148", True), ("149", True), ("150", False), ("151", False)]
+)
+def test_a_request_without_a_time_never_runs_out(number: str, *, dated: bool):
+    (vector,) = (v for v in cases("handshake_check") if v.id.endswith(number))
+    stamp = decode_handshake(vector.given["handshake"]).stamp
+    assert dated is (stamp is not None)
+    if vector.given["allocatable"] == "0":
+        assert dated is not vector.expected["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "stamp"),
+    [
+        ("Requesting_2026-08-21 10:00:00", HandshakeWord.REQUESTING, MOMENT),
+        ("Requesting_2026.08.21 10:00:00", HandshakeWord.REQUESTING, MOMENT),
+        ("Deleted_2026-08-21 10:00:00", HandshakeWord.DELETED, MOMENT),
+        (
+            "Reported 2026-08-21 18:00:00.123456789 +0800 CST m=+12.3",
+            HandshakeWord.REPORTED,
+            NANOS,
+        ),
+        ("Reported anything", HandshakeWord.REPORTED, None),
+        ("Requesting_2026-13-21 10:00:00", HandshakeWord.REQUESTING, None),
+    ],
+)
+def test_each_writers_form_is_read(text: str, word: HandshakeWord, stamp: dt.datetime | None):
+    assert Handshake(word, stamp) == decode_handshake(text)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "reported", " Reported"])
+def test_a_text_without_one_of_the_words_is_refused(text: str):
+    with pytest.raises(MalformedText, match="none of Reported, Requesting, Deleted"):
+        decode_handshake(text)
+
+
+@given(st.text(max_size=60).map(lambda text: f"Reported {text}"))
+def test_whatever_follows_the_word_is_a_time_or_none(text: str):
+    assert HandshakeWord.REPORTED is decode_handshake(text).word
+
+
+@given(st.datetimes(min_value=dt.datetime(1000, 1, 1), timezones=st.just(dt.UTC)))  # noqa: DTZ001 -- the strategy adds the zone
+def test_our_stamp_has_the_form_of_the_old_plugin_and_is_read_back(moment: dt.datetime):
+    assert Handshake(HandshakeWord.REPORTED, moment) == decode_handshake(encode_reported(moment))
+    east = NANOS.replace(microsecond=42)
+    assert "Reported 2026-08-21 10:00:00.000042 +0000 UTC" == encode_reported(east)
