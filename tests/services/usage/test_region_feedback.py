@@ -107,7 +107,7 @@ async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
     bench.work(HIGH)
     async with switching(bench):
         await asyncio.sleep(3 * PERIOD)
-        assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key))
+        assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key)[G1])
 
     assert [] == bench.regions.writes
 
