@@ -46,7 +46,9 @@ class SharedGpus:
     def start(self, name: str, priority: int = 1, gpus: Iterable[GpuUuid] = (G1,)) -> None:
         """The first process of a container starts, and makes its region."""
         uuids = tuple(gpus)
-        row = msgspec.structs.replace(a_row(shares=map(_share, uuids)), priority=priority)
+        row = msgspec.structs.replace(
+            a_row(shares=[a_share(uuid=uuid) for uuid in uuids]), priority=priority
+        )
         region = a_region(*uuids, priority=priority, last_kernel=self.now)
         process = LimitedProcess(self.release, 30, "default", region.is_limiting)
         self.containers[name] = SharingContainer(row, region, process)
@@ -96,10 +98,6 @@ class SharedGpus:
         return one.process.is_limited(one.region)
 
 
-def _share(uuid: GpuUuid):
-    return a_share(uuid=uuid)
-
-
 EACH = [HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0]
 RELEASES = st.sampled_from(EACH)
 REFRESHING = [HAMI_2_8_0, HAMI_2_9_0]
@@ -134,18 +132,6 @@ def test_two_that_start_minutes_apart_are_limited_while_both_work(release):
     rounds(node, LETS_GO, "first")
     assert not node.is_limited("first")
     assert not node.is_limited("second")
-
-
-def test_by_recent_kernel_alone_as_in_hami_the_same_two_never_meet():
-    node = SharedGpus(HAMI_2_9_0)
-    node.start("first")
-    rounds(node, 20, "first")
-    node.start("second")
-    node.launch("first")
-    node.launch("second")
-
-    first, second = node.containers["first"].region, node.containers["second"].region
-    assert (0, 2) == (first.recent_kernel, second.recent_kernel)
 
 
 @pytest.mark.parametrize("release", KEEPING)
@@ -214,29 +200,24 @@ def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
 
 
 @pytest.mark.parametrize(
-    ("last_kernel", "alive", "expected"),
+    ("last_kernel", "alive", "sm", "expected"),
     [
-        (NOON, None, True),
-        (NOON - ACTIVE_FOR, None, True),
-        (NOON - 2 * ACTIVE_FOR, None, False),
-        (NOON + 2 * ACTIVE_FOR, None, False),
-        (None, None, False),
-        (None, frozenset({1}), True),
-        (NOON, frozenset({2}), False),
-        (NOON, frozenset(), False),
+        (NOON, None, 9, True),
+        (NOON - ACTIVE_FOR, None, 9, True),
+        (NOON - 2 * ACTIVE_FOR, None, 9, False),
+        (NOON + 2 * ACTIVE_FOR, None, 9, False),
+        (None, None, 9, False),
+        (None, frozenset({1}), 9, True),
+        (NOON, frozenset({1}), 0, False),
+        (NOON, frozenset({2}), 9, False),
+        (NOON, frozenset(), 9, False),
     ],
 )
-def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, expected):
-    region = a_region(G1, processes=(a_process(1, sm=9),), last_kernel=last_kernel)
+def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, sm, expected):
+    region = a_region(G1, processes=(a_process(1, sm=sm),), last_kernel=last_kernel)
     assert expected == uses_sm(
         RegionReading(RegionState.READABLE, region, alive=alive).sums(), NOON
     )
-
-
-def test_an_sm_that_is_not_used_is_no_use():
-    region = a_region(G1, processes=(a_process(1),), last_kernel=NOON)
-    reading = RegionReading(RegionState.READABLE, region, alive=frozenset({1}))
-    assert not uses_sm(reading.sums(), NOON)
 
 
 def a_user(region, *, priority=1, gpus=(G1,), work=None):
