@@ -114,7 +114,7 @@ async def open_back(
                 state.ledger,
                 front.knowing.kubelet.epoch,
                 source.calls.taken,
-                front.endpoint.rivals.gone,
+                front.rivals.gone,
             ),
             peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
             rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
@@ -208,7 +208,7 @@ async def open_plain(
             state.ledger,
             front.knowing.kubelet.epoch,
             source.calls.taken,
-            front.endpoint.rivals.gone,
+            front.rivals.gone,
         ),
         peers=ReconcilePeers(
             witness, records, adapters.hooks, adapters.clock, front.allocator.calls
@@ -320,7 +320,7 @@ def tiers(
             "room": knowing.clearing.follow_room,
             **runs,
         }
-        served = [Task("endpoint", front.endpoint.run), Task("mounts", own["mounts"])]
+        served = [Task("endpoint", front.serve), Task("mounts", own["mounts"])]
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [

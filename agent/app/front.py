@@ -30,7 +30,7 @@ from agent.kubelet.door import SliceAllocator
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.kubelet.server import PluginServer, check_directory
 from agent.ledger import ContainerEdits, LastGood, Row
-from agent.model import GpuUuid, Health, Scan, SliceId, SliceList
+from agent.model import GpuUuid, Health, Scan, SliceId
 from agent.ports import ServiceNotifier
 from agent.reconcile.rules import check_start
 from agent.reconcile.service import Clearing
@@ -130,40 +130,6 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     clearing: Clearing
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """The device plugin server of our resource, with the list that it serves."""
-
-    lists: Cell[SliceList]
-    server: PluginServer
-    registration: Registration
-    rival: Rival
-    rivals: Rivals
-    chance: random.Random
-
-    @property
-    def sockets(self) -> tuple[str, ...]:
-        """The names of the sockets to watch in the kubelet's directory."""
-        return tuple(filter(None, (self.server.endpoint, *self.rival.names)))
-
-    def heard(self, name: str) -> None:
-        """Take note that a socket came or went. The empty name stands for all."""
-        self.registration.heard(name)
-        self.rivals.heard(name)
-
-    async def run(self) -> None:
-        """Serve and keep registered until cancelled."""
-
-        async def register() -> None:
-            """Wait for the first list: registering an empty one would remove every slice."""
-            await self.lists.until(lambda listed: listed.generation > 0)
-            await self.registration.run()
-
-        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
-        async with asyncio.TaskGroup() as group:
-            for name, run in runs.items():
-                group.create_task(supervise(name, run, POLICIES[name], self.chance, EXPECTED))
-
-
 class Allocator:
     """Passes the kubelet's calls on to `answers`, which is set before the registration.
 
@@ -200,7 +166,10 @@ class Front(msgspec.Struct, frozen=True):
     state: StateService
     knowing: KnowledgeServices
     allocator: Allocator
-    endpoint: Endpoint
+    server: PluginServer
+    registration: Registration
+    rivals: Rivals
+    random: random.Random
     notices: NodeEventQueue
     journal: NodeJournal
     settings: SettingsService
@@ -215,15 +184,18 @@ class Front(msgspec.Struct, frozen=True):
         self.journal.refused(refusal, row)
         self.knowing.withholder.refused(str(refusal))
 
-    @property
-    def server(self) -> PluginServer:
-        """The device plugin server of our resource."""
-        return self.endpoint.server
+    async def serve(self) -> None:
+        """Serve the kubelet and keep registered until cancelled."""
 
-    @property
-    def registration(self) -> Registration:
-        """The registration of our resource."""
-        return self.endpoint.registration
+        async def register() -> None:
+            # Registering an empty list would remove every slice.
+            await self.facts.slices.until(lambda listed: listed.generation > 0)
+            await self.registration.run()
+
+        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
+        async with asyncio.TaskGroup() as group:
+            for name, run in runs.items():
+                group.create_task(supervise(name, run, POLICIES[name], self.random, EXPECTED))
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
@@ -234,7 +206,12 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     journal = NodeJournal(adapters.clock, adapters.disk)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(
-        facts.inventory, facts.sharing, adapters.clock, state.health, facts.edits, adapters.cdi
+        facts.inventory,
+        facts.sharing,
+        adapters.clock,
+        state.health,
+        facts.edits,
+        adapters.cdi.names,
     )
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
@@ -254,10 +231,13 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
 
     def sockets() -> tuple[str, ...]:
         """The names to watch in the kubelet's directory. They change."""
-        return (settings.paths.kubelet_socket.name, *endpoint.sockets)
+        ours = filter(None, (server.endpoint, *rival.names))
+        return (settings.paths.kubelet_socket.name, *ours)
 
     def heard(name: str) -> None:
-        endpoint.heard(name)
+        """Take note that a socket came or went. The empty name stands for all."""
+        registration.heard(name)
+        rivals.heard(name)
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     kubelet = KubeletWatch(directory, heard)
@@ -275,13 +255,15 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     )
     rival = Rival(plugins, resource)
     rivals = Rivals(rival, registration, notices.say)
-    endpoint = Endpoint(facts.slices, server, registration, rival, rivals, chance)
     return Front(
         facts=facts,
         state=state,
         knowing=knowing,
         allocator=allocator,
-        endpoint=endpoint,
+        server=server,
+        registration=registration,
+        rivals=rivals,
+        random=chance,
         notices=notices,
         journal=journal,
         settings=service,
