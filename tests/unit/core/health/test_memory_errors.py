@@ -6,9 +6,10 @@ import pytest
 from agent.health.attribution import NOT_COUNTED, ErrorCount, compared
 from agent.model import Condition, DriverEvent, EventKind, GpuSigns, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON, a_health
-from tests.unit.core.health.judging import OK, later
+from tests.unit.core.health.test_judge import later
 
 NEAR = 20.0
+OK = a_health()
 SUSPECTED = a_health(condition=Condition.WATCH, cause="ecc")
 HERS = DriverEvent(EventKind.ECC_DOUBLE, G1)
 
