@@ -54,39 +54,6 @@ async def test_a_gpu_whose_probes_keep_failing_is_out_after_the_second_look(why)
         assert asked + 5 >= bench.driver.probes.count(G1)
 
 
-async def test_a_gpu_that_is_refused_until_a_reset_is_out_at_once_and_back_after_it_and_a_rest():
-    async with running() as bench:
-        bench.driver.xid(G1, 48)
-        await asyncio.sleep(ROUND)
-        bench.driver.outcomes = dict.fromkeys((G1, G2), ProbeOutcome.REFUSED)
-        await asyncio.sleep(ROUND + SLACK)
-        assert [(True, "none"), (False, "refused"), (False, "refused")] == [
-            (bench.of(uuid).serving, bench.of(uuid).cause) for uuid in (G0, G1, G2)
-        ]
-
-        bench.driver.outcomes.clear()
-        await asyncio.sleep(600 - 2 * ROUND)
-        assert ["ok", "bad", "bad"] == bench.conditions
-        await asyncio.sleep(4 * ROUND)
-        assert ["ok"] * 3 == bench.conditions
-
-
-@pytest.mark.parametrize("why", ["", "not supported"])
-async def test_a_gpu_whose_probes_fail_and_pass_in_turn_is_bad_before_long_and_stays_so(why):
-    async with running() as bench:
-        bench.driver.unmonitored[G1] = why
-        for _ in range(200):
-            bench.driver.outcomes[G1] = ProbeOutcome.FAILED
-            bench.driver.report(CHANGED)
-            await asyncio.sleep(1)
-            bench.driver.outcomes[G1] = ProbeOutcome.PASSED
-            await asyncio.sleep(9)
-
-        assert ["ok", "bad", "ok"] == bench.conditions
-        bad = [labels for labels, _ in bench.watch.transitions.items() if labels[2] == "bad"]
-        assert 1 == len(bad)
-
-
 async def test_a_driver_that_fails_once_is_asked_again_before_the_next_round():
     async with running() as bench:
         bench.driver.failure = DriverError("try again")

@@ -5,10 +5,8 @@ import asyncio
 import pytest
 
 from agent.errors import DriverError
-from agent.health.judge import remembered
 from agent.health.xids import HealthSettings, read_switches
-from agent.model import Cause, Condition, ProbeOutcome, Scan
-from tests.builders import NOON
+from agent.model import Cause, ProbeOutcome, Scan
 from tests.services.health.watching import G0, G1, running
 
 
@@ -75,22 +73,6 @@ async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
         assert not any(later)
 
 
-@pytest.mark.parametrize(("number", "needs"), [(48, "reset"), (151, "reboot"), (54, "rest")])
-async def test_one_that_was_not_well_is_as_it_was(number, needs):
-    async with running() as bench:
-        bench.driver.xid(G0, number)
-        await asyncio.sleep(1)
-        await bench.watch.release("0")
-        assert "unmonitored" == bench.conditions[0]
-        found = await bench.watch.recheck("0")
-
-        assert found
-        after = found.after
-        assert ("bad", number, f"H-{number:03d}") == (after.condition, after.xid, after.runbook)
-        assert (needs != "rest", needs == "reboot") == (after.needs_reset, after.needs_reboot)
-        assert "it was unhealthy before it was released" in after.text
-
-
 @pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.FAILED])
 async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
     async with running() as bench:
@@ -154,16 +136,6 @@ async def test_what_holds_a_gpu_is_said_and_nothing_is_placed_on_it_all_the_same
 async def test_there_is_no_gpu_of_that_name():
     async with running() as bench:
         assert await bench.watch.release("9") is None
-
-
-async def test_it_stays_released_over_a_restart_and_not_over_a_boot():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        await bench.watch.release("1")
-        known = bench.memory[G1]
-
-    assert Cause.RELEASED == remembered(known, NOON, boot_changed=False).cause
-    assert Condition.OK is remembered(known, NOON, boot_changed=True).condition
 
 
 def serving_and_deaf(bench) -> list[bool]:

@@ -166,19 +166,6 @@ async def test_a_stream_that_keeps_breaking_is_opened_again_after_growing_delays
         assert 7 == bench.driver.streams
 
 
-async def test_a_lost_gpu_that_came_back_serves_after_its_quiet_time():
-    async with running() as bench:
-        bench.driver.outcomes[G0] = ProbeOutcome.LOST
-        bench.driver.xid(G0, 79)
-        await asyncio.sleep(15)
-        bench.driver.outcomes.clear()
-        await asyncio.sleep(605)
-        assert ("bad", False) == (bench.conditions[0], bench.of(G0).needs_reset)
-        await asyncio.sleep(20)
-
-        assert ["ok"] * 3 == bench.conditions
-
-
 @pytest.mark.parametrize(("booted", "condition"), [(False, "bad"), (True, "ok")])
 async def test_what_was_recalled_is_known_before_the_first_scan(booted, condition):
     ill = a_health(condition=Condition.BAD, cause="xid", xid=48)
