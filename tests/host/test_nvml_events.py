@@ -147,6 +147,18 @@ async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(dri
         assert "" == (await driver.probe(G1)).unmonitored
 
 
+async def test_a_gpu_at_the_index_of_another_that_is_gone_reports_too(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        await driver.scan()
+        library.gpus = [FakeGpu("GPU-2"), FakeGpu("GPU-0")]
+        library.registered.clear()
+        await driver.scan()
+
+    assert {0, 1} == library.registered.keys()
+
+
 async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
     driver, library, monkeypatch
 ):
