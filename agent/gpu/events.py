@@ -32,8 +32,8 @@ from agent.gpu.nvml import (
     text_of,
 )
 from agent.health.xids import XIDS
-from agent.kit.offload import show_thread_name
-from agent.kit.ticks import until_tick
+from agent.kit.tasks import show_thread_name
+from agent.kit.timing import until_tick
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome
 
 WANTED: Final = (

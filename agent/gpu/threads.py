@@ -11,8 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from agent.kit.offload import show_thread_name
-from agent.kit.running_time import Lag
+from agent.kit.tasks import show_thread_name
+from agent.kit.timing import Lag
 
 PATIENCE: Final = 0.02
 """Seconds that calls wait behind others on one thread. Then each gets a thread of its own."""

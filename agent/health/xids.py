@@ -4,13 +4,14 @@ Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590)
 """
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
 from agent.model import Action, Condition
+from agent.setting import HOW, Field, ValueType, WrongValue, duration, read_texts, shown, text
 
 FELL_OFF_THE_BUS: Final = 79
 
@@ -296,11 +297,11 @@ def malformed(text: str) -> tuple[str, ...]:
     return tuple(item for item in items if item and item not in _ALL and _number(item) is None)
 
 
-def _items(text: str) -> list[int]:
+def _items(text: str) -> Iterable[int]:
     """The XIDs in the list. `all` or `xids` overrides the others."""
     items = [item.strip() for item in text.lower().split(",")]
     if _ALL & set(items):
-        return [_EVERY_XID]
+        return (_EVERY_XID,)
     return [number for item in items if (number := _number(item)) is not None]
 
 
@@ -310,27 +311,110 @@ def _number(item: str) -> int | None:
     return int(item) if int(item) <= _LARGEST else None
 
 
+_CLASS_NAMES: Final[Mapping[str, XidClass]] = {kind.value: kind for kind in XidClass}
+_MOST_XID: Final = 65535
+
+
+def _class_of(item: str) -> tuple[int, XidClass]:
+    xid, _, name = (part.strip() for part in item.partition("="))
+    is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= _MOST_XID
+    if not is_xid or name not in _CLASS_NAMES:
+        raise WrongValue(f"expected XID=CLASS with one of {', '.join(_CLASS_NAMES)}", shown(item))
+    return int(xid), _CLASS_NAMES[name]
+
+
+def _xid_classes(value: object) -> tuple[str, ...]:
+    items = read_texts(value)
+    named = [_class_of(item)[0] for item in items]
+    if twice := sorted({xid for xid in named if named.count(xid) > 1}):
+        raise WrongValue(f"expected one class for XID {twice[0]}", "more")
+    return items
+
+
+xid_classes: Final = ValueType(
+    _xid_classes,
+    {
+        "type": "array",
+        "items": {"type": "string", "pattern": f"^[1-9][0-9]{{0,4}} *= *({'|'.join(XidClass)})$"},
+    },
+)
+"""A list of texts like `94=fatal`; in variables and flags separated by commas."""
+
+
 class HealthSettings(msgspec.Struct, frozen=True):
     """How GPUs are judged. Durations are seconds."""
 
-    driver_hang: float = 60.0
-    """How long a GPU that does not answer is served."""
-    quiet: float = 600.0
-    """The cool-down: time without a bad report before a watched or bad GPU can be ok again."""
-    longest_quiet: float = 7200.0
-    """The longest cool-down. A bout within this time after the last one doubles the cool-down."""
+    driver_hang: Annotated[
+        float,
+        Field(
+            "health.driverHang",
+            duration(1, 3600),
+            "Time without an answer of the driver after which new pods get none of its GPUs. "
+            f"{HOW}",
+        ),
+    ] = 60.0
+    quiet: Annotated[
+        float,
+        Field(
+            "health.quietPeriod",
+            duration(1, 86400),
+            "Cool-down: a GPU is ok after this time without a bad report and 3 passed probes. "
+            f"{HOW}",
+        ),
+    ] = 600.0
     passes: int = 3
     """How many probes must pass since the last bad report."""
-    probe_interval: float = 10.0
+    probe_interval: Annotated[
+        float,
+        Field("health.probePeriod", duration(0.1, 3600), f"Time between probes of a GPU. {HOW}"),
+    ] = 10.0
+    longest_quiet: Annotated[
+        float,
+        Field(
+            "health.longestQuietPeriod",
+            duration(1, 604800),
+            "Longest cool-down. The cool-down of a GPU doubles each time that the GPU becomes bad "
+            f"again soon after it recovered. {HOW}",
+        ),
+    ] = 7200.0
     probe_deadline: float = 2.0
     gather: float = 0.005
     """How long an event waits for other events of the same failure."""
     coalesce: float = 0.05
     """How long a probe waits for others. Changes within this time after a list are one list."""
-    xids: Mapping[int, XidClass] = msgspec.field(default_factory=dict)
-    """Classes that differ from the table's."""
+    xids: Annotated[
+        Mapping[int, XidClass],
+        Field(
+            "health.xids",
+            xid_classes,
+            "Classes of XIDs that differ from the agent's table, such as 94=fatal: "
+            f"{', '.join([*XidClass][:-1])} or {[*XidClass][-1]}.",
+            convert=lambda items: dict(map(_class_of, items)),
+        ),
+    ] = msgspec.field(default_factory=dict)
+    disabled_xids: Annotated[
+        str,
+        Field(
+            "health.disabledXids",
+            text,
+            "XIDs to ignore, separated by commas. all or xids: no health checks at all, as in "
+            "NVIDIA's plugin. Then a GPU that hangs or fails stays on offer; a lost GPU stays "
+            "until the next scan, at most 1 minute.",
+            env=("DP_DISABLE_HEALTHCHECKS",),
+        ),
+    ] = ""
+    enabled_xids: Annotated[
+        str,
+        Field(
+            "health.enabledXids",
+            text,
+            "XIDs to count even if an application causes them or they are disabled; all: every "
+            "XID.",
+            env=("DP_ENABLE_HEALTHCHECKS",),
+        ),
+    ] = ""
     switches: XidSwitches = msgspec.field(default_factory=XidSwitches)
-    """From the variables of HAMi's and NVIDIA's plugin; `xids` wins."""
+    """What the two lists mean together; `xids` wins."""
 
 
 DEFAULTS: Final = HealthSettings()
