@@ -41,23 +41,6 @@ async def test_a_recheck_takes_it_back_and_looks_at_all():
         assert bench.scans_wanted > wanted
 
 
-async def test_one_that_does_not_answer_is_served_only_when_it_does():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        await bench.watch.release("1")
-        bench.driver.outcomes[G1] = ProbeOutcome.SILENT
-        found = await bench.watch.recheck("1")
-        await asyncio.sleep(20)
-
-        assert found
-        assert not found.serving
-        assert not bench.of(G1).serving
-        assert "[H-RELEASED]" in bench.of(G1).text
-        del bench.driver.outcomes[G1]
-        await asyncio.sleep(20)
-        assert ("ok", True) == (bench.of(G1).condition, bench.of(G1).serving)
-
-
 @pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.REFUSED])
 async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
     async with running() as bench:
@@ -86,19 +69,6 @@ async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
         assert was == bench.conditions[1]
         texts = [one[G1].text for one in bench.verdicts[told:] if G1 in one]
         assert not any("is served again" in text for text in texts)
-
-
-async def test_one_that_needed_a_reset_and_was_reset_rests():
-    async with running() as bench:
-        bench.driver.xid(G0, 48)
-        await asyncio.sleep(1)
-        await bench.watch.release("0")
-        found = await bench.watch.recheck("0", was_reset=True)
-        await asyncio.sleep(620)
-
-        assert found
-        assert not found.after.needs_reset
-        assert "ok" == bench.conditions[0]
 
 
 async def test_where_health_checks_are_off_it_is_taken_back_to_that():

@@ -52,7 +52,10 @@ def scanned(bench: HealthBench, scan: Scan) -> None:
 
 
 async def do(bench: HealthBench, word: str) -> None:
-    """`+5`: 5 s pass; `xid48@1`, `xid48@?`; `1=lost`, `all=failed`: how probes end from now on."""
+    """`+5`: 5 s pass; `xid48@1`, `xid48@?`; `1=lost`, `all=failed`: how probes end from now on.
+
+    `release-1`, `recheck-1`, `was-reset-1`: what an operator does.
+    """
     if word in DEEDS:
         DEEDS[word](bench)
     elif word.startswith("+"):
@@ -62,6 +65,10 @@ async def do(bench: HealthBench, word: str) -> None:
     elif word.startswith("counts="):
         for uuid, count in zip(ALL, word.removeprefix("counts=").split(","), strict=True):
             bench.driver.signs[uuid] = GpuSigns(ecc_uncorrected=int(count))
+    elif word.startswith("release-"):
+        await bench.watch.release(word.removeprefix("release-"))
+    elif match := re.fullmatch(r"(recheck|was-reset)-(\w+)", word):
+        await bench.watch.recheck(match[2], was_reset=match[1] == "was-reset")
     elif word.startswith("opens-in="):
         bench.driver.opening = float(word.removeprefix("opens-in="))
     else:
