@@ -380,10 +380,9 @@ DRIVER: Final = "the driver"
 log = structlog.get_logger(__name__)
 
 
-class OpenedSession(msgspec.Struct, frozen=True):
-    """A session that has begun. `number` distinguishes it from earlier ones."""
+class OpenedSession(msgspec.Struct, frozen=True, eq=False):
+    """A session that has begun. No two are equal, also with the same versions."""
 
-    number: int
     driver_version: str
     library_version: str | None
 
@@ -418,7 +417,6 @@ class NvmlSession:
         self._opening: asyncio.Future[_Versions] | None = None
         self.present: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
-        self._number = 0
         self._begun = 0
         self._broken = ""
         self._left_open = ""
@@ -448,12 +446,12 @@ class NvmlSession:
 
     def check(self, opened: OpenedSession) -> None:
         """Raise DriverError if that session is over."""
-        if self.present != opened:
+        if self.present is not opened:
             raise self._over()
 
     def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
         """Note that the session is over, and report it; the next call begins a new one."""
-        if self.present is None or (opened is not None and self.present != opened):
+        if self.present is None or opened not in {None, self.present}:
             return
         log.warning("driver.session_ended", err=str(error))
         self.present = None
@@ -554,8 +552,7 @@ class NvmlSession:
         """Keep the new session, even if no caller waits for it."""
         self._opening = None
         if opening.exception() is None and not self._closed:
-            self._number += 1
-            self.present = OpenedSession(self._number, *opening.result())
+            self.present = OpenedSession(*opening.result())
 
     def _begin(self, *, alone: bool) -> _Versions:
         """Load the library, begin a session and read both versions. Runs on a thread.
