@@ -39,9 +39,9 @@ from agent.errors import (
     ApiThrottled,
 )
 from agent.hami.pod import consume, held_lock
-from agent.kit.backoff import Allowance, Backoff
 from agent.kit.cell import Cell, News
-from agent.kit.tally import Tally
+from agent.kit.tasks import Allowance, Backoff
+from agent.kit.timing import Tally
 from agent.ledger import Decider, Ledger, is_over, mismatch
 from agent.ports import Clock, NodeApi, PodApi
 

@@ -28,10 +28,9 @@ from agent.allocate.room import Shortage
 from agent.allocate.steps import DISK_BUDGET, VAIN, VAIN_REFILL, AllocateStep, MatchSettings
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, Refusal, RefusalReason, StateError
-from agent.kit.backoff import Allowance
 from agent.kit.cell import Cell
-from agent.kit.running_time import Budget
-from agent.kit.tally import Tally
+from agent.kit.tasks import Allowance
+from agent.kit.timing import Budget, Tally
 from agent.kit.turns import Turn, Turns
 from agent.ledger import (
     ContainerEdits,

@@ -14,13 +14,12 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.api_socket import Unreachable, call
-from agent.cli.cluster_args import NO_KUBECONFIG, connection_of
+from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_of
 from agent.cli.output import working
 from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
+from agent.kube.api import EndlessList
 from agent.kube.client import Connection, KubeSession, check
-from agent.kube.lists import EndlessList
 from agent.kube.reader import NodeReader
 from agent.ports import Clock
 from agent.status import StatusDocument, observed_status, open_envelope

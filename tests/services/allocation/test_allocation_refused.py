@@ -12,7 +12,7 @@ from agent.allocate.inquiry import API_BUDGET, KUBELET_BUDGET, LIST_PAUSE, LOCK_
 from agent.allocate.steps import VAIN, VAIN_REFILL
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
-from agent.kit.running_time import MOST, WINDOW
+from agent.kit.timing import MOST, WINDOW
 from agent.model import Condition
 from agent.reconcile.rules import THROTTLED_PAUSE
 from agent.state import CURRENT
