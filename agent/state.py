@@ -203,15 +203,18 @@ class StateEncoder:
             id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
             for row in ledger.rows
         }
+        rows: dict[Decider, list[msgspec.Raw]] = {decider: [] for decider in Decider}
+        for row in ledger.rows:
+            rows[row.decided_by].append(self._known[id(row)][1])
         data = msgspec.json.encode(
             {
                 "generation": state.generation,
                 "boot_id": state.boot_id,
                 "machine_id": state.machine_id,
                 "ledger": {
-                    "rows": [self._known[id(row)][1] for row in ledger.rows_by(Decider.SCHEDULER)],
+                    "rows": rows[Decider.SCHEDULER],
                     "outbox": (),  # an agent of the version before looks for one
-                    "plain": [self._known[id(row)][1] for row in ledger.rows_by(Decider.KUBELET)],
+                    "plain": rows[Decider.KUBELET],
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
                 "booted_at": state.booted_at,
