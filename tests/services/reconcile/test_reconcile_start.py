@@ -92,6 +92,7 @@ async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory(adoptable)
     unread = a_pod(uid=a_pod_uid(6), name="unread", annotations=GROUPS, phase=Phase.RUNNING)
     async with a_scene() as scene:
         scene.adoptable = adoptable
+        scene.hooks.names = {OWN} if adoptable else set()
         scene.witness.admit(unread, main=SLICE)
         scene.see(unread)
         await asyncio.sleep(0.1)
