@@ -458,13 +458,16 @@ def _adoptions(
         for container in pod.gpu_containers:
             resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
-            if _is_anothers(pod, container, seen):
+            key = ContainerKey(pod.uid, container.name)
+            is_new = pod.phase is Phase.PENDING and pod.reusable_name
+            if is_new and seen.recorded is not None and key not in seen.recorded:
+                # They are another pod's of that name, which may have been created and deleted
+                # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = frozenset()
             is_made = bool(seen.directories) and (
                 container_directory(pod.uid, container.name) in seen.directories
             )
-            is_known = ledger.find(ContainerKey(pod.uid, container.name)) is not None
-            if (ids or is_made) and not is_known:
+            if (ids or is_made) and ledger.find(key) is None:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
@@ -491,16 +494,6 @@ def explained_by(ledger: Ledger) -> Callable[[Holder, Iterable[SliceId]], bool]:
     answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
     kept = {(row.holder, frozenset(row.slice_ids)) for row in ledger.rows_by(Decider.KUBELET)}
     return lambda holder, ids: holder in answered or (holder, frozenset(ids)) in kept
-
-
-def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -> bool:
-    """Whether the ids under the pod's name are another pod's: the kubelet's file lacks its UID.
-
-    The other pod may have been created and deleted between two frames of the agent's watch.
-    """
-    if pod.phase is not Phase.PENDING or not pod.reusable_name or seen.recorded is None:
-        return False
-    return ContainerKey(pod.uid, container.name) not in seen.recorded
 
 
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
