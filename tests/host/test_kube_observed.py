@@ -85,15 +85,6 @@ async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more()
         assert {} == room.node.pending
 
 
-async def test_a_node_that_says_the_same_leaves_nothing_to_tell():
-    async with observing({REGISTER: text_in(an_inventory()).replace(",", ", ")}) as room:
-        await asyncio.sleep(3600)
-
-        assert [] == room.told()
-        assert {} == room.node.pending
-        assert room.state.value.reported
-
-
 async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
     async with observing() as room:
         for _ in range(100):
@@ -167,12 +158,13 @@ async def test_locks_pods_and_events_are_told_and_left_alone():
         await pods.annotate_pod("team-a", "train-0", PodUid(pod.uid), {"b": "2", "a": None})
         await pods.post_event(NodeEvent("ReportConflict", "a text", warning=True))
         listed = await pods.list_pods()
+        got = [await pods.get_pod(pod.namespace, name) for name in (pod.name, "two")]
 
     assert ["would_release", "would_annotate", "would_post"] == [
         line["event"].partition(".")[2] for line in log
     ]
     assert ["a", "b"] == log[1]["keys"]
-    assert (0, (pod,)) == (api.writes, listed.pods)
+    assert (0, (pod,), [pod, None]) == (api.writes, listed.pods, got)
     changes = pods.watch_pods(listed.resource_version)
     assert listed.resource_version == (await anext(changes)).resource_version
     assert isinstance(changes, AsyncGenerator)
@@ -205,11 +197,3 @@ async def test_a_look_at_a_node_that_was_made_anew_shows_it_as_it_is():
         seen = await room.node.get_node()
 
         assert room.api.node == seen
-
-
-async def test_a_look_at_a_pod_goes_through():
-    api = FakeApi()
-    pod = api.put_pod(a_pod(name="one"))
-
-    assert pod == await ObservedPods(api).get_pod(pod.namespace, "one")
-    assert await ObservedPods(api).get_pod(pod.namespace, "two") is None

@@ -136,6 +136,8 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
         (b"[]\n", "not a JSON object"),
         (b'{"type":"ADDED"}\n', "no type or no object"),
         (b'{"type":7,"object":{}}\n', "no type or no object"),
+        (b'{"type":"A","object":7}\n', "no type or no object"),
+        (b'{"object":{}}\n', "no type or no object"),
         (b'{"type":"ADDED","object":{}}\n', "no resourceVersion"),
         (b'{"type":"ERROR","object":{"code":500,"message":"etcd"}}\n', "answered 500: etcd"),
     ],
