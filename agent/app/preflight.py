@@ -30,7 +30,7 @@ from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.api import KubeNode
 from agent.kube.client import Connection, KubeSession
-from agent.kube.reader import KubeReview
+from agent.kube.reader import NodeReader
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight
 from agent.node import preflight as api_rights
@@ -234,7 +234,7 @@ async def ask_cluster(
 
     Raises ApiError, SettingsError. `reader`: as for examine().
     """
-    review = KubeReview(session, settings.node)
+    review = NodeReader(session, settings.node)
     wanted = api_rights.rights(settings.node, node_condition=settings.node_condition)
     unasked = tuple(right for right in wanted if reader and not right.reads)
     asked = [right for right in wanted if right not in unasked]

@@ -28,8 +28,6 @@ from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
-    KubeReview,
-    KubeSight,
     NodeReader,
     NodeSight,
     NoSuchPod,
@@ -451,14 +449,13 @@ async def see_cluster(
     try:
         async with open_session(connection) as session:
             answer = await ask_cluster(session, settings, server, reader=reader)
-            review = KubeReview(session, settings.node)
-            excess = tuple([right for right in UNNEEDED if await review.granted(right)])
+            node_reader = NodeReader(session, settings.node)
+            excess = tuple([right for right in UNNEEDED if await node_reader.granted(right)])
             unread = any(right.words == "get nodes" for right in answer.denied)
             if answer.found is False or unread:
                 return ClusterSight(answer, excess=excess, names=unasked)
-            sight = KubeSight(session, clock)
             try:
-                node = await sight.look(settings.node, settings.sharing.resource)
+                node = await node_reader.look(settings.sharing.resource, clock)
             except ApiNotFound:
                 answer = msgspec.structs.replace(answer, found=False)
                 return ClusterSight(answer, excess=excess, names=unasked)
@@ -466,7 +463,7 @@ async def see_cluster(
             answer = msgspec.structs.replace(
                 answer, found=True, labels=node.labels, annotations=annotations
             )
-            asked = {name: await sight.named(name) for name in names[:ASKED]}
+            asked = {name: await node_reader.named(name) for name in names[:ASKED]}
             return ClusterSight(answer, node, excess, unasked | asked)
     except (ApiError, SettingsError) as error:
         failure, remedy = failure_of(error)
