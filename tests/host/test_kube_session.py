@@ -69,14 +69,6 @@ async def test_a_watch_is_opened_with_the_rotated_token_too(tmp_path: Path):
     assert NODE == change.node.name
 
 
-async def test_a_missing_right_is_named(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.create_node({})
-        world.use_token("other")
-        with pytest.raises(ApiForbidden, match=r"patch nodes .*answered 403.*grant this right"):
-            await world.node_api.annotate_node({"a": "b"})
-
-
 async def test_the_rights_of_the_cluster_role_are_enough(tmp_path: Path):
     identity = "system:serviceaccount:hami:hami-agent"
     async with model_world(tmp_path, identity) as world:
