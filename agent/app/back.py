@@ -15,7 +15,7 @@ from agent.errors import SettingsError
 from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell
 from agent.kit.running_time import Lag
-from agent.kube.api import KubeNode, KubePods, ObservedNode, ObservedPods
+from agent.kube.api import KubeNode, KubePods, ObservedNode
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
@@ -133,18 +133,16 @@ async def open_back(
         events = EventPoster(session, settings.node, adapters.clock)
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
+        node = KubeNode(session, settings.node)
+        resource, observes = settings.sharing.resource, settings.observe
         api = ApiServer(
             session=session,
             events=events,
-            node=KubeNode(session, settings.node),
-            pods=KubePods(session, settings.node, settings.sharing.resource, events),
+            node=ObservedNode(node) if observes else node,
+            pods=KubePods(session, settings.node, resource, events, observes=observes),
             witness=witness,
             records=KubeletRecordsFile(paths.plugins, adapters.worker),
         )
-        if settings.observe:
-            api = msgspec.structs.replace(
-                api, node=ObservedNode(api.node), pods=ObservedPods(api.pods)
-            )
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
         with contextlib.suppress(SettingsError, TimeoutError):

@@ -50,7 +50,7 @@ from agent.kube.objects import (
     read_page_head,
     read_pod,
 )
-from agent.ports import NodeApi, PodApi
+from agent.ports import NodeApi
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -441,7 +441,8 @@ class KubeNode:
 class KubePods:
     """The pods of this node at the API server (port PodApi).
 
-    `resource` is the extended resource whose requests the views count.
+    `resource` is the extended resource whose requests the views count. If it `observes`, it logs
+    what it would write and writes nothing.
     """
 
     def __init__(
@@ -451,6 +452,8 @@ class KubePods:
         resource: str,
         events: EventPoster,
         pace: WatchTimes = DEFAULT_PACE,
+        *,
+        observes: bool = False,
     ) -> None:
         self._session = session
         self._lists = Lists(session)
@@ -459,6 +462,7 @@ class KubePods:
         self._resource = resource
         self._events = events
         self._pace = pace
+        self._observes = observes
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
@@ -495,6 +499,10 @@ class KubePods:
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         """Send one merge patch to pods/status, which a node's own identity may patch."""
+        if self._observes:
+            keys = sorted(annotations)
+            log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
+            return
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest(
@@ -509,6 +517,9 @@ class KubePods:
 
     async def post_event(self, event: NodeEvent) -> None:
         """Create or update an Event; a too frequent one is only counted."""
+        if self._observes:
+            log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)
+            return
         await self._events.post(event)
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
@@ -540,7 +551,7 @@ def _node(request: ApiRequest, obj: Mapping[str, Any]) -> NodeView:
         raise ApiError(f"{request.what}: {error}") from error
 
 
-# The ports NodeApi and PodApi of `run --observe`: reads pass, writes are only logged.
+# The port NodeApi of `run --observe`: reads pass, writes are only logged.
 #
 # Reads show the Node as it would be after the writes, so services find their writes done. They do
 # not show what other programs would do with those annotations.
@@ -601,33 +612,3 @@ class ObservedNode:
         annotations = {**node.annotations, **self._written}
         kept = {key: text for key, text in annotations.items() if text is not None}
         return msgspec.structs.replace(node, annotations=kept, resource_version="")
-
-
-class ObservedPods:
-    """The pods of this node without a write (port PodApi)."""
-
-    def __init__(self, pods: PodApi) -> None:
-        self._inner = pods
-
-    async def list_pods(self) -> PodList:
-        """List the pods."""
-        return await self._inner.list_pods()
-
-    async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """Get the pod."""
-        return await self._inner.get_pod(namespace, name)
-
-    def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """Watch the pods."""
-        return self._inner.watch_pods(resource_version)
-
-    async def annotate_pod(
-        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
-    ) -> None:
-        """Log it; the pod does not change."""
-        keys = sorted(annotations)
-        log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
-
-    async def post_event(self, event: NodeEvent) -> None:
-        """Log it; no Event is posted."""
-        log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)
