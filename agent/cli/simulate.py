@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
-from agent.cli.main import Subparsers
+from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
 from agent.cli.output import document
 from agent.errors import AgentError, cap
 from agent.host.process import SystemClock
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import HardwareSilent, HardwareUnreachable, ask
-from agent.settings.fields import decimal, seconds_of
+from agent.setting import decimal, seconds_of
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0

@@ -11,10 +11,8 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
 from agent.cli.output import document
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.errors import (
@@ -30,7 +28,7 @@ from agent.host.process import LockFile, SystemClock, Worker
 from agent.kube.client import Connection, KubeSession, check
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts
 
 # `uninstall`: removes what the agent wrote from this Node or from all Nodes.
@@ -76,7 +74,7 @@ async def uninstall_here(
     InUse, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     with _without_an_agent(settings.paths.run / "lock"):
-        await _release(settings.paths.hook, say)
+        await _release(settings.hook_path, say)
         if settings.plain is not None:  # plain mode writes nothing to a Node
             return
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
@@ -203,7 +201,8 @@ def _paths_left(settings: Settings) -> Mapping[str, str]:
     reasons = {
         paths.state: "the state, for a later install; remove it if none will follow",
         paths.run: "the next boot removes it; or remove it now",
-        paths.hook / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
+        settings.hook_path
+        / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
     }
     left = {path: _reason_left(path, why) for path, why in reasons.items()}
     return {str(path): why for path, why in left.items() if why}

@@ -33,8 +33,7 @@ from agent.errors import (
     SettingsError,
     cap,
 )
-from agent.kit.running_time import Lag
-from agent.kit.tally import Tally
+from agent.kit.timing import Lag, Tally
 from agent.kube.objects import WRITER, Raw, read_object
 
 if TYPE_CHECKING:  # loaded by load()

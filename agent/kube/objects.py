@@ -28,9 +28,8 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import MalformedText, cap
+from agent.hami.gojson import INT32
 from agent.hami.pod import (
-    INT32_MAX,
-    INT32_MIN,
     LENGTH_LIMIT,
     TYPE_WORD,
     Groups,
@@ -468,7 +467,7 @@ def _container(
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=max((_stamp(text) for text in starts if text), default=None),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
-        priority=max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0,
+        priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
         others=tuple(others),
