@@ -255,25 +255,17 @@ class WatchTimes(msgspec.Struct, frozen=True):
     silence: float = 150.0
 
 
-class WatchFrame(msgspec.Struct, Generic[T], frozen=True):
-    """One frame: `kind` is ADDED, MODIFIED, DELETED or BOOKMARK; `obj` is the object as read.
-
-    The agent adds a first frame of kind OPENED, whose `obj` is None.
-    """
-
-    kind: str
-    obj: T
-
-
 OPENED = "OPENED"
+"""The kind of a first frame that the agent adds: the watch is open, and there is no object."""
 
 
 async def frames(
     session: KubeSession, request: ApiRequest, pace: WatchTimes, read: Callable[[str, Raw], T]
-) -> AsyncIterator[WatchFrame[T | None]]:
+) -> AsyncIterator[tuple[str, T | None]]:
     """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
-    `read` gets the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
+    A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read. `read` gets
+    the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
     ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
     """
     lasting = session.random.uniform(pace.shortest, pace.longest)
@@ -283,7 +275,7 @@ async def frames(
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace
     lines = WatchLines(request)
     async with session.stream(request) as chunks:
-        yield WatchFrame(OPENED, None)
+        yield OPENED, None
         while True:
             left = over_at - asyncio.get_running_loop().time()
             reading = asyncio.timeout(min(pace.silence, left))
@@ -302,11 +294,11 @@ async def frames(
                 yield await aside(line, functools.partial(_frame, request, read))
 
 
-def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> WatchFrame[T | None]:
+def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> tuple[str, T | None]:
     try:
         kind, obj = read_frame(line)
         if kind != "ERROR":
-            return WatchFrame(kind, read(kind, obj))
+            return kind, read(kind, obj)
         status = read_object(obj)
     except MalformedText as error:
         raise ApiError(f"{request.what}: {error}") from error
@@ -372,11 +364,11 @@ class KubeNode:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
-        async for frame in frames(self._session, request, self._pace, _shown):
-            if frame.kind == OPENED:
+        async for kind, node in frames(self._session, request, self._pace, _shown):
+            if kind == OPENED:
                 yield NodeChange(opened=True)
-            elif frame.kind != "BOOKMARK":
-                yield NodeChange(frame.obj)
+            elif kind != "BOOKMARK":
+                yield NodeChange(node)
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
@@ -492,8 +484,8 @@ class KubePods:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "pods", path_of("pods"), query=query)
-        async for frame in frames(self._session, request, self._pace, self._change):
-            yield frame.obj or PodChange(resource_version)
+        async for _, change in frames(self._session, request, self._pace, self._change):
+            yield change or PodChange(resource_version)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]

@@ -347,62 +347,34 @@ def test_fields_of_odd_types_never_fail(metadata, spec, status):
     assert "train-0" == decode_node(odd).name
 
 
-def ended(policy: str, exit_code: int = 0) -> dict[str, Any]:
-    state = {"terminated": {"exitCode": exit_code, "finishedAt": "2026-09-01T12:00:07Z"}}
-    status = {"containerStatuses": [{"name": "main", "containerID": "c://x", "state": state}]}
-    containers = [{"name": "main", "resources": {"limits": {GPU: "1"}}}]
-    return pod_object(spec={"restartPolicy": policy, "containers": containers}, status=status)
-
-
 @pytest.mark.parametrize(
-    ("policy", "exit_code", "is_over"),
+    ("kind", "policy", "own", "exit_code", "is_over"),
     [
-        ("Never", 0, True),
-        ("Never", 1, True),
-        ("OnFailure", 0, True),
-        ("OnFailure", 1, False),
-        ("Always", 0, False),
+        ("containers", "Never", {}, 0, True),
+        ("containers", "Never", {}, 1, True),
+        ("containers", "OnFailure", {}, 0, True),
+        ("containers", "OnFailure", {}, 1, False),
+        ("containers", "Always", {}, 0, False),
+        # A container's own policy wins, and its rules may start it again.
+        ("containers", "Never", {"restartPolicy": "Always"}, 0, False),
+        ("containers", "Never", {"restartPolicyRules": [{"action": "Restart"}]}, 0, False),
+        # An init container is over when it ended well, a sidecar never.
+        ("initContainers", "Always", {}, 0, True),
+        ("initContainers", "Never", {}, 1, False),
+        ("initContainers", "Never", {"restartPolicy": "Always"}, 0, False),
     ],
 )
-def test_a_container_is_over_when_its_pods_policy_never_starts_it_again(policy, exit_code, is_over):
-    (container,) = decode_pod(ended(policy, exit_code), GPU).containers
-
-    at = dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None
-    assert (None, True, at) == (container.running_id, container.has_run, container.ended_at)
-
-
-@pytest.mark.parametrize(
-    ("own", "is_over"),
-    [
-        ({"restartPolicy": "Always"}, False),
-        ({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}, False),
-        ({}, True),
-    ],
-    ids=["its own policy", "its own rules", "the pod's"],
-)
-def test_a_containers_own_restart_policy_wins(own, is_over):
-    pod = ended("Never", 0)
-    pod["spec"]["containers"][0] |= own
-
-    (container,) = decode_pod(pod, GPU).containers
-
-    assert is_over is (container.ended_at is not None)
-
-
-@pytest.mark.parametrize(("exit_code", "restarts"), [(0, None), (1, None), (0, "Always")])
-def test_an_init_container_is_over_when_it_ended_well_and_a_sidecar_never(exit_code, restarts):
+def test_a_container_is_over_when_nothing_starts_it_again(kind, policy, own, exit_code, is_over):
     at = "2026-09-01T12:00:07Z"
     state = {"terminated": {"exitCode": exit_code, "finishedAt": at}}
-    pod = pod_object(status={"initContainerStatuses": [{"name": "warm-up", "state": state}]})
-    init = {"name": "warm-up"} | ({"restartPolicy": restarts} if restarts else {})
-    pod["spec"]["initContainers"] = [init]
+    status = {"name": "main", "containerID": "c://x", "state": state}
+    statuses = {"containers": "containerStatuses", "initContainers": "initContainerStatuses"}
+    spec = {"restartPolicy": policy, "containers": [], kind: [{"name": "main"} | own]}
 
-    container = decode_pod(pod, GPU).containers[0]
+    (found,) = decode_pod(pod_object(spec=spec, status={statuses[kind]: [status]}), GPU).containers
 
-    is_over = exit_code == 0 and restarts is None
-    assert (dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None) == (
-        container.ended_at
-    )
+    ended = dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None
+    assert (None, True, ended) == (found.running_id, found.has_run, found.ended_at)
 
 
 def test_the_last_start_of_a_container_are_known():
