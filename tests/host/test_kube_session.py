@@ -33,7 +33,7 @@ from agent.kube.events import EventPoster
 from tests.builders import NODE, NOON
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
-from tests.fakes.http import a_session
+from tests.fakes.http import a_session, answering
 from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -240,21 +240,15 @@ async def test_a_server_that_does_not_answer_is_given_up(
 async def test_an_answer_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=b" " * 100_000)
-
     monkeypatch.setattr(session_module, "BODY_LIMIT", 50_000)
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(b" " * 100_000), tmp_path) as session:
         with pytest.raises(ApiError, match="longer than"):
             await session.call(ASK)
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[1]", b"", b'"text"'])
 async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: bytes):
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=body)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(body), tmp_path) as session:
         with pytest.raises(ApiError, match="not a JSON object"):
             await session.fetch(ASK)
 
@@ -262,10 +256,7 @@ async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: byte
 async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
     large = b'{"text":"' + b"x" * (session_module.OFF_LOOP + 1) + b'"}'
 
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=large)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(large), tmp_path) as session:
         found = await session.fetch(ASK)
 
         assert session_module.OFF_LOOP + 1 == len(found["text"])

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from agent.errors import ApiError, ApiNotFound
 from agent.host.process import SystemClock
@@ -11,7 +10,7 @@ from agent.kube.reader import NodeReader
 from agent.node.scheduling import NamedNode, OfferSeen
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.clock import ManualClock
-from tests.fakes.http import a_session
+from tests.fakes.http import a_session, answering
 from tests.fakes.kubeworld import model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -61,21 +60,14 @@ async def test_another_node_is_looked_for_by_name_if_the_account_may(
     ],
 )
 async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
-    node = {"metadata": {"name": NODE, "resourceVersion": "7"}}
-
-    async def handle(_: web.BaseRequest) -> web.Response:
-        return web.json_response(node, headers={"Date": date})
-
-    async with a_session(handle, tmp_path) as session:
+    node = b'{"metadata": {"name": "node-1", "resourceVersion": "7"}}'
+    async with a_session(answering(node, Date=date), tmp_path) as session:
         seen = await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
 
     assert skew == seen.skew
 
 
 async def test_what_is_no_node_is_an_error(tmp_path: Path):
-    async def handle(_: web.BaseRequest) -> web.Response:
-        return web.json_response({"metadata": {}})
-
-    async with a_session(handle, tmp_path) as session:
+    async with a_session(answering(b'{"metadata": {}}'), tmp_path) as session:
         with pytest.raises(ApiError, match="no name"):
             await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
