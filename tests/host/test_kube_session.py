@@ -27,7 +27,6 @@ from agent.kube.client import (
     error_frame,
     path_of,
     refused,
-    seconds,
 )
 from agent.kube.events import EventPoster
 from tests.builders import NODE, NOON
@@ -363,11 +362,7 @@ def test_any_body_gives_one_short_line(body: bytes):
     ],
 )
 def test_retry_after_is_read_as_seconds(text: str | None, expected: float | None):
-    assert expected == seconds(text)
-
-
-def test_an_unavailable_server_may_say_when_to_come_back():
-    assert 5.0 == refused("x", 503, b"", "5").retry_after
+    assert expected == refused("x", 503, b"", text).retry_after
 
 
 @pytest.mark.parametrize(
