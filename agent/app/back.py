@@ -20,13 +20,13 @@ from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
-from agent.kube.api import KubeNode, KubePods, ObservedNode, ObservedPods
+from agent.kube.api import KubeNode, KubePods, ObservedNode
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
-from agent.ports import NodeApi, PodApi, ServiceNotifier
+from agent.ports import NodeApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
@@ -72,10 +72,11 @@ async def open_back(
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
+        resource, observes = settings.sharing.resource, settings.observe
+        pod_api = KubePods(session, settings.node, resource, events, observes=observes)
         node_api: NodeApi = KubeNode(session, settings.node)
-        pod_api: PodApi = KubePods(session, settings.node, settings.sharing.resource, events)
-        if settings.observe:
-            node_api, pod_api = ObservedNode(node_api), ObservedPods(pod_api)
+        if observes:
+            node_api = ObservedNode(node_api)
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
         with contextlib.suppress(SettingsError, TimeoutError):
