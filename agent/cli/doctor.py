@@ -637,19 +637,38 @@ async def _ask(
 
 
 def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> None:
-    """Print a line for each finding and one with their numbers, folded at `columns`.
+    """Print the lines of each finding and one with their numbers, folded at `columns`.
 
-    `before`: of `doctor --pre`.
+    `before`: of `doctor --pre`, where each finding has one line.
     """
-    each = _line if before else _lines
-    lines = (line for one in findings for line in each(one))
+    lines = []
+    for one in findings:
+        verdict, point = one.verdict, one.point.value
+        # Without what a terminal would obey: some texts come from the cluster.
+        said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
+        runbook = "" if verdict is PreflightVerdict.OK else f" [RUNBOOK {point}]"
+        if before:
+            advice = f"; {advice}" if advice else ""
+            lines.append(f"{verdict.value:<6} {point:<11} {said}{advice}{runbook}")
+            continue
+        lines.append(f"{group_of(one.point).value:<10} {verdict.value:<8} {point:<12} {said}")
+        if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
+            lines.append(f"means: {consequence(one)}")
+        if runbook:
+            lines.append(f"to do: {f'{advice}{runbook}'.lstrip()}")
+    counts = Counter(one.verdict for one in findings)
+    notes = counted(counts[PreflightVerdict.NOTE], "note")
+    lines.append(
+        f"{counts[PreflightVerdict.WRONG]} wrong, {notes}, {counts[PreflightVerdict.OK]} ok"
+    )
+    if counts[PreflightVerdict.UNKNOWN]:
+        lines[-1] += f", {counts[PreflightVerdict.UNKNOWN]} not checked"
     indent = " " * min(_INDENT, columns // 4)
-    for line in (*lines, _sum(findings)):
-        begin = indent if line.startswith(("means: ", "to do: ")) else ""
+    for line in lines:
         parts = textwrap.wrap(
             line,
             columns,
-            initial_indent=begin,
+            initial_indent=indent if line.startswith(("means: ", "to do: ")) else "",
             subsequent_indent=f"{indent}  ",
             break_on_hyphens=False,
         )
@@ -658,56 +677,22 @@ def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> N
 
 def document_of(findings: Sequence[Finding], *, before: bool) -> tuple[str, dict[str, object]]:
     """The kind and the data of the findings for programs."""
-    counts = Counter(one.verdict for one in findings)
-    data: dict[str, object] = {"ok": not counts[PreflightVerdict.WRONG]}
+    verdicts = {one.verdict for one in findings}
+    data: dict[str, object] = {"ok": PreflightVerdict.WRONG not in verdicts}
     if not before:
-        data["complete"] = not counts[PreflightVerdict.UNKNOWN]
-    data["findings"] = [_entry(one, before=before) for one in findings]
+        data["complete"] = PreflightVerdict.UNKNOWN not in verdicts
+    entries = []
+    for one in findings:
+        entry = {
+            "id": one.point.value,
+            "verdict": one.verdict.value.lower(),
+            "subject": one.subject,
+            "said": one.said,
+            "advice": one.advice,
+        }
+        if not before:
+            means = "" if one.verdict is PreflightVerdict.OK else consequence(one)
+            entry |= {"group": group_of(one.point).value, "means": means}
+        entries.append(entry)
+    data["findings"] = entries
     return "Preflight" if before else "Checkup", data
-
-
-def _line(finding: Finding) -> Iterator[str]:
-    verdict, point = finding.verdict, finding.point.value
-    line = f"{verdict.value:<6} {point:<11} {_safe(f'{finding.subject}: {finding.said}')}"
-    if finding.advice:
-        line += f"; {_safe(finding.advice)}"
-    yield line if verdict is PreflightVerdict.OK else f"{line} [RUNBOOK {point}]"
-
-
-def _lines(finding: Finding) -> Iterator[str]:
-    group, verdict, point = group_of(finding.point).value, finding.verdict, finding.point.value
-    said = _safe(f"{finding.subject}: {finding.said}")
-    yield f"{group:<10} {verdict.value:<8} {point:<12} {said}"
-    if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
-        yield f"means: {consequence(finding)}"
-    if verdict is not PreflightVerdict.OK:
-        advice = _safe(finding.advice)
-        yield f"to do: {advice}{' ' if advice else ''}[RUNBOOK {point}]"
-
-
-def _safe(text: str) -> str:
-    """The text in one line, without what a terminal would obey."""
-    return cap(text, _LONGEST)
-
-
-def _sum(findings: Sequence[Finding]) -> str:
-    counts = Counter(one.verdict for one in findings)
-    notes = counted(counts[PreflightVerdict.NOTE], "note")
-    unknown = counts[PreflightVerdict.UNKNOWN]
-    unseen = f", {unknown} not checked" if unknown else ""
-    wrong = counts[PreflightVerdict.WRONG]
-    return f"{wrong} wrong, {notes}, {counts[PreflightVerdict.OK]} ok{unseen}"
-
-
-def _entry(finding: Finding, *, before: bool) -> dict[str, str]:
-    entry = {
-        "id": finding.point.value,
-        "verdict": finding.verdict.value.lower(),
-        "subject": finding.subject,
-        "said": finding.said,
-        "advice": finding.advice,
-    }
-    if before:
-        return entry
-    means = "" if finding.verdict is PreflightVerdict.OK else consequence(finding)
-    return entry | {"group": group_of(finding.point).value, "means": means}

@@ -297,15 +297,24 @@ class HostDisk:
             check_writable(self._directory, str(self._path))
 
     def _read(self, name: str) -> bytes | None:
-        with _state_errors(self._path / name, "read"):
+        path = self._path / name
+        with _state_errors(path, "read"):
             try:
                 handle = os.open(name, READ, dir_fd=self._directory)
             except FileNotFoundError:
                 return None
             try:
-                return unpadded(_content(handle, self._path / name))
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
+                    raise StateError(
+                        f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it."
+                    )
+                content = bytearray()
+                while more := os.read(handle, status.st_size + 1):
+                    content += more
             finally:
                 os.close(handle)
+            return unpadded(bytes(content))
 
     def _replace(self, name: str, data: bytes, keep: str | None) -> None:
         with _state_errors(self._path / name, "written"):
@@ -316,16 +325,6 @@ def _checked(name: str) -> str:
     if not name or name.startswith(".") or "/" in name:
         raise ValueError(f"{name!r} is not the name of a state file")
     return name
-
-
-def _content(handle: int, path: Path) -> bytes:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
-        raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
-    content = bytearray()
-    while more := os.read(handle, status.st_size + 1):
-        content += more
-    return bytes(content)
 
 
 def _open_directory(path: Path) -> int:
@@ -387,23 +386,24 @@ class TextFiles:
         """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
         try:
             status = await aiofiles.os.stat(path, loop=self._steps)
-            _refuse_pipe(path, status.st_mode)
-            content = await self._content(path, limit + 1)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        check_size(path, content, limit)
-        return content
-
-    async def _content(self, path: Path, limit: int) -> bytes:
-        # Not `async with`: aiofiles would close on the loop's own pool, whose threads are joined at
-        # exit. A cancelled caller does not close: the thread that hangs still uses the file.
-        file = await aiofiles.open(path, "rb", loop=self._steps)
-        try:
-            content: bytes = await file.read(limit)
-        except OSError:
+            if stat.S_ISFIFO(status.st_mode) and path.parent != Path("/dev"):  # but /dev/stdin
+                said = "is a pipe, which may block for ever; name a regular file"
+                raise SettingsError(f"{path}: {said}")
+            # Not `async with`: aiofiles would close on the loop's own pool, whose threads are
+            # joined at exit. A cancelled caller does not close: the thread that hangs still uses
+            # the file.
+            file = await aiofiles.open(path, "rb", loop=self._steps)
+            try:
+                content: bytes = await file.read(limit + 1)
+            except OSError:
+                await file.close()
+                raise
             await file.close()
-            raise
-        await file.close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            said = f"cannot be read: {reason}; check the path and its rights"
+            raise SettingsError(f"{path}: {said}") from error
+        check_size(path, content, limit)
         return content
 
 
@@ -421,16 +421,6 @@ def check_size(path: Path, content: bytes, limit: int) -> None:
     """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
-
-
-def _refuse_pipe(path: Path, mode: int) -> None:
-    if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):  # /dev/stdin may be a pipe
-        raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
-
-
-def _unreadable(path: Path, error: OSError) -> SettingsError:
-    reason = error.strerror or str(error)
-    return SettingsError(f"{path}: cannot be read: {reason}; check the path and its rights")
 
 
 # Watches directories for files that are created, removed, replaced or written.
