@@ -21,7 +21,7 @@ from agent.cli.main import (
 from agent.cli.output import UNFOLDED, Column, document, table
 from agent.host.process import SystemClock
 from agent.sandbox import hardware_talk as talk
-from agent.settings.fields import decimal, seconds_of
+from agent.setting import decimal, seconds_of
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0

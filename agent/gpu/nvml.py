@@ -1,0 +1,647 @@
+"""The NVML calls in use, typed, the meaning of their errors, and the session that they need.
+
+The module `pynvml` implements them; tests use their own. Numbers are the ABI of nvml.h.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import os
+import struct
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+
+import msgspec
+import structlog
+
+from agent.errors import AgentError, DriverError, DriverMissing, GpuError, cap
+from agent.gpu.threads import GpuThreads
+from agent.model import Trouble
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SONAME: Final = "libnvidia-ml.so.1"
+MAPS: Final = Path("/proc/self/maps")
+_TRIPLES: Final = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+PLACES: Final = (
+    *(f"{top}/{name}" for top in ("usr", ".") for name in ("lib64", *_TRIPLES)),
+    *(f"usr/{name}/nvidia/current" for name in _TRIPLES),
+    "usr/lib/wsl/lib",  # before usr/lib, where WSL may have a file of the distribution
+    "usr/lib",
+    "usr/lib/nvidia/tesla",
+    "usr/local/lib",
+    "usr/local/glibc/usr/lib",
+    "run/opengl-driver/lib",
+    "home/kubernetes/bin/nvidia/lib64",
+    "opt/nvidia/lib64",
+)
+"""Directories of the driver's library on a host.
+
+Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), NixOS, Google's COS.
+"""
+
+UNINITIALIZED: Final = 1
+INVALID_ARGUMENT: Final = 2
+NOT_SUPPORTED: Final = 3
+NO_PERMISSION: Final = 4
+NOT_FOUND: Final = 6
+DRIVER_NOT_LOADED: Final = 9
+TIMEOUT: Final = 10
+LIBRARY_NOT_FOUND: Final = 12
+FUNCTION_NOT_FOUND: Final = 13
+GPU_IS_LOST: Final = 15
+RESET_REQUIRED: Final = 16
+LIB_RM_VERSION_MISMATCH: Final = 18
+GPU_NOT_FOUND: Final = 28
+UNKNOWN: Final = 999
+
+EVENT_ECC_SINGLE: Final = 0x1
+EVENT_ECC_DOUBLE: Final = 0x2
+EVENT_XID: Final = 0x8
+EVENT_POWER_SOURCE: Final = 0x80
+EVENT_MIG_CHANGE: Final = 0x100
+
+ECC_CORRECTED: Final = 0
+ECC_UNCORRECTED: Final = 1
+ECC_SINCE_LOAD: Final = 0
+ECC_IN_LIFE: Final = 1
+TEMPERATURE_GPU: Final = 0
+RETIRED_FOR_SINGLE_BIT: Final = 0
+RETIRED_FOR_DOUBLE_BIT: Final = 1
+FIELD_RECOVERY_ACTION: Final = 230
+P2P_READ: Final = 0
+P2P_OK: Final = 0
+
+MEMORY_V2: Final = 2 << 24 | 40
+"""The second form of nvmlMemory_t, of 40 bytes."""
+
+LINK_TO_SWITCH: Final = 2
+MOST_LINKS: Final = 36
+
+FABRIC_NOT_STARTED: Final = 1
+FABRIC_IN_PROGRESS: Final = 2
+FABRIC_COMPLETED: Final = 3
+
+Handle = Any
+"""The library's opaque pointer to a GPU."""
+
+_UNABLE: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
+_TROUBLES: Final = {
+    GPU_IS_LOST: Trouble.LOST,
+    GPU_NOT_FOUND: Trouble.LOST,
+    NOT_FOUND: Trouble.LOST,
+    RESET_REQUIRED: Trouble.RESET,
+    NO_PERMISSION: Trouble.DENIED,
+    NOT_SUPPORTED: Trouble.UNSUPPORTED,
+    FUNCTION_NOT_FOUND: Trouble.UNSUPPORTED,
+}
+_MISSING: Final = {
+    LIBRARY_NOT_FOUND: (
+        f"{SONAME} is not found",
+        (
+            "install the NVIDIA driver on this node, let the container runtime mount it, or name "
+            "the file with --nvml-library"
+        ),
+    ),
+    DRIVER_NOT_LOADED: (
+        "the NVIDIA kernel module is not loaded",
+        "load it (modprobe nvidia) or install the driver for this kernel",
+    ),
+    LIB_RM_VERSION_MISMATCH: (
+        "the driver's library and kernel module differ in version",
+        "reboot, or reload the module and restart the agent",
+    ),
+    NO_PERMISSION: (
+        "the driver may not be used: /dev/nvidiactl cannot be opened by this process",
+        "run as a user who may open it, or let the container runtime give it",
+    ),
+}
+"""What is missing, and the remedy."""
+
+
+class FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t; `status` is an error code, valid once the state is completed."""
+
+    _fields_ = [  # type: ignore[mutable-override] # ctypes requires a list
+        ("cluster", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint32),
+        ("state", ctypes.c_uint8),
+    ]
+
+
+class NvmlLibrary(Protocol):
+    """The part of pynvml in use. Every call may raise `NVMLError`, whose `value` is the code.
+
+    Versioned functions are called by their version: the unversioned ones of pynvml raise another
+    kind of error with an older driver.
+    """
+
+    NVMLError: type[Exception]
+    nvmlLib: Any  # noqa: N815 -- pynvml's name
+
+    def nvmlInit(self) -> None: ...  # noqa: D102, N802 -- pynvml's names, here and below
+    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: D102, N802
+    def nvmlSystemGetNVMLVersion(self) -> str: ...  # noqa: D102, N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str) -> Handle: ...  # noqa: D102, N802, N803
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str: ...  # noqa: D102, N802
+    def nvmlDeviceGetName(self, handle: Handle) -> str: ...  # noqa: D102, N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]: ...  # noqa: D102, N802
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]: ...  # noqa: D102, N802, N803
+    def nvmlDeviceGetTotalEccErrors(  # noqa: D102, N802
+        self,
+        handle: Handle,
+        errorType: int,  # noqa: N803
+        counterType: int,  # noqa: N803
+    ) -> int: ...
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: list[int]) -> Any: ...  # noqa: ANN401, D102, N802, N803
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int: ...  # noqa: D102, N802, N803
+    def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]: ...  # noqa: D102, N802
+    def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int: ...  # noqa: ANN401, D102, N802, N803
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Handle, link: int) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceRegisterEvents(  # noqa: D102, N802
+        self,
+        handle: Handle,
+        eventTypes: int,  # noqa: N803
+        eventSet: Any,  # noqa: ANN401, N803
+    ) -> None: ...
+    def nvmlEventSetCreate(self) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlEventSetWait_v2(self, eventSet: Any, timeoutms: int) -> Any: ...  # noqa: ANN401, D102, N802, N803
+    def nvmlEventSetFree(self, eventSet: Any) -> None: ...  # noqa: ANN401, D102, N802, N803
+
+
+def pynvml() -> NvmlLibrary:
+    """Import and return `pynvml`; it costs memory and time, so only for a real driver."""
+    return cast("NvmlLibrary", importlib.import_module("pynvml"))
+
+
+def library_below(root: Path | None) -> Path | None:
+    """Find the library's file below a directory laid out like a host's `/`, or return None.
+
+    Source: NVIDIA k8s-device-plugin internal/lm and go-nvlib, which search these places.
+    """
+    places = (root / place / SONAME for place in PLACES) if root is not None else ()
+    return next((path for path in places if path.is_file()), None)
+
+
+ELF_HEADER, PROGRAM_HEADER, PT_LOAD = 64, 56, 1
+"""The lengths of the two headers in bytes, and the type of a segment that is mapped."""
+MACHINE: Final = slice(18, 20)
+"""The bytes of the header that name the architecture."""
+OWN: Final = Path("/proc/self/exe")
+
+
+def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
+    """Make `library` use the file at `path` instead of the soname. May block (dlopen).
+
+    pynvml loads the soname only while its `nvmlLib` is None, so this sets it first and drops the
+    kept function pointers of another library. It resolves links: a new version behind the same link
+    is another library.
+
+    Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
+    (`anew` is False).
+    """
+    if path is None and library.nvmlLib is not None:
+        return
+    file = Path(os.path.realpath(path)) if path is not None else library_below(Path("/"))
+    if file is None or getattr(library.nvmlLib, "_name", None) == str(file):
+        return
+    if library.nvmlLib is not None and not anew:
+        raise DriverError(
+            f"{path} is not the loaded library, from which a call has not returned; the new one "
+            "is used after that call returns"
+        )
+    try:
+        if file.is_fifo():  # the loader would wait for somebody to write
+            raise _refused_by_loader(str(path or file), "it is a pipe")
+        if _is_cut_off(file):  # the loader would end the process with SIGBUS
+            raise _refused_by_loader(str(path or file), "its end is missing")
+        if path is None:
+            return  # pynvml loads it, by the soname
+        loaded = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise _refused_by_loader(str(path or file), str(error)) from error
+    pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
+    pointers.clear()
+    library.nvmlLib = loaded
+
+
+def _is_cut_off(file: Path) -> bool:
+    """Whether an ELF file ends before a segment that it names. Raises OSError.
+
+    Source: elf(5), Elf64_Ehdr and Elf64_Phdr; the machines with such drivers are little-endian.
+    """
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        header = opened.read(ELF_HEADER)
+        if len(header) < ELF_HEADER or header[:6] != b"\x7fELF\x02\x01":
+            return False  # the loader says what it is
+        (start,) = struct.unpack_from("<Q", header, 32)
+        size, count = struct.unpack_from("<2H", header, 54)
+        opened.seek(start)
+        table = opened.read(size * count)
+    if size < PROGRAM_HEADER or len(table) < size * count:
+        return True
+    rows = (struct.unpack_from("<IIQQQQ", table, place) for place in range(0, len(table), size))
+    loaded = (offset + filled for kind, _, offset, _, _, filled in rows if kind == PT_LOAD)
+    return any(end > file.stat().st_size for end in loaded)
+
+
+def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMissing | None:
+    """What is missing for nvmlInit where the code of `error` does not tell; None: it does.
+
+    Without its device files it says that the kernel's module is not loaded. NVIDIA's runtime covers
+    /proc/driver/nvidia in containers, but not /sys.
+    """
+    if code(error) == LIBRARY_NOT_FOUND:
+        # Why the loader does not take the library that is there; None: there is none. It passes
+        # over a file of another architecture as if it were not there.
+        for place in (SONAME, library_below(Path("/"))):
+            try:
+                ctypes.CDLL(str(place or SONAME))
+            except OSError as refusal:
+                text = str(refusal)
+                if place is not None and (place != SONAME or "No such file" not in text):
+                    return _refused_by_loader(str(place), text)
+        return None
+    if code(error) == FUNCTION_NOT_FOUND:
+        file = getattr(library.nvmlLib, "_name", None) or SONAME
+        return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
+    if code(error) != DRIVER_NOT_LOADED or not (sys_root / "module/nvidia").exists():
+        return None
+    return DriverMissing(
+        "the NVIDIA kernel module is loaded, and this process has no device file of it "
+        "(/dev/nvidiactl)",
+        remedy="let the container runtime give the agent the GPUs (runtimeClassName, "
+        "NVIDIA_VISIBLE_DEVICES), or make the files with nvidia-modprobe -u -c 0 on the host",
+    )
+
+
+def successor(library: NvmlLibrary, path: Path | None) -> Path | None:
+    """The file that a new process would load in place of the loaded library; None: the same."""
+    if path is None:
+        return replaced()
+    file, loaded = Path(os.path.realpath(path)), getattr(library.nvmlLib, "_name", None)
+    return file if loaded not in {None, str(file)} and file.is_file() else None
+
+
+def _refused_by_loader(file: str, text: str) -> DriverMissing:
+    with contextlib.suppress(OSError):
+        if Path(file).is_file():  # a pipe has no header and no end
+            with Path(file).open("rb") as library, OWN.open("rb") as own:
+                theirs, ours = library.read(ELF_HEADER), own.read(ELF_HEADER)
+            if theirs[:4] == ours[:4] and theirs[MACHINE] != ours[MACHINE]:
+                text = "it is built for another architecture"  # the loader: "No such file"
+    # The soname is no path: what the loader searched for by it is somewhere. A path may be wrong.
+    return DriverMissing(
+        f"{file} cannot be loaded as the driver's library ({cap(text)})",
+        remedy="install the driver of this node's architecture again, or name another file with "
+        "--nvml-library"
+        if os.access(file, os.F_OK) or file == SONAME
+        else "correct --nvml-library or omit it",
+    )
+
+
+def replaced(maps: Path = MAPS) -> Path | None:
+    """Find the library that replaced the loaded one behind the soname's link, or return None.
+
+    An upgrade of the driver changes the target of the link, but the loader keeps the file that it
+    has for the soname.
+    """
+    ours = _loaded(maps)
+    behind = {file.with_name(SONAME).resolve() for file in ours}
+    return next((file for file in sorted(behind - ours) if file.is_file()), None)
+
+
+def removed(library: NvmlLibrary, maps: Path = MAPS) -> Path | None:
+    """The loaded library if neither it nor the soname's link beside it is there, else None."""
+    name = str(getattr(library.nvmlLib, "_name", None) or "")
+    files = {Path(name)} if "/" in name else _loaded(maps)
+    is_there = any(file.is_file() or file.with_name(SONAME).is_file() for file in files)
+    return None if is_there else min(files, default=None)
+
+
+def _loaded(maps: Path) -> set[Path]:
+    """The files of the library in this process; none where that cannot be read."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    stem = SONAME.removesuffix(".1")
+    files = {
+        Path(line[line.index("/") :].removesuffix(" (deleted)")) for line in lines if "/" in line
+    }
+    return {file for file in files if file.name.startswith(stem)}
+
+
+def code(error: Exception) -> int:
+    """The code of an NVMLError."""
+    return int(getattr(error, "value", UNKNOWN))
+
+
+def is_unable(error: Exception) -> bool:
+    """True when this GPU or driver does not support the call."""
+    return code(error) in _UNABLE
+
+
+def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
+    """Return the answer, or None if this GPU or driver does not support the call.
+
+    Raises other NVMLErrors.
+    """
+    try:
+        return ask(*args, **more)
+    except library.NVMLError as error:
+        if is_unable(error):
+            return None
+        raise
+
+
+def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | None:
+    """The DriverError for `error` if it concerns the whole driver, or None: it concerns one GPU.
+
+    NO_PERMISSION concerns the driver only if the call was not `about_gpu`: a GPU's device file may
+    be closed to the agent, or its processes belong to another user.
+    """
+    missing = _MISSING.get(code(error))
+    if missing is not None and not (about_gpu and code(error) == NO_PERMISSION):
+        reason, remedy = missing
+        return DriverMissing(reason, remedy=remedy)
+    if code(error) == UNINITIALIZED:
+        return DriverError("the driver ended the session; a new one begins")
+    return None
+
+
+def translate(error: Exception, gpu: str) -> AgentError:
+    """The agent's error for `error`: a DriverError, or a GpuError that names `gpu`."""
+    driver_error = driver_wide(error)
+    if driver_error is not None:
+        return driver_error
+    is_lost = trouble(error) is Trouble.LOST
+    return GpuError(gpu, cap(str(error)) or f"error {code(error)}", lost=is_lost)
+
+
+def trouble(error: Exception) -> Trouble:
+    """The trouble of the GPU that an error reports."""
+    return _TROUBLES.get(code(error), Trouble.FAILED)
+
+
+def text_of(value: str | bytes) -> str:
+    """Decode a string of the library: fields of structures are bytes, results are str."""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+# The session with the library: it begins when it is needed, and again after it broke.
+
+OPEN_DEADLINE: Final = 10.0
+"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
+
+_Versions = tuple[str, str | None]
+
+NO_ANSWER: Final = "no answer in time"
+
+DRIVER: Final = "the driver"
+"""The name in place of a GPU's for calls about the whole driver."""
+
+log = structlog.get_logger(__name__)
+
+
+class OpenedSession(msgspec.Struct, frozen=True):
+    """A session that has begun. `number` distinguishes it from earlier ones."""
+
+    number: int
+    driver_version: str
+    library_version: str | None
+
+
+class NvmlSession:
+    """Opens the sessions of the process, one after the other. Call all methods on the loop.
+
+    `find` returns the library file to use. `ended` is called when the driver ends a session.
+    `quiet` ends all waits for events and returns whether all have left the library. `back` is
+    called with a GPU whose stuck call returned. A late answer of an earlier session does not end
+    the present one, and no call of an earlier session begins.
+    """
+
+    def __init__(
+        self,
+        library: NvmlLibrary,
+        find: Callable[[], Path | None],
+        sys_root: Path,
+        deadline: float,
+        ended: Callable[[DriverError], None],
+        quiet: Callable[[], Awaitable[bool]],
+        back: Callable[[str], None],
+    ) -> None:
+        self.threads = GpuThreads(deadline, back)
+        self._library = library
+        self._find = find
+        self._sys_root = sys_root
+        self._deadline = deadline
+        self._ended = ended
+        self._quiet = quiet
+        self._preparing = asyncio.Lock()
+        self._opening: asyncio.Future[_Versions] | None = None
+        self.present: OpenedSession | None = None
+        """The session that has begun and not ended; reading it begins none."""
+        self._number = 0
+        self._begun = 0
+        self._broken = ""
+        self._left_open = ""
+        """Why the last session could not be ended, as logged; empty: it was ended."""
+        self._closed = False
+        self.withheld = ""
+        """Why no session may begin; empty: one may."""
+
+    async def open(self) -> OpenedSession:
+        """Return the present session, or begin one. Raises DriverMissing, DriverError.
+
+        All callers share one beginning. It goes on when they are cancelled or time out, so a slow
+        driver is open for a later caller.
+        """
+        with self._translated(None):
+            async with self._preparing:
+                if self.withheld:
+                    raise DriverError(self.withheld)
+                if self.present is not None:
+                    return self.present
+                opening = self._opening or await self._begin_anew()
+            done, _ = await asyncio.wait([opening], timeout=OPEN_DEADLINE)
+            if not done:
+                raise TimeoutError
+            opening.result()
+            return self._now()
+
+    def check(self, opened: OpenedSession) -> None:
+        """Raise DriverError if that session is over."""
+        if self.present != opened:
+            raise self._over()
+
+    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
+        """Note that the session is over, and report it; the next call begins a new one."""
+        if self.present is None or (opened is not None and self.present != opened):
+            return
+        log.warning("driver.session_ended", err=str(error))
+        self.present = None
+        self._broken = str(error)
+        self._ended(error)
+
+    async def call(
+        self,
+        opened: OpenedSession,
+        gpu: str,
+        work: Callable[[], T],
+        late: Callable[[T], None] | None = None,
+    ) -> T:
+        """Make a call about one GPU, as GpuThreads.call. Raises DriverError if it is over."""
+        self.check(opened)
+        return await self.threads.call(gpu, work, late)
+
+    async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
+        """Make a call about the whole driver. Raises DriverError, DriverMissing."""
+        with self._translated(opened):
+            return await self.call(opened, DRIVER, work)
+
+    async def shut(self, why: str) -> None:
+        """End the session now, which closes all GPUs; a later call begins another.
+
+        Raises DriverError when a call does not return from the library.
+        """
+        async with self._preparing:
+            if self._opening is not None:
+                await asyncio.wait([self._opening], timeout=OPEN_DEADLINE)
+            self.end(DriverError(why))
+            if not await self._alone():
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
+            ending = self.threads.launch(DRIVER, self._end_all)
+            done, _ = await asyncio.wait([ending], timeout=self._deadline)
+            if not done or ending.exception() is not None:
+                raise DriverError("the driver does not end the session, which holds all GPUs")
+
+    async def close(self) -> None:
+        """End the session and all threads; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.present, self._broken = None, ""
+        if await self._alone() and self._begun:
+            ending = self.threads.launch(DRIVER, self._end_all)
+            ending.add_done_callback(self._tell_left_open)
+            await asyncio.wait([ending], timeout=self._deadline)
+        self.threads.close()
+
+    def _now(self) -> OpenedSession:
+        """The present session. Raises DriverError when it has just ended."""
+        if self.present is None:
+            raise self._over()
+        return self.present
+
+    def _over(self) -> DriverError:
+        return DriverError(self._broken or "the driver session was closed")
+
+    @contextlib.contextmanager
+    def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
+        """Translate errors of the whole driver; such an error may end the session `opened`."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise DriverError(f"the driver does not answer: {str(error) or NO_ANSWER}") from error
+        except ValueError as error:
+            raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
+        except self._library.NVMLError as error:
+            driver_error = driver_wide(error, about_gpu=False)
+            if driver_error is not None and opened is not None:
+                self.end(driver_error, opened)
+            raise driver_error or DriverError(
+                f"the driver answers with an error: {error}"
+            ) from error
+
+    async def _alone(self) -> bool:
+        """Wait until no call and no event thread is in the library; False: some do not leave."""
+        left = await self.threads.empty()
+        return await self._quiet() and left
+
+    async def _begin_anew(self) -> "asyncio.Future[_Versions]":
+        """Begin a session after the last call has left: ending one during a call is undefined.
+
+        The same thread ends the old session and then begins the new one. Raises DriverError, and
+        TimeoutError while a call about the whole driver is stuck.
+        """
+        alone = await self._alone()
+        if self._closed:
+            raise self._over()
+        if alone and self._begun:
+            self.threads.launch(DRIVER, self._end_all).add_done_callback(self._tell_left_open)
+        self._opening = self.threads.launch(DRIVER, partial(self._begin, alone=alone))
+        self._opening.add_done_callback(self._begun_anew)
+        return self._opening
+
+    def _begun_anew(self, opening: "asyncio.Future[_Versions]") -> None:
+        """Keep the new session, even if no caller waits for it."""
+        self._opening = None
+        if opening.exception() is None and not self._closed:
+            self._number += 1
+            self.present = OpenedSession(self._number, *opening.result())
+
+    def _begin(self, *, alone: bool) -> _Versions:
+        """Load the library, begin a session and read both versions. Runs on a thread.
+
+        Another library may replace the present one only while no call is inside (`alone`): a
+        returning call would continue in the other one.
+        """
+        library = self._library
+        bind(library, self._find(), anew=alone)
+        try:
+            library.nvmlInit()
+        except library.NVMLError as error:
+            if (why := missing(library, error, self._sys_root)) is not None:
+                raise why from error
+            other = replaced() if code(error) == LIB_RM_VERSION_MISMATCH else None
+            if other is None:
+                raise
+            bind(library, other, anew=alone)
+            library.nvmlInit()
+        self._begun += 1  # before the next calls, which may fail: each begun one must be ended
+        version = maybe(library, library.nvmlSystemGetNVMLVersion)
+        return (
+            text_of(library.nvmlSystemGetDriverVersion()),
+            None if version is None else text_of(version),
+        )
+
+    def _end_all(self) -> None:
+        """End all begun sessions, which the library counts. Runs on a thread."""
+        while self._begun:
+            try:
+                self._library.nvmlShutdown()
+            except self._library.NVMLError as error:
+                if code(error) != UNINITIALIZED:
+                    raise
+            self._begun -= 1
+
+    def _tell_left_open(self, ending: "asyncio.Future[None]") -> None:
+        """Log why the session could not be ended, once for each reason."""
+        error = ending.exception()
+        text = "" if error is None else str(error)
+        if text and text != self._left_open:
+            log.info("driver.session_left_open", err=text)
+        self._left_open = text

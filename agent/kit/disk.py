@@ -1,0 +1,203 @@
+"""Directories: removed in small steps, and checked for room."""
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+# Removes a directory with all its content in small steps. It follows no link and crosses no
+# mount. Another process may still write into the directory. A directory of our own user needs no
+# capability.
+
+PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FULL: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+FAILURES: Final = 1000
+"""After so many entries that cannot be removed, a pass over the directory is given up."""
+PENDING: Final = 1000
+"""Names remembered at a time; the next pass finds the others."""
+
+
+def dissolve(name: str, above: int) -> Iterator[None]:
+    """Remove `name` from the open directory `above`. Each step takes a few system calls.
+
+    Nested directories are moved up and emptied there. So any depth needs only two descriptors and
+    no recursion. A mount point cannot be moved, and only moved directories are entered: a mount
+    point stays with all its content.
+
+    Raises OSError at the end: why the first remaining entry could not be removed.
+    """
+    if _is_gone(name, above):
+        return
+    top = open_own(name, above)
+    try:
+        yield from _Emptying(top).steps()
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=above)
+
+
+def open_own(name: str, above: int) -> int:
+    """Open the directory `name`; one of our user's first gets the mode 0700. Raises OSError."""
+    place = os.open(name, PLACE, dir_fd=above)
+    try:
+        set_mode(place, 0o700, at_least=True)
+        return os.open(".", DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def set_mode(place: int, mode: int, *, at_least: bool = False) -> None:
+    """Set the mode of a directory that is open as a PLACE; its present mode cannot prevent that.
+
+    With `at_least`, only a directory of our user's that lacks bits of it. Raises OSError.
+    """
+    status = os.fstat(place)
+    if at_least and (status.st_uid != os.geteuid() or status.st_mode & mode == mode):
+        return
+    if status.st_mode & 0o7777 != mode:
+        # fchmod() refuses an O_PATH descriptor. This path names the same inode.
+        Path(f"/proc/self/fd/{place}").chmod(mode)
+
+
+class _Emptying:
+    """Empties the open directory `top`."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._ours = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._pending: list[str] = []
+
+    def steps(self) -> Iterator[None]:
+        """Make passes until nothing is left, or a pass changes nothing. Raises OSError."""
+        changed = True
+        while changed:
+            changed, errors = False, list[OSError]()
+            for error in self._once():
+                changed = changed or error is None
+                errors += [error] if error else []
+                if len(errors) >= FAILURES:
+                    raise errors[0]
+                yield
+            if errors and not changed:
+                raise errors[0]
+
+    def _once(self) -> Iterator[OSError | None]:
+        """One pass: None for each entry removed or moved up, the error for each other one."""
+        with os.scandir(self._top) as entries:
+            for entry in entries:
+                self._pending = [entry.name]
+                while self._pending:
+                    yield from self._take(self._pending.pop())
+
+    def _take(self, name: str) -> Iterator[OSError | None]:
+        nested = None
+        try:
+            if not _is_gone(name, self._top):
+                if not name.startswith(self._ours):
+                    name = self._move(name, self._top)
+                nested = open_own(name, self._top)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            yield error
+            return
+        if nested is None:
+            yield None
+            return
+        try:
+            yield from self._take_all(nested)
+        finally:
+            os.close(nested)
+        yield _error_of(name, self._top)
+
+    def _take_all(self, nested: int) -> Iterator[OSError | None]:
+        with os.scandir(nested) as entries:
+            for entry in entries:
+                try:
+                    if not _is_gone(entry.name, nested):
+                        moved = self._move(entry.name, nested)
+                        self._pending += [moved] if len(self._pending) < PENDING else []
+                except FileNotFoundError:
+                    yield None
+                except OSError as error:
+                    yield error
+                else:
+                    yield None
+
+    def _move(self, name: str, above: int) -> str:
+        """Give the directory a name of ours in the top one. Raises OSError."""
+        moved = f"{self._ours}-{next(self._numbers)}"
+        try:
+            os.rename(name, moved, src_dir_fd=above, dst_dir_fd=self._top)
+        except PermissionError:
+            # A directory must be writable to get another parent. Our own can be made writable.
+            if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != os.geteuid():
+                raise
+            # A rename in the same parent shows that nothing is mounted there.
+            os.rename(name, moved, src_dir_fd=above, dst_dir_fd=above)
+            os.close(open_own(moved, above))
+            os.rename(moved, moved, src_dir_fd=above, dst_dir_fd=self._top)
+        return moved
+
+
+def _error_of(name: str, above: int) -> OSError | None:
+    try:
+        os.rmdir(name, dir_fd=above)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _is_gone(name: str, above: int) -> bool:
+    """Remove a file, a link or an empty directory; False for a directory with content.
+
+    Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(name, dir_fd=above)
+        except IsADirectoryError:
+            error = _error_of(name, above)
+            if error is not None and error.errno in FULL:
+                return False
+            if error is not None:
+                raise error from None
+    return True
+
+
+# Checks whether a directory can take a new file, without writing there.
+
+
+def check_writable(
+    directory: int,
+    name: str,
+    look: Callable[[int], os.statvfs_result] = os.fstatvfs,
+    user: Callable[[], int] = os.geteuid,
+) -> None:
+    """Check that the open `directory` still exists, is not read-only and is not full.
+
+    Blocks reserved for root count only for root. A file system that reports no size, or creates
+    inodes when needed, never counts as full.
+
+    Raises:
+        OSError: ENOENT, EROFS or ENOSPC, with `name` as its file name.
+    """
+    system = look(directory)
+    free = system.f_bavail if user() else system.f_bfree
+    code = 0
+    if os.fstat(directory).st_nlink == 0:
+        code = errno.ENOENT
+    elif system.f_flag & os.ST_RDONLY:
+        code = errno.EROFS
+    elif (system.f_blocks and not free) or (system.f_files and not system.f_ffree):
+        code = errno.ENOSPC
+    if code:
+        raise OSError(code, os.strerror(code), name)

@@ -1,0 +1,375 @@
+"""The declaration of a setting at the attribute that holds it, and the types with their bounds."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from agent.errors import cap
+
+Scalar = str | int | float | bool | None
+Value = Scalar | tuple[str, ...]
+
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+
+_NEVER: Final = re.compile("[\0\ud800-\udfff]")
+"""Characters that no path and no message can hold. A variable that is not UTF-8 has surrogates."""
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_GREATEST: Final = 10**19
+"""Every whole number of a setting is smaller than this."""
+
+
+class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
+    """A value does not fit its setting; str() says what was expected.
+
+    `found`: the wrong part of the value, if that is not the whole value.
+    """
+
+    def __init__(self, expected: str, found: str = "") -> None:
+        super().__init__(expected)
+        self.found = found
+
+
+class ValueType(msgspec.Struct, frozen=True):
+    """A type with bounds. `schema`: the same bounds in JSON Schema, for editors.
+
+    `read` takes a YAML scalar, or the text of a variable or flag. It returns the value or raises
+    WrongValue. `write` formats a value as the files do.
+    """
+
+    read: Callable[[object], Value]
+    schema: Mapping[str, object]
+    write: Callable[[Value], Value] = lambda value: value
+
+    def __call__(self, value: object) -> Value:
+        """Read `value`. Raises WrongValue."""
+        return self.read(value)
+
+
+def shown(value: object) -> str:
+    """A refused value for a message, as the files write it, in at most 40 characters."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    try:
+        return cap(repr(value), 40)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def read_text(value: object) -> str:
+    """Text. Raises WrongValue."""
+    if not isinstance(value, str):
+        # YAML reads 94 as a number and `no` as false; quotes make either a string.
+        quoted = " in quotes" if isinstance(value, int | float) else ""
+        raise WrongValue(f"expected text{quoted}")
+    if _NEVER.search(value):
+        raise WrongValue("expected text of UTF-8 characters without NUL")
+    return value
+
+
+def _is_short(value: object) -> bool:
+    """Whether this is a whole number that no text of it makes slow."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _GREATEST
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in TRUE | FALSE:
+        return value in TRUE
+    raise WrongValue("expected true or false")
+
+
+text = ValueType(read_text, {"type": "string"})
+"""A string."""
+
+text_or_whole = ValueType(
+    lambda value: str(value) if _is_short(value) else read_text(value),
+    {"type": ["string", "integer"]},
+)
+"""A string. A whole number becomes the string of its digits."""
+
+
+def text_where(
+    holds: Callable[[str], bool], expected: str, schema: Mapping[str, object]
+) -> ValueType:
+    """Text for which `holds` is true. Messages say what was `expected`."""
+
+    def read(value: object) -> str:
+        found = read_text(value)
+        if not holds(found):
+            raise WrongValue(expected)
+        return found
+
+    return ValueType(read, {"type": "string", **schema})
+
+
+def optional(kind: ValueType, schema: Mapping[str, object]) -> ValueType:
+    """The same text, or an empty one, which counts as not set."""
+    return ValueType(
+        lambda value: kind(value) if read_text(value) else None, {"type": "string", **schema}
+    )
+
+
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+optional_text = optional(text, {})
+"""A string; an empty one counts as not set."""
+
+node_name = optional(
+    text_where(
+        lambda name: len(name) <= 253 and _DOMAIN.fullmatch(name) is not None,
+        "expected the name of a Node, like gpu-1 (lower case)",
+        {},
+    ),
+    {},
+)
+"""The name of a Node; an empty one counts as not set.
+
+Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
+"""
+
+path = text_where(
+    lambda absolute: absolute.startswith("/"), "expected an absolute path", {"pattern": "^/"}
+)
+"""An absolute path."""
+
+optional_path = optional(path, {"pattern": "^(/|$)"})
+"""An absolute path; an empty one counts as not set."""
+
+
+def _is_resource(full_name: str) -> bool:
+    domain, slash, name = full_name.partition("/")
+    return (
+        bool(slash)
+        and len(domain) <= 244
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(name) is not None
+        and "kubernetes.io/" not in full_name
+        and not full_name.startswith("requests.")
+    )
+
+
+resource_name = text_where(
+    _is_resource, "expected a name like nvidia.com/gpu", {"pattern": "^[^/]+/[^/]+$"}
+)
+"""An extended resource's name, by the kubelet's rule.
+
+Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+"""
+
+boolean = ValueType(_boolean, {"type": "boolean"})
+"""True or false; variables and flags may also say 1, 0, t or f."""
+
+
+def whole(low: int, high: int) -> ValueType:
+    """A whole number from `low` to `high`."""
+
+    def read(value: object) -> int:
+        parsed = value
+        if isinstance(parsed, str):
+            sign = parsed.removeprefix("-")
+            parsed = int(parsed) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
+        if isinstance(parsed, bool) or not isinstance(parsed, int):
+            raise WrongValue("expected a whole number")
+        if not low <= parsed <= high:
+            raise WrongValue(f"expected {low} to {high}")
+        return parsed
+
+    return ValueType(read, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def number(low: float, high: float) -> ValueType:
+    """A finite number from `low` to `high`."""
+
+    def read(value: object) -> float:
+        parsed = decimal(value)
+        if not math.isfinite(parsed):
+            raise WrongValue("expected a number")
+        if not low <= parsed <= high:
+            raise WrongValue(f"expected {low:g} to {high:g}")
+        return parsed
+
+    return ValueType(read, {"type": "number", "minimum": low, "maximum": high})
+
+
+def decimal(value: object) -> float:
+    """Convert to a number; NaN if it is none. float() also takes `1_0` and other scripts."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return math.nan
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
+    """One of `words`. `like`: other spellings, of HAMi and NVIDIA, with the word for each."""
+
+    def read(value: object) -> str:
+        if isinstance(value, str):
+            word = (like or {}).get(value, value)
+            if word in words:
+                return word
+        raise WrongValue(f"expected one of {', '.join(words)}")
+
+    return ValueType(read, {"enum": list(words)})
+
+
+def read_texts(value: object) -> tuple[str, ...]:
+    """A list of strings, or one with commas. Raises WrongValue."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in read_text(value).split(",") if part.strip())
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(read_text(part) for part in value)
+    raise WrongValue("expected a list of texts")
+
+
+texts = ValueType(read_texts, {"type": "array", "items": {"type": "string"}})
+"""A list of strings; in variables and flags separated by commas."""
+
+
+def several(*words: str) -> ValueType:
+    """One or more of `words`; in variables and flags separated by commas."""
+
+    def read(value: object) -> tuple[str, ...]:
+        expected = f"expected one or more of {', '.join(words)}"
+        try:
+            chosen = read_texts(value)
+        except WrongValue as error:
+            raise WrongValue(expected) from error
+        wrong = [word for word in chosen if word not in words]
+        if wrong or not chosen:
+            raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
+        return chosen
+
+    return ValueType(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
+
+
+def text_like(form: re.Pattern[str], example: str) -> ValueType:
+    """Text of the form `form`. Messages show `example`."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise WrongValue(f"expected text like {example}")
+        return value
+
+    return ValueType(read, {"type": "string", "pattern": f"^{form.pattern}$"})
+
+
+def _indexes(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        raise WrongValue("expected GPU indexes")
+    found: list[str] = []
+    for part in parts:
+        digits = str(part).strip() if isinstance(part, str) or _is_short(part) else "-"
+        if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise WrongValue("expected GPU indexes", shown(part))
+        found += [digits] if digits else []
+    return tuple(found)
+
+
+indexes = ValueType(
+    _indexes,
+    {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
+    },
+)
+"""A list of GPU indexes; in variables and flags separated by commas."""
+
+optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
+"""The name of a resource that pods request and no node has; empty: there is none."""
+
+HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
+"""The last sentence of each duration's help."""
+
+_UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+_FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
+_PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
+
+
+def seconds_of(text: str) -> float | None:
+    """The seconds of a duration with a unit; None if `text` is not one."""
+    match = _FORM.fullmatch(text)
+    return None if match is None else float(Decimal(match[1]) * _UNITS[match[2]])
+
+
+def written(seconds: float) -> str:
+    """Format a duration as the files do, in the largest unit that divides it.
+
+    `seconds` is finite and not negative. seconds_of() gives exactly the same number.
+    """
+    exact = Decimal(repr(float(seconds)))
+    for unit, size in _UNITS.items():
+        if exact >= size and not exact % size:
+            return f"{int(exact / size)}{unit}"
+    return f"{exact:f}s"
+
+
+def duration(low: float, high: float) -> ValueType:
+    """A duration from `low` to `high` seconds; its value is seconds."""
+
+    def read(value: object) -> float:
+        seconds = seconds_of(value) if isinstance(value, str) else None
+        if seconds is None:
+            seconds = decimal(value)
+        if not math.isfinite(seconds):
+            raise WrongValue("expected a duration such as 500ms, 2s, 10m or 1h")
+        if not low <= seconds <= high:
+            raise WrongValue(f"expected {written(low)} to {written(high)}")
+        return seconds
+
+    number = {"type": "number", "minimum": low, "maximum": high}
+    text = {"type": "string", "pattern": _PATTERN}
+    return ValueType(
+        read,
+        {"anyOf": [text, number]},
+        lambda value: written(value) if isinstance(value, int | float) else value,
+    )
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One setting, declared at the attribute that holds its value: `Annotated[int, Field(...)]`.
+
+    `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
+    one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
+    spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
+    set a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if
+    the types of both are not enough.
+
+    agent.settings.schema adds `default`, that of the attribute, and `place`, the attribute's path
+    in Settings.
+    """
+
+    key: str
+    read: ValueType
+    text: str
+    env: tuple[str, ...] = ()
+    flag: str = ""
+    other_flags: tuple[str, ...] = ()
+    live: bool = False
+    profiled: bool = True
+    convert: Callable[[Any], object] | None = None
+    default: Value = None
+    place: tuple[str, ...] = ()
+
+    @property
+    def section(self) -> str:
+        """The part of the key before the dot; the whole key if there is none."""
+        return self.key.partition(".")[0]
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variable names: the agent's own, then those of HAMi and NVIDIA."""
+        words = "".join(f"_{c}" if c.isupper() else c for c in self.key.replace(".", "_"))
+        return (f"HAMI_AGENT_{words.upper()}", *self.env)

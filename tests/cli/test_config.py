@@ -1,0 +1,451 @@
+"""`config`: what each node would get, with the place of every value, or what is wrong."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import dispatch
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert code == dispatch(["config", "check", *words], {"HAMI_AGENT_XYZ": "not looked at"})
+    out = capsys.readouterr()
+    assert "--json" in words or all(len(line) <= 80 for line in out.out.splitlines())
+    return out.out, out.err
+
+
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    return list(texts)
+
+
+OWN = """sharing:
+  splitCount: 8
+profiles:
+  - name: big
+    match: {nodes: ["gpu-a*", gpu-z], labels: zone=a}
+    sharing: {splitCount: 20}
+"""
+DEVICES = "nvidia:\n  deviceMemoryScaling: 1.5\n  deviceColour: red\n"
+NODES = '{"nodeconfig": [{"name": "gpu-b", "devicesplitcount": 5}]}'
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("config.yaml", OWN), ("device.yaml", DEVICES), ("config.json", NODES)):
+        (tmp_path / name).write_text(text)
+    return ["config.yaml", "device.yaml", "config.json"]
+
+
+def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files, capsys):
+    out, err = checked(capsys, *files)
+
+    assert [
+        "gpu-z",
+        "  sharing.splitCount     8      config.yaml:2:15",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "gpu-b",
+        "  sharing.splitCount     5      config.json:1:55",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "other nodes",
+        "  sharing.splitCount     8      config.yaml:2:15",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "ok",
+    ] == out.splitlines()
+    assert [
+        "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
+        "hami-agent: note: the profile big is left out: it needs labels: --label KEY=VALUE",
+    ] == err.splitlines()
+
+
+def test_labels_of_a_node_decide_its_profiles(files, capsys):
+    words = ("--node", "gpu-a1", "--label", "zone=a", "--gpu", "NVIDIA H100 80GB HBM3")
+    out, _ = checked(capsys, *files, *words)
+
+    assert [
+        "gpu-a1, profile big",
+        "  sharing.splitCount     20     config.yaml:6:27",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "ok",
+    ] == out.splitlines()
+
+
+def test_a_program_gets_the_same_as_json(files, capsys):
+    out, _ = checked(capsys, *files, "--node", "gpu-b", "--json")
+    document = json.loads(out)
+    data = document["data"]
+
+    assert ("ConfigCheck", True) == (document["kind"], data["ok"])
+    assert ["device.yaml:3:3: nvidia: unknown key `deviceColour`"] == data["warnings"]
+    assert [
+        {
+            "name": "gpu-b",
+            "profiles": [],
+            "settings": [
+                {"key": "sharing.splitCount", "value": 5, "origin": "config.json:1:55"},
+                {"key": "sharing.memoryScaling", "value": 1.5, "origin": "device.yaml:2:24"},
+            ],
+        }
+    ] == data["nodes"]
+
+
+def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.yaml").write_text("")
+
+    assert ["n: all defaults", "ok"] == checked(capsys, "empty.yaml", "--node", "n")[0].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
+        (["none.yaml"], "none.yaml: cannot be read: No such file"),
+        (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
+        (
+            ["device.yaml", "--split-count", "9000", *["--gpu", "x"] * 8],
+            "8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB",
+        ),
+    ],
+)
+def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: str):
+    assert says in checked(capsys, *words, code=1)[1]
+
+
+def test_a_label_that_is_none_is_wrong_usage(files, capsys):
+    assert 2 == dispatch(["config", "check", "config.yaml", "--label", "zone"], {})
+    assert "argument --label: zone: expected KEY=VALUE" in capsys.readouterr().err
+
+
+def test_without_a_file_the_sources_of_this_host_are_checked(capsys):
+    assert 1 == dispatch(["config", "check"], {"HAMI_AGENT_XYZ": "1"})
+    assert "env HAMI_AGENT_XYZ: unknown setting" in capsys.readouterr().err
+
+
+def test_the_schema_is_printed(capsys):
+    assert 0 == dispatch(["config", "schema"], {})
+    assert (
+        "splitCount" in json.loads(capsys.readouterr().out)["properties"]["sharing"]["properties"]
+    )
+
+
+@pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
+def test_hamis_flag_names_its_file(files, capsys, flag: str):
+    assert 0 == dispatch(["config", "show", "--diff", "--origin", flag, "device.yaml"], {})
+    out = capsys.readouterr()
+    assert "device.yaml:2:24" in out.out
+    assert "warning: device.yaml:3:3" in out.err
+
+
+ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
+
+
+def test_labels_that_nobody_named_are_not_guessed(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": f"profiles: [{ASKS}]"})
+
+    out, err = checked(capsys, *files, "--node", "n")
+    assert ["n: all defaults", "ok"] == out.splitlines()
+    assert "note: the profile p is left out: it needs labels: --label KEY=VALUE" in err
+    out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
+    assert ("n, profile p", "") == (out.splitlines()[0], err)
+
+
+def test_what_is_set_to_its_default_is_shown_for_it_was_set(tmp_path, monkeypatch, capsys):
+    (file,) = written(tmp_path, monkeypatch, **{"c.yaml": "sharing: {splitCount: 10}"})
+
+    out, _ = checked(capsys, file, "--node", "n")
+    assert ["n", "  sharing.splitCount  10     c.yaml:1:23", "ok"] == out.splitlines()
+    assert 0 == dispatch(["config", "show", "--diff", "--config", file], {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [["sharing.splitCount", "10"]] == [line.split() for line in lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [("c.yaml", "# {}\n", 256), ("d.yaml", "nvidia: # {}\n", 256), ("n.json", "{{}}{}", 1024)],
+)
+def test_a_file_is_refused_at_the_size_at_which_run_refuses_it(
+    tmp_path, monkeypatch, capsys, name: str, text: str, limit: int
+):
+    short, long = (text.format(" " * (limit * 1024 - less)) for less in (100, 0))
+
+    checked(capsys, *written(tmp_path, monkeypatch, **{name: short}))
+    _, err = checked(capsys, *written(tmp_path, monkeypatch, **{name: long}), code=1)
+    assert f"{name}: is larger than {limit} KiB" in err
+
+
+WRONG = {
+    "c.yaml": "sharing: {splitCuont: 4, memoryScaling: lots}\nshraing: {x: 1}\n"
+    "profiles:\n- {name: p, sharing: {coreScaling: x}}\n- {name: q, match: {node: [a]}}",
+    "d.yaml": "nvidia:\n  deviceSplitCount: x\n  deviceMemoryScaling: -1\n"
+    "  disableCoreLimit: 'true'",
+    "n.json": '{"nodeconfig": [{"name": 1, "devicesplitcount": 0.5},\n{"devicesplitcount": 0.5}]}',
+}
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **WRONG)
+
+    out, err = checked(capsys, *files, "--json", code=1)
+
+    errors = json.loads(out)["data"]["errors"]
+    assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
+    expected = [
+        "d.yaml:2:21: nvidia.deviceSplitCount: a whole number is expected, not `x`",
+        "d.yaml:4:21: nvidia.disableCoreLimit: true or false is expected, not `true` (text)",
+        "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found -1",
+        "c.yaml:1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
+        "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
+        "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
+        "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
+        "c.yaml:4:3: profiles[0]: `match` is needed",
+        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are labels, nodes",
+        "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
+        "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
+        "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",
+    ]
+    assert expected == errors
+
+
+def test_a_file_that_cannot_be_read_hides_no_error_of_another_one(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"a.yaml": "sharing: [", "d.yaml": WRONG["d.yaml"]})
+
+    _, err = checked(capsys, *files, "none.yaml", code=1)
+
+    places = [":".join(line.split(":")[1:3]).strip() for line in err.splitlines()]
+    assert ["a.yaml:2", "none.yaml: cannot be read", "d.yaml:2", "d.yaml:4", "d.yaml:3"] == places
+
+
+def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
+    file, *_ = written(tmp_path, monkeypatch, **WRONG)
+
+    assert 78 == dispatch(["run", "--config", file, "--state-dir", str(tmp_path)], {})
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
+    assert line.endswith("(and 5 more)")
+
+
+OBJECT = "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
+
+
+@pytest.mark.parametrize("name", ["cm.yaml", "cm.json", "cm"])
+@pytest.mark.parametrize("flag", ["", "--config", "--device-config", "--nodeconfig"])
+def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: str, flag: str):
+    file = tmp_path / name
+    file.write_text('{"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.json": "{}"}}')
+
+    if flag:
+        assert 78 == dispatch(["config", "show", flag, str(file)], {})
+        said = capsys.readouterr().err
+    else:
+        said = checked(capsys, str(file), code=1)[1]
+    assert f"hami-agent: {file}:1:1: {OBJECT}\n" == said
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"), [("--config", "nvidia: {}"), ("--config", '{"nodeconfig": []}')]
+)
+def test_a_file_of_hamis_is_not_the_agents_own(tmp_path, capsys, flag: str, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+
+    assert 78 == dispatch(["run", flag, str(file), "--state-dir", str(tmp_path)], {})
+    assert "unknown setting n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["own.json", "own.yaml", "own"])
+def test_the_agents_own_file_may_be_json(tmp_path, monkeypatch, capsys, name: str):
+    (file,) = written(tmp_path, monkeypatch, **{name: '{"sharing": {"splitCount": 4}}'})
+
+    out, err = checked(capsys, file, "--node", "n")
+
+    assert ("", f"  sharing.splitCount  4      {file}:1:28") == (err, out.splitlines()[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("d.yaml", "{nvidia: {deviceSplitCount: 4}}", "1:29"),
+        ("c.yaml", "{sharing: {splitCount: 4}}  # {{ x }}\n", "1:24"),
+    ],
+)
+def test_yaml_in_braces_is_read(tmp_path, monkeypatch, capsys, name: str, text: str, place: str):
+    files = written(tmp_path, monkeypatch, **{name: text})
+
+    lines = checked(capsys, *files)[0].splitlines()
+    assert f"  sharing.splitCount  4      {name}:{place}" in lines
+
+
+def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("nvidia:\n  deviceSplitCount: 4\n")
+    monkeypatch.setattr("agent.cli.config.STDIN", Path("in"))
+
+    assert "  sharing.splitCount  4      in:2:21" in checked(capsys, "-")[0].splitlines()
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_a_warning(tmp_path, monkeypatch, capsys, text: str):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
+
+    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == checked(capsys, *files)[1]
+
+
+MIG = '{"nodeconfig": [\n{"name": "a", "operatingmode": "mig"}, {"name": "b"}]}'
+
+
+def test_a_node_that_would_have_no_slices_is_no_good_one(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"n.json": MIG})
+
+    out, err = checked(capsys, *files, code=1)
+
+    assert "" == out
+    assert (
+        "hami-agent: n.json:2:32: sharing.operatingMode: the agent does not share GPUs in mode mig "
+        "yet: the node has no slices; set hami-core or mps, or run HAMi's plugin there\n"
+    ) == err
+    assert "b: all defaults" in checked(capsys, *files, "--node", "b")[0]
+
+
+SELECTED = {
+    "nodeconfig": [
+        {"nodelabelselector": {"matchLabels": {"Pool": "x"}}, "devicesplitcount": 4},
+        {"name": "*", "devicesplitcount": 3},
+        {"name": "b", "operatingmode": "unknown"},
+    ]
+}
+
+
+def test_what_selects_by_labels_needs_labels_and_that_is_told(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"n.json": json.dumps(SELECTED)})
+    row = "  sharing.splitCount  {}"
+
+    out, err = checked(capsys, *files, "--node", "a")
+    assert any(line.startswith(row.format(3)) for line in out.splitlines())
+    assert "note: the profile at n.json:1:17 is left out: it needs labels" in err
+    out, err = checked(capsys, *files, "--node", "a", "--label", "Pool=x")
+    assert any(line.startswith(row.format(4)) for line in out.splitlines())
+    assert "note" not in err
+    assert "warning: n.json:1:164: sharing.operatingMode: expected one of" in err
+
+    for asked in ((), ("--node", "b")):
+        assert "n.json:1:164: sharing.operatingMode" in checked(capsys, *files, *asked, code=1)[1]
+
+    flags = ("--nodeconfig", *files, "--device-config", "", "--node-name", "a")
+    assert 0 == dispatch(["config", "show", "--diff", *flags], {})
+    shown = capsys.readouterr()
+    assert "note: what selects by labels is left out" in shown.err
+    assert "sharing.splitCount" in shown.out
+
+
+# A narrow screen and a pipe: every value and every place is there.
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_shows_every_value_and_every_place(
+    tmp_path, monkeypatch, columns: int
+) -> None:
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path / "d")
+    file = "a-file-with-quite-a-name.yaml"
+    uuids = [f"GPU-{number:032}" for number in range(3)]
+    Path(file).write_text(f"sharing:\n  splitCount: 8\n  filterUUIDs: {uuids}\n")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+
+    assert 0 == dispatch(["config", "check", file, "--node", "n"], {})
+    assert 0 == dispatch(["config", "show", "--origin", "--diff", "--config", file], {})
+
+    lines = screen.getvalue().splitlines()
+    assert 2 == sum(line.rstrip().endswith(f"{file}:2:15") for line in lines)
+    assert 2 == sum(line.rstrip().endswith(f"{file}:3:16") for line in lines)
+    assert 2 == sum(json.dumps(uuids) in line for line in lines)
+    assert all(len(line) <= columns for line in lines if uuids[0] not in line)
+
+
+def test_what_is_piped_has_a_line_for_each_setting_however_long(tmp_path, capsys):
+    file = tmp_path / ("long" * 40)
+    file.write_text("sharing:\n  splitCount: 8\n")
+
+    assert 0 == dispatch(["config", "check", str(file), "--node", "n"], {})
+    assert f"  sharing.splitCount  8      {file}:2:15" in capsys.readouterr().out.splitlines()
+
+
+def test_a_value_of_several_lines_is_shown_in_one(tmp_path, capsys):
+    file = tmp_path / "c.yaml"
+    file.write_text('library: {version: "a\\nb"}\n')
+
+    assert 0 == dispatch(["config", "show", "--diff", "--config", str(file)], {})
+    assert 'library.version  "a\\nb"' in capsys.readouterr().out.splitlines()
+
+
+# Command lines and environments that were made for HAMi's plugin: taken, told of, or refused.
+
+CHART = (
+    "--config-file=device.yaml --mig-strategy=none --disable-core-limit=false -v=4 --v=false "
+    "--device-id-strategy=uuid --device-discovery-strategy auto --imex-required=false "
+    "--node-name=n"
+)
+
+
+@pytest.mark.parametrize("switch", ["--pass-device-specs", "--pass-device-specs=true"])
+@pytest.mark.usefixtures("files")
+def test_a_command_line_of_hamis_chart_is_taken(capsys, switch: str):
+    assert 0 == dispatch(["config", "show", "--diff", *CHART.split(), switch], {})
+
+    out = capsys.readouterr()
+    assert [
+        "node.name",
+        "files.deviceConfig",
+        "sharing.memoryScaling",
+        "allocation.passDeviceSpecs",
+    ] == [line.split()[0] for line in out.out.splitlines()[1:]]
+    assert "allocation.passDeviceSpecs  true" in out.out
+    assert "hami-agent: warning: -v: has no effect here" in out.err.splitlines()
+
+
+def test_a_flag_that_changes_nothing_is_told_as_its_variable_is(capsys):
+    words = ["--device-split-count", "3", "--disable-core-limit", "--device-id-strategy=index"]
+    words += ["--mig-strategy", "mixed"]
+    environ = {"DEVICE_SPLIT_COUNT": "3", "DISABLE_CORE_LIMIT": "true"}
+    environ |= {"DEVICE_ID_STRATEGY": "index", "MIG_STRATEGY": "mixed"}
+
+    assert 0 == dispatch(["config", "show", *words], {})
+    by_flags = capsys.readouterr().err.splitlines()
+    assert 0 == dispatch(["config", "show"], environ)
+    by_variables = capsys.readouterr().err.splitlines()
+
+    assert 4 == len(by_flags)
+    assert [line.split(": ")[3:] for line in by_flags] == [
+        line.split(": ")[3:] for line in by_variables
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "value"),
+    [
+        ("--imex-required", "IMEX_REQUIRED", "true"),
+        ("--device-discovery-strategy", "DEVICE_DISCOVERY_STRATEGY", "tegra"),
+    ],
+)
+def test_what_a_flag_asks_for_and_the_agent_cannot_do_is_refused(
+    capsys, flag: str, variable: str, value: str
+):
+    assert 78 == dispatch(["config", "show", f"{flag}={value}"], {})
+    assert f"hami-agent: {flag}: " in (said := capsys.readouterr().err)
+    assert f"found '{value}'" in said
+    assert 78 == dispatch(["config", "show"], {variable: value})
+    assert said.replace(flag, f"env {variable}") == capsys.readouterr().err
