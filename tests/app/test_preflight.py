@@ -100,112 +100,88 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
     return {one.point.value for one in findings if one.verdict is PreflightVerdict.WRONG}
 
 
-async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
-    server = PreflightServer()
-    found = await examined(server, tmp_path)
-
-    assert set() == wrong(found)
-    assert ["ok"] == of(found, "P-DRIVER") == of(found, "P-WITNESS") == of(found, "P-PLUGIN")
-    assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL") == of(found, "P-RIGHTS")
-
-
-async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: Path):
-    server = PreflightServer()
-    server.denied = {("patch", "nodes")}
-    found = await examined(server, tmp_path)
-
-    assert {"P-RIGHTS"} == wrong(found)
-    assert 8 == len(server.asked)
-    assert [] == of(found, "P-NODE")
-    assert {"status"} == {str(one["subresource"]) for one in server.asked if "subresource" in one}
+THEIR_POD = {
+    "metadata": {
+        "namespace": "hami",
+        "name": "x",
+        "labels": {"app.kubernetes.io/component": "hami-device-plugin"},
+    }
+}
+A_POD = {"metadata": {"namespace": "team-a", "name": "one"}}
+WRITES = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
+READER = {"reader": True}
+NODE_SEEN = {"P-NODE": ["ok"], "P-LABEL": ["ok"]}
+ALL_WELL = NODE_SEEN | {
+    point: ["ok"] for point in ("P-DRIVER", "P-WITNESS", "P-PLUGIN", "P-RIGHTS")
+}
+THEIRS = {"P-MONITOR": ["note"]}
 
 
-async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("server", "given", "faults", "lines", "said"),
+    [
+        ({}, {}, set(), ALL_WELL, ()),
+        ({"denied": {("patch", "nodes")}}, {}, {"P-RIGHTS"}, {"P-NODE": []}, ("patch nodes",)),
+        ({"denied": {("list", "pods")}}, READER, {"P-RIGHTS"}, {}, ("list pods",)),
+        (
+            {"denied": WRITES},
+            READER,
+            set(),
+            NODE_SEEN | {"P-RIGHTS": ["note"]},
+            ("patch nodes", "create events"),
+        ),
+        ({"denied": {("get", "pods")}, "pods": [A_POD]}, {}, {"P-RIGHTS"}, {}, ("get pods",)),
+        ({"node": None}, {}, {"P-NODE"}, {}, ()),
+        ({"pods": [THEIR_POD, A_POD]}, {}, {"P-PLUGIN"}, THEIRS | {"P-PLUGIN": ["WRONG"]}, ()),
+        ({"pods": [THEIR_POD]}, {"takeover": True}, set(), THEIRS | {"P-PLUGIN": ["note"]}, ()),
+    ],
+)
+async def test_what_the_api_server_says_is_told(
+    tmp_path: Path, server: dict, given: dict, faults: set, lines: dict, said: tuple
+):
+    model = PreflightServer()
+    vars(model).update(server)
+    found = await examined(model, tmp_path, **given)
+    rights = " ".join(one.said for one in found if one.point is PreflightCheck.RIGHTS)
+
+    assert faults == wrong(found)
+    assert lines == {point: of(found, point) for point in lines}
+    assert [] == [word for word in said if word not in rights]
+    if given == READER:
+        assert {"get", "list", "watch"} == {one["verb"] for one in model.asked}
+    if "pods" in server:
+        asked = [one for one in model.asked if ("get", "pods") == (one["verb"], one["resource"])]
+        name = server["pods"][0]["metadata"]
+        wanted = {"namespace": name["namespace"], "name": name["name"]}
+        assert [{"verb": "get", "resource": "pods", **wanted}] == asked
+
+
+@pytest.mark.parametrize(("condition", "number"), [(False, 8), (True, 9)])
+async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number: int):  # noqa: FBT001 -- a case
     server = PreflightServer()
     server.denied = {("patch", "nodes")}
     async with a_node() as cluster, a_session(server, tmp_path):
-        flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
-        await examine(msgspec.structs.replace(settings(cluster, **flags), node_condition=True))
+        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
+        await examine(msgspec.structs.replace(chosen, node_condition=condition))
 
-    assert 9 == len(server.asked)
-    assert {("nodes", "status"), ("pods", "status")} == {
+    assert number == len(server.asked)
+    assert {("pods", "status"), *([("nodes", "status")] if condition else [])} == {
         (one["resource"], one["subresource"]) for one in server.asked if "subresource" in one
     }
 
 
-async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
+async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     server = PreflightServer()
-    server.denied = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
-    found = await examined(server, tmp_path, reader=True)
-
-    assert set() == wrong(found)
-    assert {"get", "list", "watch"} == {one["verb"] for one in server.asked}
-    assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL")
-    assert ["note"] == of(found, "P-RIGHTS")
-    (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
-    assert "patch nodes" in told
-    assert "create events" in told
-
-
-async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_path: Path):
-    server = PreflightServer()
-    server.denied = {("list", "pods")}
-    found = await examined(server, tmp_path, reader=True)
-
-    assert {"P-RIGHTS"} == wrong(found)
-
-
-async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: Path):
-    server = PreflightServer()
-    server.pods = [{"metadata": {"namespace": "team-a", "name": "one"}}]
-    server.denied = {("get", "pods")}
-    found = await examined(server, tmp_path)
-
-    assert {"P-RIGHTS"} == wrong(found)
-    (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
-    assert "get pods" in told
-    assert [{"verb": "get", "resource": "pods", "name": "one", "namespace": "team-a"}] == [
-        one for one in server.asked if ("get", "pods") == (one["verb"], one["resource"])
-    ]
-
-
-async def test_a_node_of_another_name_is_told(tmp_path: Path):
-    server = PreflightServer()
-    server.node = None
-    found = await examined(server, tmp_path)
-
-    assert {"P-NODE"} == wrong(found)
-
-
-async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path):
-    labels = {"app.kubernetes.io/component": "hami-device-plugin"}
-    server = PreflightServer()
-    server.pods = [
-        {"metadata": {"namespace": "hami", "name": "x", "labels": labels}},
-        {"metadata": {"namespace": "a", "name": "web-0"}},
-    ]
     async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
+        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
         with socket.socket(socket.AF_UNIX) as theirs:
             theirs.bind(str(cluster.places.plugins / "nvidia-gpu.sock"))
             theirs.listen()
-            both = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}))
-        server.pods = []
-        left = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}))
+            there = await examine(chosen)
+        left = await examine(chosen)
 
-    assert ["WRONG", "WRONG"] == of(both, "P-PLUGIN")
-    assert ["note"] == of(both, "P-MONITOR")
-    assert ["note", "ok"] == of(left, "P-PLUGIN")
-    assert set() == wrong(left)
-
-
-async def test_with_takeover_another_plugin_is_a_note(tmp_path: Path):
-    server = PreflightServer()
-    server.pods = [{"metadata": {"namespace": "hami", "name": "hami-device-plugin-x"}}]
-    found = await examined(server, tmp_path, takeover=True)
-
-    assert set() == wrong(found)
-    assert ["note"] == of(found, "P-PLUGIN") == of(found, "P-MONITOR")
+    assert (["WRONG"], ["note"]) == (of(there, "P-PLUGIN"), of(there, "P-MONITOR"))
+    assert (["note", "ok"], set()) == (of(left, "P-PLUGIN"), wrong(left))
 
 
 async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_path: Path):
@@ -240,25 +216,16 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: P
     assert "readable kubeconfig" not in told.said, "the remedy is said once"
 
 
-async def test_the_directory_above_hami_core_may_be_read_only_but_not_open_to_all():
+async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged():
+    """The directory above HAMi-core's may be read-only, but not open to all."""
+    found = {}
     async with a_node() as cluster:
-        plain = settings(cluster, **{"--scheduler": "none"})
-        cluster.places.hook.chmod(0o555)
-        read_only = await examine(plain)
-        cluster.places.hook.chmod(0o777)
-        open_to_all = await examine(plain)
-        cluster.places.hook.chmod(0o755)
+        for mode in (0o555, 0o777, 0o755):
+            cluster.places.hook.chmod(mode)
+            found[mode] = await examine(settings(cluster, **{"--scheduler": "none"}))
 
-    assert set() == wrong(read_only)
-    assert {"P-PATHS"} == wrong(open_to_all)
-
-
-async def test_in_plain_mode_no_api_server_is_asked():
-    async with a_node() as cluster:
-        found = await examine(settings(cluster, **{"--scheduler": "none"}))
-
-    assert set() == wrong(found)
-    assert [] == of(found, "P-NODE") + of(found, "P-RIGHTS")
+    assert [set(), {"P-PATHS"}, set()] == [wrong(each) for each in found.values()]
+    assert [] == of(found[0o755], "P-NODE") + of(found[0o755], "P-RIGHTS")
 
 
 async def test_an_empty_host_lacks_everything(tmp_path: Path):
