@@ -1,5 +1,6 @@
-"""`doctor --pre` on a node of models: it sees what is there, and what was taken away."""
+"""`doctor` on a node of models, and over the C stub: it sees what is there, and what is not."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,7 +20,8 @@ from agent.hami.register import RegisteredGpu, encode_register
 from agent.host.process import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.findings import CheckGroup, Finding, PreflightCheck, PreflightVerdict
+from agent.node.findings import ALL_GROUPS, CheckGroup, Finding, PreflightCheck, PreflightVerdict
+from agent.node.scheduling import AgentAnswer
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -28,7 +30,11 @@ from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.fakes.http import a_session, stream
 
-pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
+pytestmark = [
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("forgetful"),
+]
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -228,25 +234,95 @@ async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged(
     assert [] == of(found[0o755], "P-NODE") + of(found[0o755], "P-RIGHTS")
 
 
-async def test_an_empty_host_lacks_everything(tmp_path: Path):
+@pytest.fixture
+def bare(tmp_path: Path, stub_path: Path) -> Settings:
+    """A host in plain mode with the GPUs of the C stub of NVIDIA's library, and nothing else."""
+    for name in ("dev", "proc"):
+        (tmp_path / name).mkdir()
     flags = {
         "--scheduler": "none",
-        "--nvml-library": str(tmp_path / "none.so"),
+        "--nvml-library": str(stub_path),
         "--kubelet-socket": str(tmp_path / "plugins/kubelet.sock"),
         "--pod-resources-socket": str(tmp_path / "resources.sock"),
         "--hook-path": str(tmp_path / "hook"),
         "--state-dir": str(tmp_path / "state"),
         "--run-dir": str(tmp_path / "run"),
     }
-    plan = make_plan(Sources(flags=flags, host="host"))
+    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
 
-    found = await examine(plan.settings(NodeFacts()))
+
+async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
+    await asyncio.to_thread(stub_path.unlink)
+    found = await examine(bare)
 
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)
     (told,) = [one for one in found if one.point.value == "P-DRIVER"]
     assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"
+
+
+async def beside(settings: Settings, path: Path, *groups: CheckGroup) -> list[tuple[str, str]]:
+    """What is found beside an agent that is ready."""
+    (path / "hook").mkdir(mode=0o755, exist_ok=True)
+    found = await examine(
+        settings,
+        groups=frozenset(groups) or ALL_GROUPS,
+        agent=AgentAnswer("/run/api.sock", 200, "[+]state ok\nreadyz check passed\n"),
+        device_files=path / "dev",
+        processes=path / "proc",
+    )
+    return [(one.point.value, one.verdict.value) for one in found]
+
+
+async def test_the_device_files_are_held_against_the_gpus_of_the_driver(bare, stub, tmp_path: Path):
+    stub.order([0, 1, 3])
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    fewer = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    (tmp_path / "dev/nvidia2").touch()
+    all_three = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    (tmp_path / "dev/nvidia-uvm").unlink()
+    without = await beside(bare, tmp_path, CheckGroup.DRIVER)
+
+    assert [("P-DRIVER", "ok"), ("P-ACCESS", "note")] == fewer
+    assert [("P-DRIVER", "ok"), ("P-ACCESS", "ok")] == all_three
+    assert [("P-DRIVER", "ok"), ("P-ACCESS", "WRONG")] == without
+
+
+async def test_without_a_driver_missing_device_files_are_its_consequence(
+    bare, stub_path: Path, tmp_path: Path
+):
+    await asyncio.to_thread(stub_path.unlink)
+
+    found = await beside(bare, tmp_path, CheckGroup.DRIVER)
+
+    assert [("P-DRIVER", "WRONG"), ("P-ACCESS", "note"), ("P-ACCESS", "note")] == found
+
+
+async def test_in_plain_mode_no_api_server_is_asked_and_none_is_missed(bare, stub, tmp_path: Path):
+    stub.order([0])
+    found = await beside(bare, tmp_path)
+
+    assert set() == {"P-NODE", "P-RIGHTS", "P-OFFER", "P-REPORT"} & {point for point, _ in found}
+    assert "unknown" not in {verdict for _, verdict in found}
+    assert ("P-AGENT", "ok") in found
+    assert ("P-KUBELET", "WRONG") in found
+    assert ("P-WITNESS", "note") in found, "it follows from the kubelet"
+
+
+async def test_the_largest_container_directories_are_named(bare, tmp_path: Path):
+    containers = tmp_path / "hook/vgpu/containers"
+    uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
+    for number, entries in enumerate((2, 10_001, 10_500, 11_000, 12_000)):
+        leaf = containers / f"{uid}{number}_main"
+        leaf.mkdir(parents=True)
+        for entry in range(entries):
+            (leaf / f"{entry}").touch()
+
+    found = await beside(bare, tmp_path, CheckGroup.PATHS)
+
+    assert 3 == found.count(("P-PATHS", "note"))
 
 
 def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent():
