@@ -20,8 +20,6 @@ from collections.abc import (
 from pathlib import Path
 from typing import Final, NoReturn, Self, TypeVar, TypeVarTuple
 
-import aiofiles
-import aiofiles.os
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
@@ -369,52 +367,37 @@ MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOO
 
 
 class TextFiles:
-    """Reads with aiofiles; `offload` runs each step on a thread that does not delay an exit."""
+    """Reads files. `offload` does so on a thread that does not delay an exit."""
 
     def __init__(self, offload: Offload) -> None:
         self.offload = offload
-        self._steps = _Steps(offload)
 
     async def is_there(self, path: Path) -> bool:
         """False for a missing file. One that cannot be inspected exists; reading it fails."""
         try:
-            return stat.S_ISREG((await aiofiles.os.stat(path, loop=self._steps)).st_mode)
+            return stat.S_ISREG((await self.offload.call(path.stat)).st_mode)
         except OSError as error:
             return error.errno not in MISSING
 
     async def read(self, path: Path, limit: int) -> bytes:
         """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
-        try:
-            status = await aiofiles.os.stat(path, loop=self._steps)
-            if stat.S_ISFIFO(status.st_mode) and path.parent != Path("/dev"):  # but /dev/stdin
-                said = "is a pipe, which may block for ever; name a regular file"
-                raise SettingsError(f"{path}: {said}")
-            # Not `async with`: aiofiles would close on the loop's own pool, whose threads are
-            # joined at exit. A cancelled caller does not close: the thread that hangs still uses
-            # the file.
-            file = await aiofiles.open(path, "rb", loop=self._steps)
-            try:
-                content: bytes = await file.read(limit + 1)
-            except OSError:
-                await file.close()
-                raise
-            await file.close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            said = f"cannot be read: {reason}; check the path and its rights"
-            raise SettingsError(f"{path}: {said}") from error
-        check_size(path, content, limit)
-        return content
+        return await self.offload.call(_text, path, limit)
 
 
-class _Steps:
-    """Stands in for the loop that aiofiles uses: runs each step by the offload."""
-
-    def __init__(self, offload: Offload) -> None:
-        self._offload = offload
-
-    async def run_in_executor(self, _executor: None, step: Callable[[], R]) -> R:
-        return await self._offload.call(step)
+def _text(path: Path, limit: int) -> bytes:
+    try:
+        # A pipe may block for ever. /dev/stdin may be one.
+        if stat.S_ISFIFO(path.stat().st_mode) and path.parent != Path("/dev"):
+            said = "is a pipe, which may block for ever; name a regular file"
+            raise SettingsError(f"{path}: {said}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        said = f"cannot be read: {reason}; check the path and its rights"
+        raise SettingsError(f"{path}: {said}") from error
+    check_size(path, content, limit)
+    return content
 
 
 def check_size(path: Path, content: bytes, limit: int) -> None:
