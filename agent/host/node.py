@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self
 
+import yaml
+
 from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
@@ -95,8 +97,6 @@ def read_specification(content: bytes) -> frozenset[str]:
     None if a runtime drops the file: one wrong device is enough. Versions and unknown fields are
     not judged, because it depends on the runtime which ones it knows.
     """
-    import yaml  # noqa: PLC0415 -- late: only the CDI strategies need it
-
     loader: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     names: list[str] = []
     depth = 0
