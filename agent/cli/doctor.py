@@ -243,19 +243,6 @@ def _ask_agent(path: Path) -> AgentAnswer:
 # What is at hand.
 
 
-class ClusterSeen(msgspec.Struct, frozen=True):
-    """The API server's answers. `node` None: it was not shown, and `answer` says why.
-
-    - `excess`: granted rights that the agent does not need; None: not asked.
-    - `names`: whether the Nodes that the settings name exist.
-    """
-
-    answer: ClusterAnswer
-    node: NodeSight | None = None
-    excess: tuple[Right, ...] | None = None
-    names: Mapping[str, NamedNode] = msgspec.field(default_factory=dict)
-
-
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what was seen there.
 
@@ -265,6 +252,9 @@ class NodeSeen(msgspec.Struct, eq=False):
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`, `processes`: /dev and /proc.
     - `cluster`: None: no API server is asked in plain mode, nor for other groups.
+    - `node`: the Node beside a running agent; None: it was not shown, and `cluster` says why.
+    - `excess`: granted rights that the agent does not need; None: not asked.
+    - `named`: whether the Nodes that the settings name exist, as far as they were asked for.
     - `scan`: None: the driver was not asked, or gave none.
     """
 
@@ -279,7 +269,10 @@ class NodeSeen(msgspec.Struct, eq=False):
     reader: bool = False
     device_files: Path = Path("/dev")
     processes: Path = Path("/proc")
-    cluster: ClusterSeen | None = None
+    cluster: ClusterAnswer | None = None
+    node: NodeSight | None = None
+    excess: tuple[Right, ...] | None = None
+    named: dict[str, NamedNode] = msgspec.field(default_factory=dict)
     scan: Scan | None = None
     sockets: tuple[PluginSocket, ...] = ()
 
@@ -289,7 +282,7 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
     if seen.settings.plain is None and groups & {*FROM_API, CheckGroup.CONFIG}:
-        seen.cluster = await _see_cluster(seen)
+        await _see_cluster(seen)
     findings = [*seen.config]
     for needed_by, find in CHECKS_OF:
         if groups & needed_by:
@@ -310,7 +303,7 @@ def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
         if missing:
             said = f"not checked: {', '.join(check.value for check in missing)}"
             advice = "repair what is said of the API server, and run this check again"
-            yield Finding.unknown(missing[0], seen.cluster.answer.server, said, advice)
+            yield Finding.unknown(missing[0], seen.cluster.server, said, advice)
 
 
 # The checks.
@@ -319,9 +312,7 @@ def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
 async def _entries(seen: NodeSeen) -> Iterable[Finding]:
     if seen.agent is None:
         return []
-    names = dict.fromkeys(seen.names, NamedNode.UNSEEN)
-    if seen.cluster is not None:
-        names |= seen.cluster.names
+    names = dict.fromkeys(seen.names, NamedNode.UNSEEN) | seen.named
     if seen.settings.node in names:
         names[seen.settings.node] = NamedNode.THERE
     return scheduling.judge_entries(seen.settings.node, names, seen.files)
@@ -475,8 +466,7 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    answer = None if seen.cluster is None else seen.cluster.answer
-    sockets = seen.sockets
+    answer, sockets = seen.cluster, seen.sockets
     if seen.agent is not None:
         # The register annotation is the agent's own then, and no sign of HAMi's plugin; a socket
         # that nobody listens on is one of the leftovers.
@@ -489,15 +479,15 @@ async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
     if seen.cluster is None:
         return []
-    answer, node = seen.cluster.answer, seen.cluster.node
+    answer = seen.cluster
     if answer.failure and seen.agent is not None:
         advice = answer.remedy or "repair the connection, and run this check again"
         return [Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)]
     findings = list(preflight.judge_cluster(seen.settings.node, answer))
-    if seen.cluster.excess is not None:
-        findings.append(preflight.judge_excess(answer.server, seen.cluster.excess))
-    if node is not None:
-        findings.append(preflight.judge_clock(answer.server, node.skew))
+    if seen.excess is not None:
+        findings.append(preflight.judge_excess(answer.server, seen.excess))
+    if seen.node is not None:
+        findings.append(preflight.judge_clock(answer.server, seen.node.skew))
     return findings
 
 
@@ -505,8 +495,8 @@ async def _scheduler(seen: NodeSeen) -> Iterable[Finding]:
     """What HAMi's scheduler reads of the Node, and what the kubelet offers beside it."""
     if seen.cluster is None:
         return []
-    settings, name, node = seen.settings, seen.settings.node, seen.cluster.node
-    annotations = seen.cluster.answer.annotations
+    settings, name, node = seen.settings, seen.settings.node, seen.node
+    annotations = seen.cluster.annotations
     differences: tuple[str, ...] = ()
     if seen.scan is not None and REGISTER in annotations:
         differences = report_differences(settings, seen.scan, annotations)
@@ -563,41 +553,38 @@ CHECKS_OF: Final = (
 # What the API server says.
 
 
-async def _see_cluster(seen: NodeSeen) -> ClusterSeen:
+async def _see_cluster(seen: NodeSeen) -> None:
     """Ask all questions in one session."""
     settings = seen.settings
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
     server = f"API server by {connection.source}"
-    names = [name for name in seen.names if name != settings.node]
-    unasked = dict.fromkeys(names, NamedNode.UNSEEN)
     session = KubeSession(connection, random.SystemRandom())
     try:
         await session.open()
         review = KubeReview(session, settings.node)
-        answer = await _ask(session, review, seen, server)
+        seen.cluster = answer = await _ask(session, review, seen, server)
         if seen.agent is None:
-            return ClusterSeen(answer)
+            return
         excess = tuple([right for right in preflight.UNNEEDED if await review.granted(right)])
         unread = any(right.words == "get nodes" for right in answer.denied)
-        if answer.found is False or unread:
-            return ClusterSeen(answer, excess=excess, names=unasked)
-        sight = KubeSight(session, seen.clock)
-        try:
-            node = await sight.look(settings.node, settings.sharing.resource)
-        except ApiNotFound:
-            answer = msgspec.structs.replace(answer, found=False)
-            return ClusterSeen(answer, excess=excess, names=unasked)
-        annotations = node.traces.annotations
-        answer = msgspec.structs.replace(
-            answer, found=True, labels=node.labels, annotations=annotations
-        )
-        asked = {name: await sight.named(name) for name in names[: scheduling.ASKED]}
-        return ClusterSeen(answer, node, excess, unasked | asked)
+        sight, node = KubeSight(session, seen.clock), None
+        if answer.found is not False and not unread:
+            try:
+                node = await sight.look(settings.node, settings.sharing.resource)
+            except ApiNotFound:
+                answer = msgspec.structs.replace(answer, found=False)
+        if node is not None:
+            answer = msgspec.structs.replace(
+                answer, found=True, labels=node.labels, annotations=node.traces.annotations
+            )
+            others = [name for name in seen.names if name != settings.node]
+            seen.named = {name: await sight.named(name) for name in others[: scheduling.ASKED]}
+        seen.cluster, seen.node, seen.excess = answer, node, excess
     except (ApiError, SettingsError) as error:
         failure, remedy = _failure_of(error)
-        answer = ClusterAnswer(server, failure=failure, remedy=remedy)
-        return ClusterSeen(answer, names=unasked)
+        seen.cluster = ClusterAnswer(server, failure=failure, remedy=remedy)
+        seen.named = {}
     finally:
         await session.close()
 
