@@ -13,8 +13,7 @@ from agent.allocate.calls import AllocationPeers, AllocationViews
 from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
 from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
 from agent.app.adapters import Adapters
-from agent.app.front import Front
-from agent.app.policies import EXPECTED, POLICIES
+from agent.app.front import EXPECTED, POLICIES, Front
 from agent.cluster import PodTable
 from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
@@ -116,7 +115,7 @@ async def open_back(
                 state.ledger,
                 front.knowing.kubelet.epoch,
                 source.calls.taken,
-                front.endpoint.rivals.gone,
+                front.rivals.gone,
             ),
             peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
             rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
@@ -210,7 +209,7 @@ async def open_plain(
             state.ledger,
             front.knowing.kubelet.epoch,
             source.calls.taken,
-            front.endpoint.rivals.gone,
+            front.rivals.gone,
         ),
         peers=ReconcilePeers(
             witness, records, adapters.hooks, adapters.clock, front.allocator.calls
@@ -322,7 +321,7 @@ def tiers(
             "room": knowing.clearing.follow_room,
             **runs,
         }
-        served = [Task("endpoint", front.endpoint.run), Task("mounts", own["mounts"])]
+        served = [Task("endpoint", front.serve), Task("mounts", own["mounts"])]
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [
