@@ -13,8 +13,7 @@ from agent.allocate.calls import AllocationPeers, AllocationViews
 from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
 from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
 from agent.app.adapters import Adapters
-from agent.app.front import Front
-from agent.app.policies import EXPECTED, POLICIES
+from agent.app.front import EXPECTED, POLICIES, Front
 from agent.cluster import PodTable
 from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers

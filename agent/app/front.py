@@ -9,9 +9,8 @@ import msgspec
 from agent.allocate.edits import check_library
 from agent.allocate.steps import AllocateStep
 from agent.app.adapters import Adapters, SharedCells, new_facts
-from agent.app.policies import EXPECTED, POLICIES
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.errors import Refusal, StateError
+from agent.errors import AgentError, Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch, HostFileWatch
 from agent.inventory import (
@@ -24,7 +23,7 @@ from agent.inventory import (
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import supervise
+from agent.kit.tasks import RestartPolicy, supervise
 from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import SliceAllocator
@@ -40,6 +39,61 @@ from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
 from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
+
+# How often each task may fail, and the delays before its restarts.
+
+EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
+"""Failures of the outside world, logged in one line. Any other exception is a defect."""
+
+DEFECTS = 3
+"""Defects of one task within its window before the process gives up."""
+
+
+def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:
+    return RestartPolicy(delays=delays, jitter=jitter, bug_budget=DEFECTS)
+
+
+_LOCAL = _policy(0.1, 0.5, 1.0, 5.0)
+_DRIVER = _policy(0.5, 1.0, 5.0, 30.0)
+_WEB = _policy(0.5, 1.0, 10.0, 30.0)
+_API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
+
+POLICIES: Mapping[str, RestartPolicy] = {
+    "state": _LOCAL,
+    "notify": _LOCAL,
+    "settings": _LOCAL,
+    "journal": _LOCAL,
+    "inventory": _LOCAL,
+    "left_out": _LOCAL,
+    "gpu_events": _LOCAL,
+    "cordons": _LOCAL,
+    "held": _LOCAL,
+    "withholder": _LOCAL,
+    "clearing": _LOCAL,
+    "room": _LOCAL,
+    "listing": _LOCAL,
+    "discovery": _DRIVER,
+    "health": _DRIVER,
+    "samples": _DRIVER,
+    "usage": _LOCAL,
+    "pressure": _LOCAL,
+    "node": _API,
+    "pods": _API,
+    "report": _API,
+    "settlement": _API,
+    "kubelet_start": _LOCAL,
+    "reconcile": _policy(1.0, 5.0, 15.0, 60.0),
+    "plugin": _policy(0.1, 0.5, 1.0, 10.0),
+    "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
+    "rival": _policy(0.1, 0.5, 1.0, 10.0),
+    "announcer": _API,
+    "condition": _API,
+    "recent": _LOCAL,
+    "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
+    "heartbeat": _LOCAL,
+    "web": _WEB,
+    "web_socket": _WEB,
+}
 
 
 class HostFacts(msgspec.Struct, frozen=True):
