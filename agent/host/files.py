@@ -513,7 +513,7 @@ class FileDirectory(DirectoryWatch):
 
 
 class HostFileWatch:
-    """The FileWatch port: watches the directories of files, and the ConfigMap link in each.
+    """Watches the directories of files, and the ConfigMap link in each.
 
     `offload` runs the inspections.
     """
@@ -522,7 +522,10 @@ class HostFileWatch:
         self._offload = offload
 
     async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        """See agent.ports.FileWatch."""
+        """Call `changed` once the files are watched, then whenever one may have changed.
+
+        The files and their directories may be missing, appear, vanish, be replaced or be links.
+        """
         names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
         for path in paths:
             names[path.absolute().parent].add(path.name)
