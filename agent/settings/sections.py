@@ -12,10 +12,9 @@ from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
 from agent.health.judge import HealthSettings
 from agent.ledger import EditSettings
-from agent.model import MIG_MODE, SharingSettings, check_list_size
+from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Values
 from agent.settings.table import switches_of
-from agent.web.policy import HamiNames, ReaderPolicy
 
 
 class HostPaths(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from agent.allocate.steps import UnlockedPods
 from agent.hami.register import ReportProfile
 from agent.health.judge import XidSwitches, read_switches
 from agent.health.xids import XidClass
+from agent.model import HamiNames, ReaderPolicy
 from agent.settings.fields import (
     FALSE,
     HOW,
@@ -39,7 +40,6 @@ from agent.settings.fields import (
     texts,
     whole,
 )
-from agent.web.policy import HamiNames, ReaderPolicy
 
 POLICIES = {"": "default", "FORCE": "force", "DISABLE": "disable"}
 """Other spellings that HAMi-core accepts. The empty one is its default."""

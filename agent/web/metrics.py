@@ -5,9 +5,11 @@ series (`hami`), and the counts and durations of the services.
 """
 
 import asyncio
+import datetime as dt
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -33,13 +35,22 @@ from agent.allocate.room import promised, takes_room
 from agent.cluster import PodTable
 from agent.hami.region import RegionState
 from agent.kit.tally import DurationRow, Durations, Tally
-from agent.ledger import ContainerKey, Holder, Ledger, Row
-from agent.model import MIB, Condition, GpuSample, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
+from agent.ledger import Holder, Ledger, Row
+from agent.model import (
+    MIB,
+    NO_INDEX,
+    Condition,
+    GpuSample,
+    GpuUuid,
+    HamiNames,
+    Inventory,
+    Sampled,
+    SharedGpu,
+    SliceList,
+)
+from agent.status import StatusFacts, gpu_labels, labelled
 from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
-from agent.web.hami import Used, hami_families
-from agent.web.policy import HamiNames
-from agent.web.status import StatusFacts, gpu_labels, labelled
 
 PREFIX: Final = "hami_agent_"
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,6 +72,8 @@ Named = Sequence[tuple[str, SharedGpu]]
 """The GPUs, each with its label."""
 Values = Mapping[tuple[str, ...], float]
 """The number of each series, by the values of its labels."""
+Used = tuple[Holder, ContainerUse]
+"""A container, and what it uses."""
 T = TypeVar("T", Tally, Durations)
 
 
@@ -118,7 +131,11 @@ class AgentCollector(Collector):
         yield from health_families(named)
         yield from slice_families(named, facts.slices, ledger, pods)
         yield from use_families(named, facts.newest)
-        used = tuple(used_containers(rows, facts.used))
+        used = [
+            (holder, use)
+            for holder, row in newest_rows(rows).items()
+            if (use := facts.used(row.key)) is not None
+        ]
         if self._names_pods:
             yield from promised_families(inventory, rows, labels)
             yield limits_family(rows, pods)
@@ -328,16 +345,6 @@ def newest_rows(rows: Iterable[Row]) -> Mapping[Holder, Row]:
     return dict(sorted(promised_rows(rows), key=lambda one: one[1].answered_at))
 
 
-def used_containers(
-    rows: Iterable[Row], newest: Callable[[ContainerKey], ContainerUse | None]
-) -> Iterator[Used]:
-    """What the containers use, as far as that is known."""
-    for holder, row in newest_rows(rows).items():
-        use = newest(row.key)
-        if use is not None:
-            yield holder, use
-
-
 def promised_families(
     inventory: Inventory, rows: Iterable[Row], labels: Mapping[GpuUuid, str]
 ) -> Iterator[Metric]:
@@ -490,7 +497,12 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
         family = HistogramMetricFamily(PREFIX + name, first.help, labels=first.labels)
         rows: dict[tuple[str, ...], DurationRow] = {}
         for row in (row for item in group for row in item.rows()):
-            rows[row.labels] = _sum(rows[row.labels], row) if row.labels in rows else row
+            other = rows.get(row.labels)
+            if other is None:
+                rows[row.labels] = row
+                continue
+            cumulative = map(operator.add, row.cumulative, other.cumulative)
+            rows[row.labels] = DurationRow(row.labels, tuple(cumulative), row.total + other.total)
         bounds = [*map(str, first.buckets), "+Inf"]
         for labels, row in sorted(rows.items()):
             buckets = list(zip(bounds, row.cumulative, strict=True))
@@ -498,13 +510,190 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
         yield family
 
 
-def _sum(one: DurationRow, other: DurationRow) -> DurationRow:
-    cumulative = tuple(a + b for a, b in zip(one.cumulative, other.cumulative, strict=True))
-    return DurationRow(one.labels, cumulative, one.total + other.total)
-
-
 def _by_name(items: Iterable[T]) -> dict[str, list[T]]:
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(item.name, []).append(item)
     return groups
+
+
+# Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
+#
+# Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go; HAMi #2732 (temperature,
+# power, ECC) and #2808.
+
+ZONE: Final = "vGPU"
+UUID_LENGTH: Final = 40
+TYPE_PREFIX: Final = "NVIDIA-"
+"""Before every name, also before one that begins with it. The register annotation differs."""
+WHOLE: Final = 2**64
+"""HAMi's sums are of 64 bits without a sign."""
+
+_Series: TypeAlias = tuple[str, str, tuple[str, ...]]
+"""Name, help and labels of one series of HAMi's; the label `zone` comes last."""
+_Value: TypeAlias = tuple[str, tuple[str, ...], float]
+"""The key of a series, the values of its labels but the zone, and the number."""
+_NODE: Final = ("node", "device_index", "device_uuid", "device_type")
+_CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
+
+_CURRENT: Final[Mapping[str, _Series]] = {
+    "gpu memory": ("hami_host_gpu_memory_used_bytes", "GPU device memory usage in bytes", _NODE),
+    "gpu compute": ("hami_host_gpu_utilization_ratio", "GPU core utilization ratio (0-100)", _NODE),
+    "gpu traffic": (
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "GPU memory controller utilization ratio (0-100)",
+        _NODE,
+    ),
+    "temperature": (
+        "hami_host_gpu_temperature_celsius",
+        "GPU temperature in degrees Celsius",
+        _NODE,
+    ),
+    "power": ("hami_host_gpu_power_usage_watts", "GPU power draw in watts", _NODE),
+    "ecc": (
+        "hami_host_gpu_ecc_errors_total",
+        "GPU ECC errors in its lifetime",
+        (*_NODE, "error_type"),
+    ),
+    "memory": ("hami_vgpu_memory_used_bytes", "vGPU device memory usage in bytes", _CONTAINER),
+    "limit": ("hami_vgpu_memory_limit_bytes", "vGPU device memory limit in bytes", _CONTAINER),
+    "memory again": (
+        "hami_container_device_memory_bytes",
+        "Container device memory usage in bytes",
+        _CONTAINER,
+    ),
+    "compute": (
+        "hami_container_device_utilization_ratio",
+        "Container device SM utilization ratio",
+        _CONTAINER,
+    ),
+    "idle": (
+        "hami_container_last_kernel_elapsed_seconds",
+        "Seconds since last kernel execution in container",
+        _CONTAINER,
+    ),
+    "context": (
+        "hami_vgpu_memory_context_bytes",
+        "Container device memory context size in bytes",
+        _CONTAINER,
+    ),
+    "module": (
+        "hami_vgpu_memory_module_bytes",
+        "Container device memory module size in bytes",
+        _CONTAINER,
+    ),
+    "buffer": (
+        "hami_vgpu_memory_buffer_bytes",
+        "Container device memory buffer size in bytes",
+        _CONTAINER,
+    ),
+}
+
+_OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
+_OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+
+_LEGACY: Final[Mapping[str, _Series]] = {
+    "gpu memory": ("HostGPUMemoryUsage", "GPU device memory usage", _OLD_NODE),
+    "gpu compute": ("HostCoreUtilization", "GPU core utilization", _OLD_NODE),
+    "memory": ("vGPU_device_memory_usage_in_bytes", "vGPU device usage", _OLD_CONTAINER),
+    "limit": ("vGPU_device_memory_limit_in_bytes", "vGPU device limit", _OLD_CONTAINER),
+    "parts": (
+        "Device_memory_desc_of_container",
+        "Container device memory description",
+        (*_OLD_CONTAINER, "context", "module", "data", "offset"),
+    ),
+    "compute": (
+        "Device_utilization_desc_of_container",
+        "Container device utilization description",
+        _OLD_CONTAINER,
+    ),
+    "idle": (
+        "Device_last_kernel_of_container",
+        "Container device last kernel description",
+        _OLD_CONTAINER,
+    ),
+}
+
+_FORMS: Final[Mapping[HamiNames, tuple[Mapping[str, _Series], ...]]] = {
+    HamiNames.NONE: (),
+    HamiNames.CURRENT: (_CURRENT,),
+    HamiNames.LEGACY: (_LEGACY,),
+    HamiNames.BOTH: (_CURRENT, _LEGACY),
+}
+
+_BUILD: Final = ("build_date", "compiler", "go_version", "platform", "revision", "version")
+
+
+def hami_families(
+    names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Iterable[Used]
+) -> Iterator[Metric]:
+    """Render what the GPUs report and what containers use, and the agent's version as HAMi's."""
+    forms = _FORMS[names]
+    if not forms:
+        return
+    values = [
+        *_of_gpus(facts),
+        *(one for holder, use in used for one in _of(holder, use)),
+    ]
+    for form in forms:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for key, (name, text, labels) in form.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            families[key] = kind(name, text, labels=(*labels, "zone"))
+        for key, values_of, number in values:
+            if key in families:
+                families[key].add_metric((*values_of, ZONE), number)
+        yield from families.values()
+    info = GaugeMetricFamily(
+        "hami_build_info",
+        "hami build metadata exposed as labels with a constant value of 1.",
+        labels=_BUILD,
+    )
+    info.add_metric(("", "", "", "", build.revision, build.version), 1)
+    yield info
+
+
+def _of_gpus(facts: StatusFacts) -> Iterator[_Value]:
+    """What each GPU reports; what it does not report has no series."""
+    for shared in facts.inventory.gpus:
+        gpu, sampled = shared.gpu, facts.newest(shared.uuid)
+        if gpu.index == NO_INDEX or sampled is None:
+            continue
+        one = sampled.sample
+        # As HAMi's monitor counts.
+        used = None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB
+        labels = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
+        for key, kind, value in (
+            ("gpu memory", (), used),
+            ("gpu compute", (), one.gpu_percent),
+            ("gpu traffic", (), one.memory_percent),
+            ("temperature", (), one.celsius),
+            ("power", (), one.milliwatts and one.milliwatts / 1000),
+            ("ecc", ("corrected",), one.ecc_corrected),
+            ("ecc", ("uncorrected",), one.ecc_uncorrected),
+        ):
+            if value is not None:
+                yield key, (*labels, *kind), value
+
+
+def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:
+    """What one container uses of each GPU; the time since the last kernel is the same for all."""
+    for gpu in use.gpus:
+        uuid, memory = gpu.uuid[:UUID_LENGTH], gpu.memory
+        labels = (holder.namespace, holder.pod, holder.container, str(gpu.index), uuid)
+        for key, number in (
+            ("memory", memory.total),
+            ("limit", gpu.memory_limit),
+            ("memory again", memory.total),
+            ("compute", gpu.sm_percent),
+            ("context", memory.context),
+            ("module", memory.module),
+            ("buffer", memory.buffer),
+        ):
+            yield key, labels, number
+        # Sizes that HAMi has as label values; the last is what the others leave of the total.
+        known = memory.context, memory.module, memory.buffer
+        parts = (*known, (memory.total - sum(known)) % WHOLE)
+        yield "parts", (*labels, *map(str, parts)), memory.total
+        if use.idle is not None:
+            yield "idle", labels, use.idle // dt.timedelta(seconds=1)

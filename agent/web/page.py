@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from agent.errors import cap
+from agent.model import ReaderPolicy
 from agent.status import (
     AllocationStatus,
     CheckStatus,
@@ -31,10 +32,11 @@ from agent.status import (
     SettingStatus,
     ShareStatus,
     StatusDocument,
+    StatusFacts,
     UseHistory,
+    status_of,
 )
-from agent.web.api import Readers
-from agent.web.status import StatusFacts, status_of
+from agent.web.api import refuse_reader
 
 KEPT: Final = 0.5
 """Seconds for which a rendering is reused: many readers cost the loop no more than one."""
@@ -95,7 +97,9 @@ BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 class PageDoor:
     """Answers `/`. `facts` is read for each rendering, without waiting; None: there is none yet."""
 
-    def __init__(self, facts: Callable[[], StatusFacts | None], readers: Readers) -> None:
+    def __init__(
+        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
+    ) -> None:
         self._facts = facts
         self._readers = readers
         self._body = b""
@@ -103,7 +107,7 @@ class PageDoor:
 
     def page(self, request: web.BaseRequest) -> web.Response:
         """Answer a GET or HEAD, with the page of now or of the last KEPT seconds."""
-        refused = self._readers.refused(request)
+        refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
         now = asyncio.get_running_loop().time()

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from agent.web.server import Listeners, WebServer
+from agent.web.server import Listeners, serve_pages
 
 
 class ToldGpu:
@@ -40,7 +40,7 @@ async def an_agent(
     text = json.dumps({"apiVersion": "hami-agent/v1", "kind": kind, "data": data})
     told = ToldGpu(status, text if raw is None else raw)
     with structlog.testing.capture_logs():
-        async with WebServer(Listeners(port=None, socket_path=path), {}, told.answer):
+        async with serve_pages(Listeners(port=None, socket_path=path), {}, told.answer):
             yield told
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.cli.explain import rendered
+from agent.cli.explain import explanation_lines, folded
 from agent.cli.main import dispatch
 from agent.errors import ApiError
 from agent.host.process import SystemClock
@@ -348,7 +348,7 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     )
     explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now, Seeded())
 
-    text = rendered(explanation, "API server by /etc/kubeconfig", now, columns)
+    text = folded(explanation_lines(explanation, "API server by /etc/kubeconfig", now), columns)
 
     assert columns >= max(len(line) for line in text.splitlines())
     assert "CardInsufficientMemory" in " ".join(text.split())

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agent.host.process import SystemClock
-from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, encode, envelope
+from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
 from tests.fakes.explain_rig import TOKEN, ExplainRig, a_gpu, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG
 
@@ -68,7 +68,7 @@ def a_status(used_mib: int | None = None) -> web.Response:
     held = AllocationStatus("default", "p", "main", (share,), last_kernel=last)
     other = AllocationStatus("other", "p", "main", (share,))
     found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
-    return web.Response(body=envelope("Status", encode(found), last))
+    return web.Response(body=envelope("Status", found, last))
 
 
 async def test_a_running_pod_is_told_with_what_it_uses_and_its_last_kernel(tmp_path, capsys):

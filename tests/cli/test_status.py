@@ -1,6 +1,7 @@
 """`hami-agent status`: what people see, from a document of the agent, at any width."""
 
 import datetime as dt
+import itertools
 import json
 
 import msgspec
@@ -20,7 +21,6 @@ from agent.status import (
     NodeStatus,
     ShareStatus,
     StatusDocument,
-    encode,
     envelope,
 )
 from tests.builders import G1, G2, NOON
@@ -110,6 +110,17 @@ def test_no_line_is_wider_than_the_terminal(width):
 
     assert width >= max(map(len, lines))
     assert any(line.startswith("1 ") and "BAD" in line for line in lines)
+
+
+def test_the_head_is_at_most_80_columns_wide_also_where_the_table_is_wider():
+    node = msgspec.structs.replace(NODE, kubelet="registered, and the kubelet takes the lists")
+    found = msgspec.structs.replace(STATUS, node=node)
+    head = list(
+        itertools.takewhile(lambda line: line[:3] != "GPU", shown(found, width=120).split("\n"))
+    )
+
+    assert 80 >= max(map(len, head))
+    assert "  kubelet: registered, and the kubelet takes the lists" in head
 
 
 def test_who_holds_a_gpu_idle_is_pointed_out_with_the_longest():
@@ -212,7 +223,7 @@ def agent(monkeypatch):
 
     def call(path, method, target, _deadline):
         asked.append((str(path), method, target))
-        return 200, envelope("Status", encode(STATUS), NOON).decode()
+        return 200, envelope("Status", STATUS, NOON).decode()
 
     monkeypatch.setattr(sources, "call", call)
     return asked
@@ -283,7 +294,7 @@ def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(cl
     ids=["without-offset", "first-year", "past-the-last-year"],
 )
 def test_a_time_that_no_agent_writes_is_not_read(cli, monkeypatch, made):
-    document = json.loads(envelope("Status", encode(StatusDocument(node=NODE, gpus=())), NOON))
+    document = json.loads(envelope("Status", StatusDocument(node=NODE, gpus=()), NOON))
     answer = json.dumps({**document, "generatedAt": made})
     monkeypatch.setattr(sources, "call", lambda *_: (200, answer))
     code, _, err = cli("status", "--since", "24h")

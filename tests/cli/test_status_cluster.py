@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from agent.cli.main import dispatch
-from agent.status import NodeStatus, StatusDocument, encode, envelope
+from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
 from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG
@@ -124,7 +124,7 @@ async def test_an_agent_that_may_be_read_from_elsewhere_is_read_through_the_api_
     tmp_path, capsys
 ):
     known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
-    body = envelope("Status", encode(known), NOON)
+    body = envelope("Status", known, NOON)
     async with (
         explain_rig(tmp_path, capsys) as rig,
         a_proxy(web.Response(body=body)) as (url, asked),
@@ -143,7 +143,7 @@ async def test_an_agent_that_was_evicted_or_is_being_replaced_is_not_asked(tmp_p
     gone = {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     leaving = {**AGENT, "metadata": gone}
     known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
-    body = envelope("Status", encode(known), NOON)
+    body = envelope("Status", known, NOON)
     async with (
         explain_rig(tmp_path, capsys) as rig,
         a_proxy(web.Response(body=body), evicted, leaving, AGENT) as (url, asked),
@@ -174,7 +174,7 @@ async def test_the_agent_is_asked_at_the_port_that_its_pod_names(tmp_path, capsy
     containers = [{"name": "agent", "ports": ports}]
     pod = {**AGENT, "spec": {"volumes": PLUGINS, "containers": containers}}
     known = StatusDocument(node=NodeStatus(name="a", ready=True), gpus=())
-    body = envelope("Status", encode(known), NOON)
+    body = envelope("Status", known, NOON)
     async with (
         explain_rig(tmp_path, capsys) as rig,
         a_proxy(web.Response(body=body), pod) as (url, asked),

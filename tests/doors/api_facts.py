@@ -7,13 +7,11 @@ import msgspec
 
 from agent.cluster import NodeView
 from agent.ledger import JournalEntry, Ledger
-from agent.model import SliceGroup, SliceList, slice_id
+from agent.model import ReaderPolicy, SliceGroup, SliceList, slice_id
 from agent.node.findings import Check
-from agent.status import NodeStatus, SettingStatus
-from agent.web.api import ReadApi, Readers
-from agent.web.policy import ReaderPolicy
-from agent.web.server import Listeners, WebServer
-from agent.web.status import StatusFacts
+from agent.status import NodeStatus, SettingStatus, StatusFacts
+from agent.web.api import PREFIX, ReadApi
+from agent.web.server import Listeners, serve_pages
 from tests.builders import G1, NOON, a_gpu, a_row, a_share, a_shared_gpu, an_inventory
 
 ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")
@@ -44,9 +42,9 @@ def facts(**parts) -> StatusFacts:
 @contextlib.asynccontextmanager
 async def reading(made, policy=ReaderPolicy.LOCAL):
     """A server whose facts are `made()`, and a client of its port."""
-    server = WebServer(Listeners("127.0.0.1", 0), {}, api=ReadApi(made, Readers(policy)))
+    pages = {PREFIX: ReadApi(made, policy).answer}
     async with (
-        server,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+        serve_pages(Listeners("127.0.0.1", 0), pages) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
         yield client

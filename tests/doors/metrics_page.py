@@ -5,11 +5,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.hami.region import MemoryUse, RegionState
 from agent.ledger import Ledger
 from agent.model import GpuSample, Sampled, SliceList
-from agent.status import NodeStatus
+from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
 from agent.web.api import BuildInfo
 from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
-from agent.web.status import StatusFacts
 from tests.builders import NODE, NOON, a_uuid, an_inventory
 from tests.doors.web_client import ask
 

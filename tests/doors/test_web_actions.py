@@ -12,7 +12,7 @@ from agent.health.verdicts import Recheck
 from agent.model import NO_INDEX, Condition, Probe, ProbeOutcome
 from agent.web import api
 from agent.web.api import Actions
-from agent.web.server import Listeners, WebServer
+from agent.web.server import Listeners, serve_pages
 from tests.builders import G1, a_gpu, a_health, a_shared_gpu
 
 pytestmark = pytest.mark.looptime(False)
@@ -48,7 +48,7 @@ async def post(tmp_path, path, method="POST", served=None):
     connector = aiohttp.UnixConnector(str(socket))
     answer_to = (served or actions()).answer
     async with (
-        WebServer(Listeners(port=None, socket_path=socket), pages, answer_to),
+        serve_pages(Listeners(port=None, socket_path=socket), pages, answer_to),
         aiohttp.ClientSession("http://agent", connector=connector) as client,
         client.request(method, path) as answer,
     ):
@@ -151,8 +151,8 @@ async def test_somebody_else_is_refused(tmp_path, monkeypatch):
 
 async def test_there_are_no_actions_over_tcp():
     async with (
-        WebServer(Listeners("127.0.0.1", 0), {}, actions().answer) as server,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+        serve_pages(Listeners("127.0.0.1", 0), {}, actions().answer) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
         client.post("/api/v1/gpus/0:recheck") as answer,
     ):
         assert 404 == answer.status

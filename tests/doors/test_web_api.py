@@ -9,12 +9,11 @@ import pytest
 from aiohttp import web
 
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView
-from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, Sampled
+from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, ReaderPolicy, Sampled
 from agent.status import ContainerHistory, StatusDocument, open_envelope
 from agent.usage import PastGpuUse, PastUse
 from agent.web import api
-from agent.web.api import Readers
-from agent.web.policy import ReaderPolicy
+from agent.web.api import refuse_reader
 from tests.builders import G1, NOON, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.doors.api_facts import ENTRY, facts, reading
 
@@ -227,7 +226,7 @@ class FakePeer:
     ],
 )
 def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refused):
-    answer = Readers(policy).refused(cast("web.BaseRequest", FakePeer(peer)))
+    answer = refuse_reader(cast("web.BaseRequest", FakePeer(peer)), policy)
 
     assert refused == (answer is not None)
     if answer is not None:

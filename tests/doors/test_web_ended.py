@@ -9,8 +9,8 @@ from agent.allocate.room import promised
 from agent.cli.status import StatusStyle, pod_lines, status_lines
 from agent.cluster import Phase, PodTable, PodView, Role
 from agent.ledger import Ledger, Row
+from agent.status import status_of
 from agent.web.page import page_html
-from agent.web.status import status_of
 from tests.builders import (
     NOON,
     a_container,

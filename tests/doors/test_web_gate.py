@@ -9,7 +9,7 @@ import pytest
 import structlog
 from aiohttp import web
 
-from agent.web import gate
+from agent.web import server as gate
 from tests.doors.web_client import GET, PAGES, raw, serving
 
 BURST = 300
@@ -26,16 +26,16 @@ def patient(monkeypatch):
 async def test_a_head_of_many_times_its_bound_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.5)
     many = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 8000) for number in range(100))
-    async with serving(PAGES) as (server, _):
+    async with serving(PAGES) as (port, _):
         with contextlib.suppress(ConnectionError):
-            assert b"" == await raw(server.port, GET[:-2] + many + b"\r\n")
+            assert b"" == await raw(port, GET[:-2] + many + b"\r\n")
 
 
 async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
     monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.05)
-    async with serving(PAGES) as (server, _):
+    async with serving(PAGES) as (port, _):
         with contextlib.suppress(ConnectionResetError):
-            assert b"" == await raw(server.port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
+            assert b"" == await raw(port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
 
 
 class RawLines:
@@ -45,19 +45,19 @@ class RawLines:
         self.told = asyncio.Event()
 
     def info(self, event, **_):
-        assert "web.client_too_slow" == event
-        self.told.set()
+        if event == "web.client_too_slow":
+            self.told.set()
 
 
 async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
     monkeypatch.setattr(gate, "ANSWER_TIMEOUT", 0.05)
     monkeypatch.setattr(gate, "log", lines := RawLines())
     pages = {"/large": lambda _: web.Response(body=b"x" * 64_000_000)}
-    async with serving(pages) as (server, _):
+    async with serving(pages) as (port, _):
         with socket.socket() as lazy:
             lazy.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(lazy, ("127.0.0.1", server.port))
+            await loop.sock_connect(lazy, ("127.0.0.1", port))
             await loop.sock_sendall(lazy, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await lines.told.wait()
             received = bytearray()
@@ -107,20 +107,20 @@ async def answered(port, times, source="127.0.0.1"):
 async def test_however_many_connections_stand_idle_who_asks_is_answered(own):
     """The kubelet's probe, from an address of its own, or one that it shares with strangers."""
     async with (
-        serving(PAGES) as (server, _),
-        connected(server.port, gate.CONNECTIONS + 44),
-        connected(server.port, 40, "127.0.0.3"),
+        serving(PAGES) as (port, _),
+        connected(port, gate.CONNECTIONS + 44),
+        connected(port, 40, "127.0.0.3"),
     ):
-        assert 50 == await answered(server.port, 50, own)
+        assert 50 == await answered(port, 50, own)
 
 
 async def test_however_many_addresses_they_come_from_who_asks_is_answered():
-    async with serving(PAGES) as (server, _), contextlib.AsyncExitStack() as stack:
+    async with serving(PAGES) as (port, _), contextlib.AsyncExitStack() as stack:
         for number in range(gate.CONNECTIONS + 44):
             source = f"127.0.{1 + number // 200}.{1 + number % 200}"
-            await stack.enter_async_context(connected(server.port, 1, source))
+            await stack.enter_async_context(connected(port, 1, source))
 
-        assert 50 == await answered(server.port, 50, "127.0.1.1")
+        assert 50 == await answered(port, 50, "127.0.1.1")
 
 
 @pytest.mark.skipif(
@@ -129,23 +129,21 @@ async def test_however_many_addresses_they_come_from_who_asks_is_answered():
 )
 async def test_a_burst_of_connections_waits_to_be_taken():
     """A handshake that finds no room is begun again after a second, half of a probe's patience."""
-    async with serving(PAGES) as (server, _):
+    async with serving(PAGES) as (port, _):
         with contextlib.ExitStack() as burst:
             for _ in range(BURST):  # while the loop does not turn
-                burst.enter_context(
-                    socket.create_connection(("127.0.0.1", server.port), timeout=0.9)
-                )
+                burst.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.9))
 
 
 async def test_the_oldest_of_whoever_holds_most_gives_way(monkeypatch):
     monkeypatch.setattr(gate, "CONNECTIONS", 6)
     monkeypatch.setattr(gate, "SHARE", 2)
     async with (
-        serving(PAGES) as (server, _),
-        connected(server.port, 2, "127.0.0.2") as modest,
-        connected(server.port, 4, "127.0.0.3") as greedy,
+        serving(PAGES) as (port, _),
+        connected(port, 2, "127.0.0.2") as modest,
+        connected(port, 4, "127.0.0.3") as greedy,
     ):
-        assert 1 == await answered(server.port, 1, "127.0.0.4")
+        assert 1 == await answered(port, 1, "127.0.0.4")
 
         assert [True, True] == [await is_let_be(one) for one in modest]
         assert [False, True, True, True] == [await is_let_be(one) for one in greedy]
@@ -155,18 +153,18 @@ async def test_who_takes_no_answer_gives_way_when_nobody_is_idle(monkeypatch):
     monkeypatch.setattr(gate, "CONNECTIONS", 3)
     large = {**PAGES, "/large": lambda _: web.Response(body=b"x" * 16_000_000)}
     asked = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with serving(large) as (server, _), connected(server.port, 3, sent=asked) as lazy:
+    async with serving(large) as (port, _), connected(port, 3, sent=asked) as lazy:
         for reader, _ in lazy:
             await reader.readexactly(8)
 
-        assert 10 == await answered(server.port, 10)
+        assert 10 == await answered(port, 10)
 
 
 async def test_a_storm_is_one_line_a_minute_with_how_many_were_left_out(monkeypatch):
     monkeypatch.setattr(gate, "CONNECTIONS", 2)
-    async with serving(PAGES) as (server, _):
+    async with serving(PAGES) as (port, _):
         with structlog.testing.capture_logs() as logs:
-            async with connected(server.port, 20) as idle:
+            async with connected(port, 20) as idle:
                 assert [False] * 18 == [await is_let_be(one) for one in idle[:18]]
 
     assert [("web.full", "127.0.0.1", 0)] == [

@@ -16,10 +16,9 @@ from agent.hami.region import (
     RegionReading,
     RegionState,
 )
-from agent.model import NO_INDEX, GpuSample, Sampled, Share
+from agent.model import NO_INDEX, GpuSample, HamiNames, Sampled, Share
 from agent.usage import use_of
 from agent.web.metrics import AgentCollector
-from agent.web.policy import HamiNames
 from tests.builders import NOON, a_gpu, a_pod_uid, a_row, a_shared_gpu, a_uuid, an_inventory
 from tests.doors.metrics_page import BUILD, a_gpu_use, a_use, facts, sampled, scrape, series, uses
 

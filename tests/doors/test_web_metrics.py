@@ -11,12 +11,20 @@ from agent.cluster import PodTable, PodUid, Role
 from agent.hami.region import RegionState
 from agent.kit.tally import Durations, Tally
 from agent.ledger import ContainerEdits
-from agent.model import NO_INDEX, Condition, GpuSample, Sampled, Share, SliceGroup, slice_id
+from agent.model import (
+    NO_INDEX,
+    Condition,
+    GpuSample,
+    HamiNames,
+    Sampled,
+    Share,
+    SliceGroup,
+    slice_id,
+)
 from agent.node.findings import Check
 from agent.usage import ContainerUse
 from agent.web import metrics
 from agent.web.metrics import OPENMETRICS, AgentCollector, Gauge, MetricSources, MetricsPage
-from agent.web.policy import HamiNames
 from tests.builders import (
     NOON,
     a_container,

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
+from agent.model import ReaderPolicy
 from agent.node.findings import Check
 from agent.status import (
     AllocationStatus,
@@ -24,13 +25,10 @@ from agent.status import (
     SettingStatus,
     ShareStatus,
     StatusDocument,
+    status_of,
 )
-from agent.web.api import Readers
-from agent.web.gate import HEADERS
 from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, age, page_html
-from agent.web.policy import ReaderPolicy
-from agent.web.server import Listeners, WebServer
-from agent.web.status import status_of
+from agent.web.server import HEADERS, Listeners, serve_pages
 from tests.builders import NOON
 from tests.doors.html_tree import HtmlTree
 from tests.doors.page_facts import busy
@@ -264,10 +262,10 @@ def test_an_age_has_one_or_two_units(seconds, words):
 @contextlib.asynccontextmanager
 async def reading(made=busy, policy=ReaderPolicy.LOCAL):
     """A server of the page of `made()`, and a client of its port."""
-    pages = {"/": PageDoor(made, Readers(policy)).page}
+    pages = {"/": PageDoor(made, policy).page}
     async with (
-        WebServer(Listeners("127.0.0.1", 0), pages) as server,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+        serve_pages(Listeners("127.0.0.1", 0), pages) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
         yield client
 
@@ -331,7 +329,7 @@ FAR = cast("web.BaseRequest", FarRequest())
 
 
 async def test_from_another_address_it_is_refused_with_what_to_do_and_in_plain_text():
-    answer = PageDoor(busy, Readers()).page(FAR)
+    answer = PageDoor(busy).page(FAR)
 
     assert (403, "text/plain") == (answer.status, answer.content_type)
     assert POLICY not in answer.headers  # and so the one of every path applies
@@ -359,7 +357,7 @@ async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
         asked.append(asyncio.get_running_loop().time())
         return busy(gpus=1)
 
-    door = PageDoor(made, Readers(ReaderPolicy.ALL)).page
+    door = PageDoor(made, ReaderPolicy.ALL).page
     bodies = set()
     for _ in range(3):
         for _ in range(20):

@@ -10,8 +10,7 @@ import pytest
 import structlog
 
 from agent.errors import PermissionFault
-from agent.web.gate import HEADERS
-from agent.web.server import HEAD_LIMIT, Listeners, WebServer, near
+from agent.web.server import HEAD_LIMIT, HEADERS, Listeners, near, serve_pages
 from tests.doors.web_client import PAGES, ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)
@@ -67,8 +66,8 @@ async def test_a_head_that_is_too_large_is_refused():
 
 
 async def test_bytes_that_are_no_http_get_a_400_and_the_end_and_no_log_line(caplog):
-    async with serving(PAGES) as (server, _):
-        assert (await raw(server.port, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.0 400")
+    async with serving(PAGES) as (port, _):
+        assert (await raw(port, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.0 400")
 
     assert [] == [record for record in caplog.records if record.levelname == "ERROR"]
 
@@ -94,8 +93,8 @@ MARK = b"abracadabra"
     ],
 )
 async def test_whatever_is_said_the_answer_is_short_and_ours_and_repeats_nothing(said, status):
-    async with serving(PAGES) as (server, _):
-        head, _, body = (await raw(server.port, said)).partition(b"\r\n\r\n")
+    async with serving(PAGES) as (port, _):
+        head, _, body = (await raw(port, said)).partition(b"\r\n\r\n")
 
     line, *fields = head.decode().split("\r\n")
     headers = dict(field.split(": ", 1) for field in fields)
@@ -104,16 +103,21 @@ async def test_whatever_is_said_the_answer_is_short_and_ours_and_repeats_nothing
     assert (False, True) == (MARK in head + body, len(body) < 100)
 
 
+async def opened(listeners):
+    async with serve_pages(listeners, PAGES):
+        pass
+
+
 async def test_a_port_that_is_taken_is_said():
-    async with serving(PAGES) as (server, _):
-        with pytest.raises(PermissionFault, match=f"127.0.0.1:{server.port} cannot be bound"):
-            await WebServer(Listeners("127.0.0.1", server.port), PAGES).__aenter__()
+    async with serving(PAGES) as (port, _):
+        with pytest.raises(PermissionFault, match=f"127.0.0.1:{port} cannot be bound"):
+            await opened(Listeners("127.0.0.1", port))
 
 
 async def test_an_ipv6_address_has_brackets_before_its_port():
     # No machine has an address of the documentation's prefix.
     with pytest.raises(PermissionFault, match=r"^\[2001:db8::7\]:9394 cannot be bound"):
-        await WebServer(Listeners("2001:db8::7", 9394), PAGES).__aenter__()
+        await opened(Listeners("2001:db8::7", 9394))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +138,7 @@ def test_on_an_address_of_a_pod_the_port_is_on_loopback_too(host, second):
 
 async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first():
     listeners = Listeners("127.0.0.2", 0, near="127.0.0.1")
-    async with WebServer(listeners, PAGES) as server:
-        port = server.port
+    async with serve_pages(listeners, PAGES) as port:
         for host in ("127.0.0.1", "127.0.0.2"):
             async with aiohttp.request("GET", f"http://{host}:{port}/hello") as answer:
                 assert "hello" == await answer.text()
@@ -146,11 +149,11 @@ async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first
 
 async def test_a_second_address_that_is_taken_is_said_and_keeps_nobody_from_the_first():
     async with serving(PAGES) as (other, _):
-        taken = other.port
+        taken = other
         with structlog.testing.capture_logs() as logs:
             listeners = Listeners("127.0.0.2", taken, near="127.0.0.1")
-            async with WebServer(listeners, PAGES) as server:
-                address = f"http://127.0.0.2:{server.port}/hello"
+            async with serve_pages(listeners, PAGES) as port:
+                address = f"http://127.0.0.2:{port}/hello"
                 async with aiohttp.request("GET", address) as answer:
                     assert 200 == answer.status
 
@@ -169,8 +172,8 @@ async def over_unix(path):
 
 async def test_the_unix_socket_is_for_its_group_only(tmp_path):
     path = tmp_path / "run" / "api.sock"
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES) as server:
-        assert server.port is None
+    async with serve_pages(Listeners(port=None, socket_path=path), PAGES) as port:
+        assert port is None
         assert "hello" == await over_unix(path)
         assert 0o660 == stat.S_IMODE(path.stat().st_mode)
         assert 0 == stat.S_IMODE(path.parent.stat().st_mode) & 0o027
@@ -183,15 +186,15 @@ async def test_a_socket_of_the_dead_is_replaced(tmp_path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
+    async with serve_pages(Listeners(port=None, socket_path=path), PAGES):
         assert "hello" == await over_unix(path)
 
 
 async def test_a_socket_of_the_living_is_left_alone(tmp_path):
     path = tmp_path / "api.sock"
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
+    async with serve_pages(Listeners(port=None, socket_path=path), PAGES):
         with pytest.raises(PermissionFault, match="served by another process"):
-            await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+            await opened(Listeners(port=None, socket_path=path))
 
         assert "hello" == await over_unix(path)
 
@@ -207,7 +210,7 @@ async def test_a_living_socket_with_a_full_queue_is_left_alone(tmp_path):
                 caller.setblocking(False)
                 caller.connect(str(path))
         with pytest.raises(PermissionFault, match="served by another process"):
-            await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+            await opened(Listeners(port=None, socket_path=path))
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
@@ -219,26 +222,22 @@ async def test_what_is_no_socket_is_not_removed(tmp_path, kind):
         path.symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(PermissionFault, match="not a socket"):
-        await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+        await opened(Listeners(port=None, socket_path=path))
 
     assert path.is_symlink() or "mine" == path.read_text()
 
 
 async def test_a_directory_that_cannot_be_used_is_said_and_nothing_stays_bound(tmp_path):
     (tmp_path / "file").write_text("")
-    server = WebServer(Listeners(port=0, socket_path=tmp_path / "file" / "api.sock"), PAGES)
-
     with pytest.raises(PermissionFault, match=r"api\.sock cannot be bound"):
-        await server.__aenter__()
+        await opened(Listeners(port=0, socket_path=tmp_path / "file" / "api.sock"))
     with pytest.raises(PermissionFault, match="AF_UNIX path too long"):
-        await WebServer(
-            Listeners(port=None, socket_path=tmp_path / ("x" * 120)), PAGES
-        ).__aenter__()
+        await opened(Listeners(port=None, socket_path=tmp_path / ("x" * 120)))
 
 
 async def test_a_socket_that_is_not_ours_any_more_is_not_removed(tmp_path):
     path = tmp_path / "api.sock"
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
+    async with serve_pages(Listeners(port=None, socket_path=path), PAGES):
         path.unlink()
         path.write_text("somebody's")
 

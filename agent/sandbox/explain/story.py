@@ -53,7 +53,7 @@ class Gate(msgspec.Struct, frozen=True):
     facts: tuple[str, ...] = ()
 
 
-class GpuVerdict(msgspec.Struct, frozen=True):
+class GpuVerdict(msgspec.Struct, frozen=True, rename="camel"):
     """One GPU for the container that does not fit; `reason` is empty if the GPU fits.
 
     `promised_…` is what other pods were given, whether they use it or not.
@@ -74,7 +74,7 @@ class GpuVerdict(msgspec.Struct, frozen=True):
     used_slots: int
 
 
-class NodeVerdict(msgspec.Struct, frozen=True):
+class NodeVerdict(msgspec.Struct, frozen=True, rename="camel"):
     """One Node: whether the pod fits, else HAMi's reason and each GPU.
 
     - `reason`: the scheduler's text, such as `2/8 CardInsufficientMemory`.
@@ -93,7 +93,7 @@ class NodeVerdict(msgspec.Struct, frozen=True):
     biggest: tuple[str, ...] = ()
 
 
-class PlacingChange(msgspec.Struct, frozen=True):
+class PlacingChange(msgspec.Struct, frozen=True, rename="camel"):
     """A change with which the scheduler's model places the pod on `node`."""
 
     said: str

@@ -3,10 +3,10 @@
 import pytest
 
 from agent.errors import MalformedText
-from agent.status import NodeStatus, encode, envelope, open_envelope
+from agent.status import NodeStatus, envelope, open_envelope
 from tests.builders import NOON
 
-NODE = encode(NodeStatus(name="n"))
+NODE = NodeStatus(name="n")
 
 
 def test_what_is_wrapped_is_read_back_with_its_time() -> None:
@@ -19,7 +19,7 @@ def test_what_is_wrapped_is_read_back_with_its_time() -> None:
     ("content", "why"),
     [
         (envelope("Gpus", NODE, NOON), "the answer is a Gpus of hami-agent/v1; expected a Node"),
-        (envelope("Node", b"[]", NOON), "the answer is no Node of hami-agent/v1"),
+        (envelope("Node", (), NOON), "the answer is no Node of hami-agent/v1"),
         (envelope("Node", NODE, NOON.replace(year=1969)), "the answer is of the year 1969"),
     ],
     ids=["another kind", "another form", "no time"],
