@@ -43,12 +43,10 @@ from agent.sandbox.explain.story import (
     Explanation,
     GateVerdict,
     ago,
-    counted,
-    span,
 )
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.settings.sections import Settings
-from agent.status import StatusDocument, open_envelope
+from agent.status import StatusDocument, counted, open_envelope, span
 
 # Reads what `explain` needs from the API server, by a kubeconfig alone.
 

@@ -34,6 +34,8 @@ from agent.status import (
     StatusDocument,
     StatusFacts,
     UseHistory,
+    counted,
+    span,
     status_of,
 )
 from agent.web.api import refuse_reader
@@ -52,7 +54,6 @@ WIDTH: Final = 1000
 """Units of a bar."""
 HEIGHT: Final = 20
 """Units of a history's height."""
-UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 TO_DO: Final = {
     "wait": "nothing, it clears by itself",
     "inspect": "look at the kernel's log",
@@ -278,6 +279,15 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     promised = (
         f"{gib(gpu.promised_mib)} / {gib(gpu.sellable_mib)} GiB, {gpu.promised_cores} % cores"
     )
+    # Why it is not ok or not offered.
+    notes: list[Html] = []
+    if said := gpu.text.removesuffix(f" [{gpu.runbook}]"):
+        since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
+        notes.append(element("p", since, said))
+    to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
+    to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
+    notes += [element("p", element("strong", " ".join(to_do)))] if to_do else []
+    notes += [element("p", f"Not offered: {obstacle}.") for obstacle in gpu.obstacles]
     place = [gpu.uuid, gpu.pci, "" if gpu.numa is None else f"NUMA {gpu.numa}"]
     place += [gpu.mode] if gpu.mode != "hami-core" else []
     return element(
@@ -297,7 +307,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
             *(element("dt", "Slices"), element("dd", f"{gpu.slices_held} / {gpu.slices}")),
         ),
         _history(gpu.history),
-        _health(gpu, now),
+        element("div", *notes, class_="why") if notes else "",
         element("p", " · ".join(filter(None, place)), class_="id"),
         class_=f"gpu {gpu.condition}",
     )
@@ -345,21 +355,6 @@ def _history(history: UseHistory | None) -> Html:
     lowest, highest = min(known), max(known)
     span = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
     return element("p", drawn, " ", element("span", f"{minutes} min: {span} busy"), class_="past")
-
-
-def _health(gpu: GpuStatus, now: dt.datetime) -> Html:
-    """Why the GPU is not ok or not offered; empty if there is nothing to say."""
-    lines: list[Html] = []
-    said = gpu.text.removesuffix(f" [{gpu.runbook}]")
-    if said:
-        since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
-        lines.append(element("p", since, said))
-    to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
-    to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
-    if to_do:
-        lines.append(element("p", element("strong", " ".join(to_do))))
-    lines.extend(element("p", f"Not offered: {obstacle}.") for obstacle in gpu.obstacles)
-    return element("div", *lines, class_="why") if lines else Html()
 
 
 def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> Html:
@@ -503,15 +498,8 @@ def _more(items: Sequence[T], most: int, path: str) -> Html:
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
-    """How long ago, in one or two units, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
-    left = max(0, int((now - since).total_seconds()))
-    for place, (length, name) in enumerate(UNITS):
-        if left >= length:
-            whole, rest = divmod(left, length)
-            following = UNITS[place + 1 : place + 2] if whole < 10 and length > 60 else ()
-            ends = [f" {rest // small} {unit}" for small, unit in following if rest // small]
-            return f"{whole} {name}{''.join(ends)}"
-    return "0 s"
+    """How long ago, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
+    return span((now - since).total_seconds())
 
 
 def _time(words: str, at: dt.datetime) -> Html:
@@ -533,8 +521,3 @@ def clock(at: dt.datetime) -> str:
 def gib(mib: int) -> str:
     """Memory in GiB, such as `8.0`."""
     return f"{mib / 1024:.1f}"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 slice`, `3 slices`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -76,7 +76,7 @@ async def test_a_running_pod_is_told_with_what_it_uses_and_its_last_kernel(tmp_p
         answer = await rig.explain("p")
 
     assert 0 == answer.code
-    used = "; it uses 2,048 MiB, its last kernel ran 2 h 0 min ago"
+    used = "; it uses 2,048 MiB, its last kernel ran 2 h ago"
     assert [f"{HELD}{used}"] == answer.gate("running")["facts"]
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import datetime as dt
 import hashlib
 import re
 from typing import cast
@@ -27,7 +26,7 @@ from agent.status import (
     StatusDocument,
     status_of,
 )
-from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, age, page_html
+from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, page_html
 from agent.web.server import HEADERS, Listeners, serve_pages
 from tests.builders import NOON
 from tests.doors.html_tree import HtmlTree
@@ -241,22 +240,6 @@ def test_what_is_not_known_or_not_limited_is_said_so():
         "y false default z a, b default",
     ):
         assert words in tree.text, words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (-5, "0 s"),
-        (59, "59 s"),
-        (60, "1 min"),
-        (3599, "59 min"),
-        (3660, "1 h 1 min"),
-        (10 * 3600 + 59 * 60, "10 h"),
-        (86_400 * 3 + 4 * 3600, "3 d 4 h"),
-    ],
-)
-def test_an_age_has_one_or_two_units(seconds, words):
-    assert words == age(NOON - dt.timedelta(seconds=seconds), NOON)
 
 
 @contextlib.asynccontextmanager

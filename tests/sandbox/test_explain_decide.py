@@ -14,11 +14,12 @@ from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventV
 from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.placement import codes_of
-from agent.sandbox.explain.story import Explanation, GateVerdict, span
+from agent.sandbox.explain.story import Explanation, GateVerdict
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.status import span
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
 
@@ -309,6 +310,8 @@ def test_the_reasons_of_a_node_have_ids(text: str, codes: tuple[str, ...]):
         (120, "2 min"),
         (3700, "1 h 1 min"),
         (90_000, "1 d 1 h"),
+        (86_400 * 3 + 59, "3 d"),
+        (7_200, "2 h"),
     ],
 )
 def test_a_duration_has_its_greatest_units(seconds: float, text: str):
