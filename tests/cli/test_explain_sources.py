@@ -1,14 +1,18 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
+import contextlib
+import datetime as dt
 import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
+from aiohttp import web
 
 from agent.cli.explain import explanation_lines, folded
 from agent.cli.main import dispatch
@@ -17,11 +21,13 @@ from agent.host.process import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot
 from agent.sandbox.explain.decide import explain_pod
+from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
 from tests.fakes.chance import Seeded
-from tests.fakes.explain_rig import REGISTER, a_gpu, explain_rig, report_of
+from tests.fakes.explain_rig import REGISTER, TOKEN, ExplainRig, a_gpu, explain_rig, report_of
 from tests.fakes.kubeworld import KUBECONFIG
 
 pytestmark = pytest.mark.looptime(False)
+
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
 ALL = frozenset(
     {
@@ -365,3 +371,100 @@ async def test_the_example_of_the_help_runs(tmp_path: Path, capsys: Capsys):
 
         assert "explain" == verb
         assert 0 == (await rig.explain(*words)).code
+
+
+OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}
+HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
+
+
+@contextlib.asynccontextmanager
+async def a_running_pod(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: web.Response
+) -> AsyncIterator[ExplainRig]:
+    """Pod `p` on node `n1`, whose agent gives this answer through the API server's proxy."""
+    async with explain_rig(tmp_path, capsys) as rig, aiohttp.ClientSession() as client:
+
+        async def serve(request: web.BaseRequest) -> web.Response:
+            if "/proxy/" in request.path:
+                return answer
+            url = f"{rig.model.url}{request.path_qs}"
+            async with client.get(url, headers={**request.headers}) as passed:
+                return web.Response(
+                    body=await passed.read(),
+                    status=passed.status,
+                    content_type="application/json",
+                )
+
+        rig.node("n1", a_gpu("GPU-a", 3))
+        rig.holder("p", "n1", "GPU-a", 8192, 20)
+        labels = {"app.kubernetes.io/name": "hami-agent"}
+        rig.store.create(
+            "pods",
+            {
+                "metadata": {"name": "agent-x", "namespace": "kube-system", "labels": labels},
+                "spec": {
+                    "nodeName": "n1",
+                    "volumes": [{"hostPath": {"path": "/var/lib/kubelet/device-plugins"}}],
+                },
+            },
+        )
+        runner = web.ServerRunner(web.Server(serve))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN), encoding="utf-8")
+        try:
+            yield rig
+        finally:
+            await runner.cleanup()
+
+
+def a_status(used_mib: int | None = None) -> Callable[[], web.Response]:
+    """What the agent answers about the pod, with this use of its share."""
+    last = SystemClock().now() - dt.timedelta(hours=2)
+    share = ShareStatus(gpu="3", uuid="GPU-a", memory_mib=8192, cores=20, used_mib=used_mib)
+    held = AllocationStatus("default", "p", "main", (share,), last_kernel=last)
+    other = AllocationStatus("other", "p", "main", (share,))
+    found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
+    body = envelope("Status", found, last)
+    return lambda: web.Response(body=body)
+
+
+LAST = "; it uses 2,048 MiB, its last kernel ran 2 h ago"
+UNREAD = "what it uses of that is not known: the agent was not read: "
+NOT_KEPT = "HAMi-core does not work under the runtime class"
+
+
+@pytest.mark.parametrize(
+    ("answer", "spec", "facts"),
+    [
+        (a_status(2048), {}, [f"{HELD}{LAST}"]),
+        (a_status(), {}, [HELD]),
+        (
+            *(a_status(2048), {"runtimeClassName": "gvisor"}),
+            [f"{HELD}, not kept: {NOT_KEPT} gvisor{LAST}"],
+        ),
+        (
+            *(a_status(), {"runtimeClassName": "kata-qemu"}),
+            [f"{HELD}, not kept: {NOT_KEPT} kata-qemu"],
+        ),
+        (
+            *(a_status(), {"containers": [{"name": "main", "env": [OFF]}]}),
+            [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
+        ),
+        (lambda: web.Response(status=403, text="forbidden"), {}, [HELD, UNREAD]),
+        (lambda: web.Response(text="[]"), {}, [HELD, f"{UNREAD}the answer is no Status"]),
+    ],
+    ids=["used", "not known", "gVisor", "Kata", "switched off", "refused", "no status"],
+)
+async def test_a_running_pod_is_told_with_what_it_uses_and_what_keeps_its_limits(
+    tmp_path, capsys, answer, spec, facts
+):
+    async with a_running_pod(tmp_path, capsys, answer()) as rig:
+        rig.edit_pod("p", {"spec": spec})
+        found = await rig.explain("p")
+
+    told = found.gate("running")["facts"]
+    assert (0, len(facts)) == (found.code, len(told))
+    assert [True] * len(facts) == [a.startswith(b) for a, b in zip(told, facts, strict=True)]
+    assert ("it uses" in told[0]) == (LAST in facts[0])

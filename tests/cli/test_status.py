@@ -10,7 +10,6 @@ import yaml
 
 from agent.cli import sources
 from agent.cli.main import dispatch
-from agent.cli.output import terminal_width
 from agent.cli.status import StatusStyle, entry_lines, pod_lines, spark, status_lines
 from agent.status import (
     AllocationStatus,
@@ -123,68 +122,69 @@ def test_the_head_is_at_most_80_columns_wide_also_where_the_table_is_wider():
     assert "  kubelet: registered, and the kubelet takes the lists" in head
 
 
-def test_who_holds_a_gpu_idle_is_pointed_out_with_the_longest():
-    share = msgspec.structs.replace(HELD.shares[0], used_mib=512, gpu_percent=0)
-    days, minutes = NOON - 50 * HOUR, NOON - dt.timedelta(minutes=59)
-    idle = msgspec.structs.replace(HELD, shares=(share,), last_kernel=days)
-    late = msgspec.structs.replace(idle, pod="train-1", last_kernel=NOON - HOUR)
-    busy = msgspec.structs.replace(idle, pod="train-2", last_kernel=minutes)
+IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
+LATE = msgspec.structs.replace(HELD, pod="train-1", last_kernel=NOON - HOUR)
+BUSY = msgspec.structs.replace(HELD, pod="train-2", last_kernel=NOON - dt.timedelta(minutes=59))
+TWO_IDLE = (
+    "idle: 2 containers have run no kernel for over an hour; the longest is llm/train-0/main, 2d02h"
+)
+FULL = CheckStatus(name="state", ok=False, text="the disk is full")
+DOWN = CheckStatus(name="api", ok=False, required=False, text="the watch is down")
 
-    def noted(*held):
-        return shown(msgspec.structs.replace(STATUS, allocations=held), width=200)
 
-    assert (
-        "idle: 2 containers have run no kernel for over an hour; the longest is "
-        "llm/train-0/main, 2d02h; `hami-agent status --by pod` lists all"
-    ) in noted(late, busy, idle)
-    assert "idle: 1 container has run no kernel for over an hour; it is llm/tr" in noted(idle, busy)
-    assert "idle" not in noted(busy, HELD)
+@pytest.mark.parametrize(
+    ("node", "parts", "words", "unsaid"),
+    [
+        (
+            *({}, {"allocations": (LATE, BUSY, IDLE)}),
+            f"{TWO_IDLE}; `hami-agent status --by pod` lists all",
+            "it is llm",
+        ),
+        (
+            *({}, {"allocations": (IDLE, BUSY)}),
+            "idle: 1 container has run no kernel for over an hour; it is llm/train-0/main",
+            "longest",
+        ),
+        ({}, {"allocations": (BUSY, HELD)}, "3 of 20 slices", "idle"),
+        ({"ready": False}, {}, "NOT READY", "by its objects"),
+        ({"checks": (FULL,)}, {}, "not ready: state: the disk is full", "degraded"),
+        ({"checks": (DOWN,)}, {}, "degraded: api: the watch is down", "not ready"),
+        (
+            *({"lock": LockStatus(since=NOON - dt.timedelta(seconds=4), holder="llm/train-7")}, {}),
+            "lock  held by llm/train-7 for 4s",
+            "nobody",
+        ),
+        ({"memory_scaling": None}, {}, "cores x1", "memory x"),
+        (
+            *({}, {"gpus": (msgspec.structs.replace(WELL, cordoned=True),)}),
+            "`hami-agent uncordon 0 --node gpu-a07` ends it",
+            "BAD",
+        ),
+    ],
+)
+def test_what_needs_attention_is_said_and_nothing_else(node, parts, words, unsaid):
+    about = msgspec.structs.replace(NODE, **node)
+    text = shown(msgspec.structs.replace(STATUS, node=about, **parts), width=200)
+
+    assert (True, False) == (words in text, unsaid in text)
 
 
 def test_what_a_container_uses_stands_beside_what_it_may_use():
     share = msgspec.structs.replace(HELD.shares[0], used_mib=8192, gpu_percent=17)
     used = msgspec.structs.replace(HELD, shares=(share,), last_kernel=NOON - 2 * HOUR)
-    dark = msgspec.structs.replace(HELD, unread="its file is a link")
+    dark = msgspec.structs.replace(HELD, unkept="HAMi-core is out", unread="its file is a link")
 
-    head, line, unknown, note = pod_lines((used, dark), NOON, StatusStyle(width=160))
+    head, line, unknown, limits, note = pod_lines((used, dark), NOON, StatusStyle(width=160))
 
     assert ["MEMORY", "USED", "CORES", "UTIL", "IDLE"] == head.split()[4:9]
     assert ["32.0G", "8.0G", "20%", "17%", "2h00m"] == line.split()[4:9]
     assert ["32.0G", "-", "20%", "-", "-"] == unknown.split()[4:9]
-    assert "the use of llm/train-0/main is not known: its file is a link" == note
-
-
-def test_what_nothing_limits_is_told_below_the_table():
-    free = msgspec.structs.replace(HELD, unkept="HAMi-core is out", unread="its file is a link")
-
-    *_, limits, use = pod_lines((HELD, free), NOON, StatusStyle(width=160))
-
     assert "nothing keeps the limits of llm/train-0/main: HAMi-core is out" == limits
-    assert "the use of llm/train-0/main is not known: its file is a link" == use
+    assert "the use of llm/train-0/main is not known: its file is a link" == note
 
 
 def test_ascii_is_ascii():
     assert shown(ascii=True, width=60).isascii()
-
-
-def test_a_check_that_fails_is_shown_with_what_to_do():
-    checks = (
-        CheckStatus(name="state", ok=False, text="the disk is full"),
-        CheckStatus(name="api", ok=False, required=False, text="the watch is down"),
-    )
-    node = msgspec.structs.replace(NODE, ready=False, checks=checks)
-    text = shown(msgspec.structs.replace(STATUS, node=node))
-
-    assert "NOT READY" in text
-    assert "not ready: state: the disk is full" in text
-    assert "degraded: api: the watch is down" in text
-
-
-def test_a_lock_is_shown_with_its_holder_and_age():
-    lock = LockStatus(since=NOON - dt.timedelta(seconds=4), holder="llm/train-7")
-    node = msgspec.structs.replace(NODE, lock=lock)
-
-    assert "lock  held by llm/train-7 for 4s" in shown(msgspec.structs.replace(STATUS, node=node))
 
 
 def test_a_name_with_escapes_reaches_no_terminal():
@@ -245,13 +245,8 @@ def test_json_and_yaml_have_the_same_data_and_name_their_source(cli, agent):
     assert [("/x/api.sock", "GET", "/api/v1/status")] * 2 == agent
 
 
-def test_json_has_a_short_form_as_with_every_verb(cli, agent):
-    code, out, _ = cli("status", "--json")
-
-    assert (0, "Status") == (code, json.loads(out)["kind"])
-
-
-def test_names_are_for_scripts(cli, agent):
+def test_names_are_for_scripts_and_json_has_a_short_form(cli, agent):
+    assert "Status" == json.loads(cli("status", "--json")[1])["kind"]
     assert f"gpu/{G1}\ngpu/{G2}\n" == cli("status", "-o", "name")[1]
     assert "pod/llm/train-0\n" == cli("status", "-o", "name", "--by", "pod")[1]
 
@@ -277,63 +272,46 @@ def test_what_happened_is_shown_as_far_back_as_asked(cli, agent):
     assert "HA-2005 n/web: there is no lock" in out
     assert "refusals: none" in cli("status", "--since", "30m")[1]
 
-    code, _, err = cli("status", "--since", "yesterday")
-    assert (2, True) == (code, "'yesterday' is not a duration" in err)
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--since", "yesterday"], "'yesterday' is not a duration"),
+        (["--since", "99999999999999h"], "longer than 24h"),
+        (["--from", "node.tgz", "--node", "a"], "not allowed with"),
+    ],
+)
+def test_a_wrong_option_is_a_mistake_of_usage(cli, words, said):
+    code, _, err = cli("status", *words)
+
+    assert (2, True) == (code, said in err)
 
 
-def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(cli, tmp_path):
-    code, out, err = cli("status", "--socket", str(tmp_path / "no.sock"))
-
-    assert (3, "") == (code, out)
-    assert "no.sock does not answer" in err
+def an_answer_of(made):
+    document = json.loads(envelope("Status", StatusDocument(node=NODE, gpus=()), NOON))
+    return 200, json.dumps({**document, "generatedAt": made})
 
 
 @pytest.mark.parametrize(
-    "made",
-    ["2026-11-25T22:00:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59"],
-    ids=["without-offset", "first-year", "past-the-last-year"],
+    ("answer", "said"),
+    [
+        (an_answer_of("2026-11-25T22:00:00"), "/x did not answer as an agent"),  # no offset
+        (an_answer_of("0001-01-01T00:00:00Z"), "/x did not answer as an agent"),
+        (an_answer_of("9999-12-31T23:59:59-23:59"), "/x did not answer as an agent"),
+        ((200, "<html>"), "/x did not answer as an agent"),
+        ((503, "This agent stands by"), "This agent stands by"),
+        (None, "no.sock does not answer"),
+    ],
 )
-def test_a_time_that_no_agent_writes_is_not_read(cli, monkeypatch, made):
-    document = json.loads(envelope("Status", StatusDocument(node=NODE, gpus=()), NOON))
-    answer = json.dumps({**document, "generatedAt": made})
-    monkeypatch.setattr(sources, "call", lambda *_: (200, answer))
-    code, _, err = cli("status", "--since", "24h")
+def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(
+    cli, monkeypatch, tmp_path, answer, said
+):
+    if answer is not None:
+        monkeypatch.setattr(sources, "call", lambda *_: answer)
+    socket = str(tmp_path / "no.sock") if answer is None else "/x"
+    code, out, err = cli("status", "--since", "24h", "--socket", socket)
 
-    assert (3, True) == (code, "did not answer as an agent" in err)
-
-
-def test_a_scale_that_is_not_known_is_left_out():
-    node = msgspec.structs.replace(NODE, memory_scaling=None)
-    text = "\n".join(status_lines(StatusDocument(node=node, gpus=()), NOON, StatusStyle()))
-
-    assert ("memory x" in text, "cores x1" in text) == (False, True)
-
-
-def test_two_sources_at_once_are_wrong_usage(cli):
-    code, _, err = cli("status", "--from", "node.tgz", "--node", "a")
-
-    assert (2, True) == (code, "not allowed with" in err)
-
-
-def test_more_than_the_agent_keeps_cannot_be_asked_for(cli):
-    code, _, err = cli("status", "--since", "99999999999999h")
-
-    assert (2, True) == (code, "longer than 24h" in err)
-
-
-@pytest.mark.parametrize("columns", ["9" * 5000, "-1", "wide"])
-def test_a_width_that_no_terminal_has_counts_as_none(columns):
-    assert 120 == terminal_width({"COLUMNS": columns})
-
-
-def test_a_stranger_at_the_socket_is_not_taken_for_an_agent(cli, monkeypatch):
-    monkeypatch.setattr(sources, "call", lambda *_: (200, "<html>"))
-    code, _, err = cli("status", "--socket", "/x")
-    assert (3, True) == (code, "/x did not answer as an agent" in err)
-
-    monkeypatch.setattr(sources, "call", lambda *_: (503, "This agent stands by"))
-    code, _, err = cli("status", "--socket", "/x")
-    assert (3, True) == (code, "This agent stands by" in err)
+    assert (3, "", True) == (code, out, said in err)
 
 
 @pytest.mark.parametrize("verb", ["status", "bundle", "recheck 0", "release 0", "simulate list"])
@@ -345,10 +323,3 @@ def test_an_escape_in_an_argument_does_not_reach_the_terminal(verb, tmp_path, ca
     assert 3 == dispatch(words, {})
     assert "\N{REPLACEMENT CHARACTER}[31m" in (err := capsys.readouterr().err)
     assert "\x1b" not in err
-
-
-def test_a_cordoned_gpu_is_told_with_the_command_that_ends_it():
-    cordoned = msgspec.structs.replace(WELL, cordoned=True)
-    lines = status_lines(StatusDocument(node=NODE, gpus=(cordoned,)), NOON, StatusStyle(200))
-
-    assert any("`hami-agent uncordon 0 --node gpu-a07` ends it" in line for line in lines)

@@ -1,19 +1,35 @@
 """The read API: what each document says, who may read it, and what it costs."""
 
+import asyncio
 import datetime as dt
 import itertools
+import json
+import os
 from typing import cast
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView
-from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, ReaderPolicy, Sampled
+from agent.health.verdicts import Recheck
+from agent.model import (
+    MIB,
+    NO_INDEX,
+    Cause,
+    Condition,
+    GpuSample,
+    Probe,
+    ProbeOutcome,
+    ReaderPolicy,
+    Sampled,
+)
 from agent.status import ContainerHistory, StatusDocument, open_envelope
 from agent.usage import PastGpuUse, PastUse
 from agent.web import api
-from agent.web.api import refuse_reader
+from agent.web.api import Actions, refuse_reader
+from agent.web.server import Listeners, serve_pages
 from tests.builders import G1, NOON, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.doors.api_facts import ENTRY, facts, reading
 
@@ -84,7 +100,7 @@ async def test_lock_and_cordon_come_from_the_node():
 async def test_the_history_is_thirty_means_of_thirty_seconds():
     ages = {1: 40, 10: 60, 35: 80, 10_000: 99}
     samples = [
-        Sampled(NOON - dt_seconds(age), GpuSample(G1, percent, None, 1024))
+        Sampled(NOON - dt.timedelta(seconds=age), GpuSample(G1, percent, None, 1024))
         for age, percent in ages.items()
     ]
     (gpu,) = await data("gpus", history=lambda _: samples)
@@ -99,21 +115,15 @@ async def test_the_history_is_thirty_means_of_thirty_seconds():
     assert [None, 1024, 1024, None] == history["usedMib"][-4:]
 
 
-def dt_seconds(seconds):
-    return dt.timedelta(seconds=seconds)
-
-
-async def test_settings_have_their_origin():
-    assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
-        await data("settings")
-    )
-
-
 async def test_a_list_is_answered_whole_whatever_is_asked_of_it():
     entries = tuple(msgspec.structs.replace(ENTRY, pod=f"p{number}") for number in range(600))
     found = await data("refusals?limit=2&continue=4", refusals=entries)
 
     assert [entry.pod for entry in entries] == [entry["pod"] for entry in found]
+    assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
+        await data("settings")
+    )
+    assert [] == await data("container-history")
 
 
 @pytest.mark.parametrize(
@@ -176,10 +186,9 @@ async def test_many_readers_cost_one_look_whatever_they_ask(path, monkeypatch):
 async def test_a_gpu_without_an_index_is_not_named_none():
     unknown = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1, index=NO_INDEX))])
     async with reading(lambda: facts(inventory=unknown)) as client:
-        async with client.get("/api/v1/gpus/None") as answer:
-            assert 404 == answer.status
-        async with client.get(f"/api/v1/gpus/{G1}") as answer:
-            assert 200 == answer.status
+        for name, status in (("None", 404), (G1, 200)):
+            async with client.get(f"/api/v1/gpus/{name}") as answer:
+                assert status == answer.status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
@@ -258,6 +267,123 @@ async def test_what_containers_used_lately_is_a_list_of_its_own():
     )
 
 
-async def test_without_samples_there_is_no_history():
-    async with reading(facts) as client, client.get("/api/v1/container-history") as answer:
-        assert [] == (await answer.json())["data"]
+ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
+
+
+GPUS = [
+    (label, a_shared_gpu(gpu=a_gpu(uuid=uuid)))
+    for label, uuid in (("0", G1), ("1", G1), ("2", "GPU-gone"))
+]
+
+
+async def recheck(name, *, was_reset):
+    if name not in {"0", G1}:
+        return None
+    probe = Probe(G1, ProbeOutcome.PASSED)
+    missing = () if was_reset else ("a reset",)
+    return Recheck(a_gpu(index=0, uuid=G1), probe, a_health(), ILL, serving=False, missing=missing)
+
+
+async def nobody(*_, **__):
+    return None
+
+
+def actions(ask=recheck, gpus=GPUS, left_out=""):
+    return Actions(ask, nobody, lambda: gpus, lambda name: left_out if name == "1" else "")
+
+
+async def post(tmp_path, path, method="POST", served=None):
+    socket = tmp_path / "api.sock"
+    pages = {"/livez": lambda _: web.Response(text="ok")}
+    connector = aiohttp.UnixConnector(str(socket))
+    answer_to = (served or actions()).answer
+    async with (
+        serve_pages(Listeners(port=None, socket_path=socket), pages, answer_to),
+        aiohttp.ClientSession("http://agent", connector=connector) as client,
+        client.request(method, path) as answer,
+    ):
+        return answer.status, await answer.text(), answer.headers["Content-Type"]
+
+
+@pytest.mark.parametrize("name", ["0", G1])
+async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
+    status, text, kind = await post(tmp_path, f"/api/v1/gpus/{name}:recheck")
+
+    assert (200, True) == (status, kind.startswith("application/json"))
+    for words in ('"Recheck"', '"bad"', '"serving": false', '"a reset"', '"passed"', '"ok"'):
+        assert words in text
+    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{name}:was-reset")
+    assert [] == json.loads(text)["data"]["missing"]
+
+
+@pytest.mark.parametrize(("index", "told"), [(3, 3), (NO_INDEX, None)])
+async def test_an_index_that_nobody_knows_is_told_as_none(tmp_path, index, told):
+    async def ask(*_, **__):
+        probe = Probe(G1, ProbeOutcome.PASSED)
+        return Recheck(a_gpu(index=index, uuid=G1), probe, ILL, ILL, serving=False)
+
+    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{G1}:recheck", served=actions(ask))
+
+    assert told == json.loads(text)["data"]["gpu"]
+
+
+async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_out(tmp_path):
+    all_asked = asyncio.Barrier(3)
+
+    async def ask(name, **how):
+        await all_asked.wait()  # nobody is answered before each was asked
+        return await recheck(name, **how)
+
+    async with asyncio.timeout(30):
+        status, text, _ = await post(tmp_path, "/api/v1/gpus/all:recheck", served=actions(ask))
+    document = json.loads(text)
+
+    assert (200, "RecheckAll") == (status, document["kind"])
+    assert [G1, G1] == [one["uuid"] for one in document["data"]["gpus"]]
+
+
+ALONE = (nobody, (), "it is in MIG mode")
+BESIDE = (nobody, GPUS, "it is in MIG mode")
+
+
+@pytest.mark.parametrize(
+    ("path", "made", "status", "words"),
+    [
+        ("gpus/9:recheck", (), 404, "is named 9; shared GPUs: 0, 1, 2, or all."),
+        ("gpus/GPU%208%1b:recheck", (), 404, "No shared GPU is named GPU 8\ufffd"),
+        ("gpus/0:explode", (), 404, "No such action. There is: /api/v1/gpus/GPU:recheck"),
+        ("gpus/..%2F:recheck", (), 404, "No such action"),
+        ("../../livez", (), 404, "No such action"),
+        ("gpus/1:release", ALONE, 409, "stop the agent for work on"),
+        ("gpus/all:release", ALONE, 409, "stop the agent for work on"),
+        ("gpus/1:recheck", BESIDE, 409, "GPU 1 is not shared: it is in MIG mode.\n"),
+        (
+            *("gpus/1:release", BESIDE, 409),
+            "GPU 1 is not shared: it is in MIG mode; `hami-agent release all` releases it too.\n",
+        ),
+        ("gpus/9:release", BESIDE, 404, "No shared GPU is named 9"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_with_what_can(tmp_path, path, made, status, words):
+    found, text, _ = await post(tmp_path, f"/api/v1/{path}", served=actions(*made))
+
+    assert (status, True) == (found, words in text)
+
+
+async def test_pages_are_served_beside_actions(tmp_path):
+    assert (200, "ok") == (await post(tmp_path, "/livez", "GET"))[:2]
+    assert 405 == (await post(tmp_path, "/livez", "PUT"))[0]
+
+
+async def test_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "peer_uid", lambda _: os.geteuid() + 1)
+
+    assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck"))[0]
+
+
+async def test_there_are_no_actions_over_tcp():
+    async with (
+        serve_pages(Listeners("127.0.0.1", 0), {}, actions().answer) as port,
+        aiohttp.request("POST", f"http://127.0.0.1:{port}/api/v1/gpus/0:recheck") as answer,
+    ):
+        assert 404 == answer.status

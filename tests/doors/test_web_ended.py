@@ -104,51 +104,39 @@ def document(seen):
 
 
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
-async def test_every_face_has_the_sum_by_which_the_next_pod_is_let_in(seen):
+async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_meets(
+    seen,
+):
     mib = 60000 if seen.ended else 130000
     cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
     found = document(seen)
+    page = page_html(found, (), NOON)
 
     assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
     assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_promised_bytes")
     assert mib == found.gpus[0].promised_mib
-    assert f"{mib / 1024:.1f}" in page_html(found, (), NOON)
+    assert f"{mib / 1024:.1f}" in page
 
-
-@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
-def test_that_nothing_keeps_its_limits_is_said_while_it_runs(seen):
-    off = [msgspec.structs.replace(pod, runtime_class="kata") for pod in seen.pods]
-    found = document(dataclasses.replace(seen, pods=tuple(off)))
-    marked = {one.pod for one in found.allocations or () if one.unkept}
-
-    knows = seen.row.key.pod_uid in seen.table.pods
-    assert ({seen.row.pod} if knows and not seen.ended else set()) == marked
-
-
-@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
-async def test_what_has_ended_is_shown_as_ended_and_has_no_series(seen):
-    found = document(seen)
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
-    lines = list(pod_lines([one], NOON, StatusStyle(width=200)))
-    page = page_html(found, (), NOON)
-    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
+    *_, last = pod_lines([one], NOON, StatusStyle(width=200))
     served = await series(cells, "hami_agent_container_memory_promised_bytes")
-
-    assert seen.ended == one.ended
-    assert seen.ended == lines[-1].endswith("ended")
-    assert seen.ended == ("It has ended." in page)
+    assert seen.ended == one.ended == last.endswith("ended") == ("It has ended." in page)
     assert seen.ended == (one.shares[0].used_mib is None)
     is_named = seen.row.holder is not None and not seen.ended
     assert is_named == (70000 * 2**20 in served.values())
 
+    # That nothing keeps its limits is said while it runs.
+    off = tuple(msgspec.structs.replace(pod, runtime_class="kata") for pod in seen.pods)
+    marked = {
+        one.pod for one in document(dataclasses.replace(seen, pods=off)).allocations if one.unkept
+    }
+    knows = seen.row.key.pod_uid in seen.table.pods
+    assert ({seen.row.pod} if knows and not seen.ended else set()) == marked
 
-def test_what_has_ended_is_not_waited_for():
+
+@pytest.mark.parametrize(("seen", "late"), [("it was deleted", 1), ("it runs", 2)])
+def test_what_has_ended_is_not_waited_for(seen, late):
     """The kubelet confirms the answers of pods that are gone no more."""
-    gone, there = SEEN["it was deleted"], SEEN["it runs"]
+    lines = status_lines(document(SEEN[seen]), NOON, StatusStyle(width=200))
 
-    assert "1 not recorded by the kubelet" in " ".join(
-        status_lines(document(gone), NOON, StatusStyle(width=200))
-    )
-    assert "2 not recorded by the kubelet" in " ".join(
-        status_lines(document(there), NOON, StatusStyle(width=200))
-    )
+    assert f"{late} not recorded by the kubelet" in " ".join(lines)
