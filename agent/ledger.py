@@ -1,4 +1,4 @@
-"""The ledger: one row for each answered container, with what must follow the answer."""
+"""The ledger: one row for each answered container; and what else is kept on disk."""
 
 import datetime as dt
 import enum
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.cluster import DEFAULT_PRIORITY, PodTable, PodUid, Role
+from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.model import NO_INDEX, GpuUuid, Health, Held, Share, SliceId, split_slice_id
 
@@ -155,10 +155,15 @@ class KubeletEpoch(msgspec.Struct, frozen=True):
         return dt.datetime.fromtimestamp(self.ctime_ns / 1e9, dt.UTC)
 
 
-# The ledger: one row for each container that holds slices, and the outbox of effects.
-#
-# The ledger is immutable: methods return a new one. Rows and effects are stored together, so that a
-# crash after an answer loses no effect.
+def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
+    """Whether the container ended for good since this kubelet started.
+
+    If it ended before, the kubelet may send Allocate for it when it admits the whole pod again.
+    """
+    return container.ended_at is not None and container.ended_at > epoch.since
+
+
+# The ledger: one row for each container that holds slices. Methods return a new ledger.
 
 PLAIN = "plain"
 """The container name in the key of a row whose pod is not known."""
@@ -203,7 +208,6 @@ class Row(msgspec.Struct, frozen=True):
     In hami mode only:
     - `group`: the container's position in `…-allocated`.
     - `offered`: the kubelet was offered free ids of the right GPUs before the last answer.
-    - `told`: the mismatch was reported.
     - `lock`: the exact text of the node lock at the first answer, which is the only lock that is
       removed for the row; empty: there was none.
     - `priority`: see ContainerView.
@@ -222,7 +226,6 @@ class Row(msgspec.Struct, frozen=True):
     confirmed: bool = False
     adopted: bool = False
     offered: bool = False
-    told: bool = False
     resource: str = ""
     lock: str = ""
     priority: int = DEFAULT_PRIORITY
@@ -288,44 +291,15 @@ class Row(msgspec.Struct, frozen=True):
         return self.offered and self.astray
 
 
-class EffectKind(enum.StrEnum):
-    """Effects that may follow an answer."""
-
-    SETTLE_POD = "settle-pod"
-    RELEASE_LOCK = "release-lock"
-    POST_EVENT = "post-event"
-
-
-class Effect(msgspec.Struct, frozen=True):
-    """One entry of the outbox, retried until done, also after a crash. `due`: not before this time.
-
-    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
-      consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
-    - release-lock: `value` is the lock's exact text.
-    - post-event: `reason`, and the text in `value`.
-    """
-
-    kind: EffectKind
-    pod_uid: PodUid
-    namespace: str
-    pod: str
-    due: dt.datetime
-    phase: str = ""
-    groups: tuple[int, ...] = ()
-    value: str = ""
-    reason: str = ""
-
-    @property
-    def frees_lock(self) -> bool:
-        """Whether it removes a lock, for which the scheduler waits."""
-        return self.kind is EffectKind.RELEASE_LOCK or (
-            self.kind is EffectKind.SETTLE_POD and bool(self.value)
-        )
-
-    @property
-    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
-        """Effects of equal identity are the same effect."""
-        return self.kind, self.pod_uid, self.value, self.reason
+def mismatch(row: Row) -> Refusal:
+    """The sentence about a mismatched row for the pod's owner, also as the fence's refusal."""
+    booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
+    return Refusal(
+        RefusalReason.OTHER_GPU_BOOKED,
+        f"Container {row.key.container} was given GPU "
+        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
+        f"{', '.join(sorted(booked))} for it; create the pod again.",
+    )
 
 
 class _Index:
@@ -347,10 +321,9 @@ class _Index:
 
 
 class Ledger(msgspec.Struct, frozen=True, dict=True):
-    """Rows in order of answering, one for each container, and the outbox in order of arrival."""
+    """Rows in order of answering, one for each container."""
 
     rows: tuple[Row, ...] = ()
-    outbox: tuple[Effect, ...] = ()
 
     def find(self, key: ContainerKey) -> Row | None:
         """The row of one container, or None."""
@@ -385,7 +358,7 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
 
     def living(self, table: PodTable) -> "Ledger":
         """Only with the rows whose pod has not ended: what people are told of."""
-        return Ledger(tuple(row for row in self.rows if row.is_live(table)), self.outbox)
+        return Ledger(tuple(row for row in self.rows if row.is_live(table)))
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in place of the row of the same container, or at the end."""
@@ -399,26 +372,6 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         gone = frozenset(keys)
         rows = tuple(row for row in self.rows if row.key not in gone)
         return msgspec.structs.replace(self, rows=rows)
-
-    def owe(self, effect: Effect) -> "Ledger":
-        """With `effect` in the outbox, in place of the one of the same identity or at the end."""
-        if any(old.identity == effect.identity for old in self.outbox):
-            outbox = tuple(
-                effect if old.identity == effect.identity else old for old in self.outbox
-            )
-            return msgspec.structs.replace(self, outbox=outbox)
-        return msgspec.structs.replace(self, outbox=(*self.outbox, effect))
-
-    def done(self, *effects: Effect) -> "Ledger":
-        """Without these effects. A newer effect of the same identity stays."""
-        outbox = tuple(old for old in self.outbox if old not in effects)
-        return msgspec.structs.replace(self, outbox=outbox)
-
-    def without_settlements(self, uid: PodUid) -> "Ledger":
-        """Without the pod's settle-pod effects."""
-        kind = EffectKind.SETTLE_POD
-        old = [effect for effect in self.outbox if effect.kind is kind and effect.pod_uid == uid]
-        return self.done(*old)
 
     def named(self, resource: str) -> "Ledger":
         """With `resource` in rows that have none: an older agent wrote them."""

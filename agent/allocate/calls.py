@@ -14,8 +14,7 @@ from agent.allocate.steps import DISK_BUDGET, AllocateStep, disk_refusal, starve
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.kit.cell import Cell
-from agent.kit.running_time import Budget, Lag, Starved
-from agent.kit.tally import Durations
+from agent.kit.timing import Budget, Durations, Lag, Starved
 from agent.kit.turns import Turn, Turns
 from agent.ledger import ContainerKey, KubeletEpoch, Ledger, Row
 from agent.model import GpuUuid, Inventory, SliceId

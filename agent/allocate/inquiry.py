@@ -44,9 +44,9 @@ from agent.errors import (
     WitnessUnsupported,
 )
 from agent.hami.pod import former_locks, held_lock
-from agent.kit.backoff import Allowance, retry
 from agent.kit.cell import Cell
-from agent.kit.running_time import Budget, Starved
+from agent.kit.tasks import Allowance, retry
+from agent.kit.timing import Budget, Starved
 from agent.kit.turns import Turn
 from agent.ledger import ContainerKey, Decider, Holding, KubeletEpoch
 from agent.reconcile.rules import THROTTLED_PAUSE

@@ -20,7 +20,7 @@ from agent.allocate.calls import (
     overlap,
     refusal_of,
 )
-from agent.allocate.candidates import Grant, KubeletStart, answered, pair_groups
+from agent.allocate.candidates import Grant, KubeletStart, pair_groups
 from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order
 from agent.allocate.inquiry import Inquiry
 from agent.allocate.prefer import nearest, steer
@@ -28,10 +28,9 @@ from agent.allocate.room import Shortage
 from agent.allocate.steps import DISK_BUDGET, VAIN, VAIN_REFILL, AllocateStep, MatchSettings
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, Refusal, RefusalReason, StateError
-from agent.kit.backoff import Allowance
 from agent.kit.cell import Cell
-from agent.kit.running_time import Budget
-from agent.kit.tally import Tally
+from agent.kit.tasks import Allowance
+from agent.kit.timing import Budget, Tally
 from agent.kit.turns import Turn, Turns
 from agent.ledger import (
     ContainerEdits,
@@ -469,16 +468,15 @@ class SchedulerShares:
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
     ) -> Callable[[Ledger], Ledger]:
-        """Set the row of the call. One write stores the row and its effects. Raises Refusal."""
+        """Set the row of the call. Effects follow from the row. Raises Refusal."""
         grant, facts = await self._granted(len(ids), call)
         call.is_replay = call.turn.yields = grant.replay is not None
         call.oversold = grant.oversold
         offered = self.calls.take_offer(grant.key)
         call.row = row = self._rows.granted(grant, ids, facts, offered=offered)
-        if call.is_replay:
-            return lambda ledger: ledger.put(row)
-        check_library(facts, grant.candidate.container)
-        return lambda ledger: answered(ledger, grant.candidate.pod, row)
+        if not call.is_replay:
+            check_library(facts, grant.candidate.container)
+        return lambda ledger: ledger.put(row)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""

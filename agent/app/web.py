@@ -10,15 +10,14 @@ from typing import NoReturn
 import msgspec
 
 from agent import __version__
-from agent.app.back import Back, PlainBack
+from agent.app.back import AgentParts, Back
 from agent.app.front import Front
-from agent.app.running import AgentParts
 from agent.errors import PermissionFault
 from agent.health.news import holders
 from agent.health.verdicts import GpuRelease
 from agent.host.process import SystemClock
-from agent.kit.tally import Tally
 from agent.kit.tasks import Heartbeat
+from agent.kit.timing import Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
 from agent.settings.sections import Settings
@@ -89,7 +88,7 @@ def _checks(parts: AgentParts) -> list[Check]:
             Check("registered", told.registered, told.text),
             Check("stream", told.stream, told.text or "the kubelet takes no lists"),
         ]
-    if isinstance(parts.back, Back):  # plain mode needs no API server
+    if parts.back.events is not None:  # plain mode needs no API server
         table, reporting = facts.pods.value, parts.back.checks()
         if not parts.observe:
             unread = "the API server has not listed this node's pods yet"
@@ -104,7 +103,7 @@ def _checks(parts: AgentParts) -> list[Check]:
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
-    withheld = front.knowing.withholder.state.value
+    withheld = "; ".join(front.knowing.withholder.reasons.value)
     texts = {
         "settings": trouble,
         "driver": problem or "",
@@ -112,7 +111,7 @@ def _checks(parts: AgentParts) -> list[Check]:
         "gpus_answering": silent,
         "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in ill),
         "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in missed),
-        "offer": f"no slice is on offer: {'; '.join(withheld.reasons)}" if withheld.holds else "",
+        "offer": f"no slice is on offer: {withheld}" if withheld else "",
     }
     checks += [Check(name, not text, text, required=False) for name, text in texts.items()]
     return checks
@@ -239,8 +238,8 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
         ledger=front.state.ledger.value,
         newest=knowing.samples.newest,
         history=knowing.samples.history,
-        used=back.usage.containers.newest,
-        past=back.usage.containers.history,
+        used=back.usage.newest,
+        past=back.usage.history,
         changes=front.journal.changes,
         refusals=front.journal.refusals,
         journal_since=front.journal.since,
@@ -249,7 +248,7 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
     )
 
 
-def _series_of(front: Front, back: Back | PlainBack) -> MetricSources:
+def _series_of(front: Front, back: Back) -> MetricSources:
     """The counters and gauges of all services."""
     knowing, state, traffic = front.knowing, front.state, front.server.traffic
     clearing, registration, reconcile = knowing.clearing, front.registration, back.reconcile
@@ -292,19 +291,9 @@ def _series_of(front: Front, back: Back | PlainBack) -> MetricSources:
             lambda: reconcile.unconfirmed.value,
         ),
     ]
-    if not isinstance(back, PlainBack):  # plain mode has no scheduler and no API server
-        api, drifted = back.api, back.reconcile.drifted
-        tallies += [
-            back.node.restarts,
-            back.pods.restarts,
-            back.reconcile.mismatches,
-            back.report.writes,
-            back.report.failures,
-            back.outbox.results,
-            api.events.posted,
-            api.session.requests,
-            api.session.received,
-        ]
+    if back.events is not None:  # plain mode has no scheduler and no API server
+        drifted = back.reconcile.drifted
+        tallies += back.tallies
         readings.append(
             Gauge(
                 "allocation_drifted",

@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from agent.errors import AgentError, Refusal, RefusalReason, SettingsError, StateError, cap
 from agent.kit.cell import Cell, News
-from agent.kit.running_time import Lag
-from agent.kit.tally import Durations, Tally
+from agent.kit.timing import Durations, Lag, Tally
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceId, SliceList
 from agent.wire.v1beta1 import (

@@ -19,9 +19,9 @@ from grpclib.server import Server
 from typing_extensions import override
 
 from agent.errors import KubeletError, PermissionFault, SettingsError
-from agent.kit.backoff import Throttle
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
+from agent.kit.tasks import Throttle
+from agent.kit.timing import Lag
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.kubelet.door import DevicePlugin, Fence, PluginCodec, SliceAllocator, Traffic
 from agent.model import SliceList

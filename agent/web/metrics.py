@@ -34,7 +34,7 @@ from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import promised, takes_room
 from agent.cluster import PodTable
 from agent.hami.region import RegionState
-from agent.kit.tally import DurationRow, Durations, Tally
+from agent.kit.timing import DurationRow, Durations, Tally
 from agent.ledger import Holder, Row
 from agent.model import (
     MIB,

@@ -22,7 +22,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from typing_extensions import override
 
 from agent.errors import PermissionFault, host_port
-from agent.kit.backoff import Throttle
+from agent.kit.tasks import Throttle
 from agent.web.api import PREFIX
 
 log = structlog.get_logger(__name__)

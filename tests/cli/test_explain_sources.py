@@ -419,15 +419,14 @@ async def a_running_pod(
             await runner.cleanup()
 
 
-def a_status(used_mib: int | None = None) -> Callable[[], web.Response]:
+def a_status(used_mib: int | None = None) -> web.Response:
     """What the agent answers about the pod, with this use of its share."""
     last = SystemClock().now() - dt.timedelta(hours=2)
     share = ShareStatus(gpu="3", uuid="GPU-a", memory_mib=8192, cores=20, used_mib=used_mib)
     held = AllocationStatus("default", "p", "main", (share,), last_kernel=last)
     other = AllocationStatus("other", "p", "main", (share,))
     found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
-    body = envelope("Status", found, last)
-    return lambda: web.Response(body=body)
+    return web.Response(body=envelope("Status", found, last))
 
 
 LAST = "; it uses 2,048 MiB, its last kernel ran 2 h ago"
@@ -438,18 +437,18 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
 @pytest.mark.parametrize(
     ("answer", "spec", "facts"),
     [
-        (a_status(2048), {}, [f"{HELD}{LAST}"]),
-        (a_status(), {}, [HELD]),
+        (lambda: a_status(2048), {}, [f"{HELD}{LAST}"]),
+        (a_status, {}, [HELD]),
         (
-            *(a_status(2048), {"runtimeClassName": "gvisor"}),
+            *(lambda: a_status(2048), {"runtimeClassName": "gvisor"}),
             [f"{HELD}, not kept: {NOT_KEPT} gvisor{LAST}"],
         ),
         (
-            *(a_status(), {"runtimeClassName": "kata-qemu"}),
+            *(a_status, {"runtimeClassName": "kata-qemu"}),
             [f"{HELD}, not kept: {NOT_KEPT} kata-qemu"],
         ),
         (
-            *(a_status(), {"containers": [{"name": "main", "env": [OFF]}]}),
+            *(a_status, {"containers": [{"name": "main", "env": [OFF]}]}),
             [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
         ),
         (lambda: web.Response(status=403, text="forbidden"), {}, [HELD, UNREAD]),

@@ -6,8 +6,8 @@ import pytest
 
 from agent.allocate.steps import UnlockedPods
 from agent.cluster import NodeView, Role
-from agent.ledger import EffectKind
 from agent.model import Share
+from agent.settle import EffectKind
 from tests.builders import NODE, a_container, a_lock
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 
