@@ -232,7 +232,8 @@ def _header(status: StatusDocument, settings: int, now: dt.datetime) -> Html:
 
 
 def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
-    up = f", up {age(node.started_at, now)}" if node.started_at else ""
+    up = f"up {age(node.started_at, now)}" if node.started_at else ""
+    agent = (node.version, up, "observes only" if node.observe else "")
     checks = {check.name: check for check in node.checks}
     watched = [checks[name] for name in ("api_synced", "api") if name in checks]
     api = "watched" if "api" in checks else "not needed"
@@ -248,7 +249,7 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
         sharing += f", {name} x{factor:g}" if factor not in {None, 1} else ""
     sharing += f", profile {', '.join(node.profiles)}" if node.profiles else ""
     facts = {
-        "Agent": f"{node.version}{up}{', observes only' if node.observe else ''}",
+        "Agent": ", ".join(filter(None, agent)),
         "Kubelet": node.kubelet or "registered, takes the lists",
         "API server": api,
         "Node lock": lock,

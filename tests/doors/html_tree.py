@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 UNPARSED = {"script", "style"}
 INLINE = {"a", "b", "code", "i", "small", "span", "strong", "time"}
 """Elements that do not part their text from what stands beside them."""
+CELLS = {"dd", "td", "th"}
 
 
 @dataclass
@@ -25,7 +26,7 @@ class HtmlTree(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._within = tag
-        self.seen.append("" if tag in INLINE else " ")
+        self.seen.append("" if tag in INLINE else " " if tag in CELLS else "\n")
 
     def handle_endtag(self, tag):
         self._within = ""
@@ -37,6 +38,12 @@ class HtmlTree(html.parser.HTMLParser):
     @property
     def tags(self):
         return [tag for tag, _ in self.elements]
+
+    @property
+    def lines(self):
+        """The text of each element that stands for itself, as one line."""
+        lines = (" ".join(line.split()) for line in "".join(self.seen).split("\n"))
+        return [line for line in lines if line]
 
     @property
     def text(self):
