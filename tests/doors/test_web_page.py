@@ -4,7 +4,9 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import html.parser
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -30,7 +32,6 @@ from agent.status import (
 from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, page_html
 from agent.web.server import HEADERS, Listeners, serve_pages
 from tests.builders import NOON
-from tests.doors.html_tree import HtmlTree
 from tests.doors.page_facts import busy
 
 POLICY = "Content-Security-Policy"
@@ -310,6 +311,61 @@ async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
         await asyncio.sleep(KEPT)
 
     assert (3, 1) == (len(asked), len(bodies))
+
+
+UNPARSED = {"script", "style"}
+INLINE = {"a", "b", "code", "i", "small", "span", "strong", "time"}
+"""Elements that do not part their text from what stands beside them."""
+CELLS = {"dd", "td", "th"}
+
+
+@dataclass
+class HtmlTree(html.parser.HTMLParser):
+    """The elements with their attributes in order, and all text that people see."""
+
+    page: str
+    elements: list = field(default_factory=list)
+    seen: list = field(default_factory=list)
+
+    def __post_init__(self):
+        super().__init__()
+        self._within = ""
+        self.feed(self.page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._within = tag
+        self.seen.append("" if tag in INLINE else " " if tag in CELLS else "\n")
+
+    def handle_endtag(self, tag):
+        self._within = ""
+
+    def handle_data(self, data):
+        if self._within not in UNPARSED:
+            self.seen.append(data)
+
+    @property
+    def tags(self):
+        return [tag for tag, _ in self.elements]
+
+    @property
+    def lines(self):
+        """The text of each element that stands for itself, as one line."""
+        lines = (" ".join(line.split()) for line in "".join(self.seen).split("\n"))
+        return [line for line in lines if line]
+
+    @property
+    def text(self):
+        return " ".join("".join(self.seen).split())
+
+    def of(self, tag, **attributes):
+        """The attributes of each such element."""
+        return [
+            found
+            for name, found in self.elements
+            if name == tag and attributes.items() <= found.items()
+        ]
 
 
 if __name__ == "__main__":
