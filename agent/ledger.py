@@ -6,12 +6,24 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
 from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.model import NO_INDEX, GpuUuid, Health, Held, Share, SliceId, split_slice_id
+from agent.setting import (
+    Field,
+    boolean,
+    choice,
+    optional_path,
+    path,
+    several,
+    text_like,
+    text_or_whole,
+    texts,
+)
 
 # The values of an Allocate answer, and the settings and facts that it is made from.
 
@@ -45,31 +57,176 @@ class ContainerEdits(msgspec.Struct, frozen=True):
     cdi_names: tuple[str, ...] = ()
 
 
+# NVIDIA's device list strategies.
+
+ENVVAR = "envvar"
+VOLUME_MOUNTS = "volume-mounts"
+CDI_ANNOTATIONS = "cdi-annotations"
+CDI_CRI = "cdi-cri"
+STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
+
+CDI_KIND = re.compile(
+    r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
+)
+"""vendor/class."""
+CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+"""The prefix of an annotation key."""
+
+
 class EditSettings(msgspec.Struct, frozen=True):
-    """How answers are made. Strategies are NVIDIA's names.
+    """How answers are made. `resource`, `memory_scaling`, `mode`: those of SharingSettings."""
 
-    - `cdi_kind`: `vendor/class` of the GPUs in this host's CDI specification.
-    - `cdi_spec_dirs`: where the runtime reads specifications, the last wins; empty: do not look.
-    - `core_policy`: when HAMi-core enforces compute limits, unless they are disabled.
-    - `mps_root`: the host directory of the MPS control daemon of `resource`; empty: no daemon.
-    """
-
-    memory_scaling: float = 1.0
-    cuda_log_level: str = "1"
-    disable_core_limit: bool = False
-    core_policy: str = "default"
-    mode: str = "hami-core"
-    device_list_strategies: tuple[str, ...] = ("envvar",)
-    cdi_kind: str = "nvidia.com/gpu"
-    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
-    cdi_annotation_prefix: str = "cdi.k8s.io/"
-    pass_device_specs: bool = False
-    dev_root: str = "/"
-    gdrcopy: bool = False
-    gds: bool = False
-    mofed: bool = False
-    mps_root: str = ""
     resource: str = "nvidia.com/gpu"
+    memory_scaling: float = 1.0
+    mode: str = "hami-core"
+    device_list_strategies: Annotated[
+        tuple[str, ...],
+        Field(
+            "allocation.deviceListStrategy",
+            several(*STRATEGIES),
+            "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
+            "cdi-cri.",
+            env=("DEVICE_LIST_STRATEGY",),
+            flag="--device-list-strategy",
+            live=True,
+        ),
+    ] = (ENVVAR,)
+    cdi_kind: Annotated[
+        str,
+        Field(
+            "allocation.cdiKind",
+            text_like(CDI_KIND, "nvidia.com/gpu"),
+            "vendor/class of the GPUs in this host's CDI specification, which must name them by "
+            "UUID.",
+            flag="--cdi-kind",
+            live=True,
+        ),
+    ] = "nvidia.com/gpu"
+    cdi_spec_dirs: Annotated[
+        tuple[str, ...],
+        Field(
+            "allocation.cdiSpecDirs",
+            texts,
+            "Directories in which the container runtime looks for CDI specifications; the last "
+            "wins. With a cdi strategy, a GPU that none of them defines is not offered. Empty: do "
+            "not look.",
+            flag="--cdi-spec-dirs",
+            live=True,
+        ),
+    ] = ("/etc/cdi", "/var/run/cdi")
+    cdi_annotation_prefix: Annotated[
+        str,
+        Field(
+            "allocation.cdiAnnotationPrefix",
+            text_like(CDI_PREFIX, "cdi.k8s.io/"),
+            "Prefix of the annotation of strategy cdi-annotations.",
+            env=("CDI_ANNOTATION_PREFIX",),
+            flag="--cdi-annotation-prefix",
+            live=True,
+        ),
+    ] = "cdi.k8s.io/"
+    pass_device_specs: Annotated[
+        bool,
+        Field(
+            "allocation.passDeviceSpecs",
+            boolean,
+            "Also pass the GPUs' device files to the runtime.",
+            env=("PASS_DEVICE_SPECS",),
+            flag="--pass-device-specs",
+            live=True,
+        ),
+    ] = False
+    dev_root: Annotated[
+        str,
+        Field(
+            "allocation.devRoot",
+            path,
+            "Host directory above dev/, which holds the device files.",
+            env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"),
+            flag="--dev-root",
+            other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
+            live=True,
+        ),
+    ] = "/"
+    gdrcopy: Annotated[
+        bool,
+        Field(
+            "allocation.gdrcopy",
+            boolean,
+            "Ask the runtime for GDRCopy in all containers with a GPU.",
+            env=("GDRCOPY_ENABLED",),
+            flag="--gdrcopy-enabled",
+            live=True,
+        ),
+    ] = False
+    gds: Annotated[
+        bool,
+        Field(
+            "allocation.gds",
+            boolean,
+            "Ask the runtime for GPUDirect Storage in all containers with a GPU.",
+            env=("GDS_ENABLED",),
+            flag="--gds-enabled",
+            live=True,
+        ),
+    ] = False
+    mofed: Annotated[
+        bool,
+        Field(
+            "allocation.mofed",
+            boolean,
+            "Ask the runtime for MOFED devices in all containers with a GPU.",
+            env=("MOFED_ENABLED",),
+            flag="--mofed-enabled",
+            live=True,
+        ),
+    ] = False
+    mps_root: Annotated[
+        str | None,
+        Field(
+            "allocation.mpsRoot",
+            optional_path,
+            "In mode mps: host directory of the MPS control daemon, which you run. Containers "
+            "then get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
+            env=("MPS_ROOT",),
+            flag="--mps-root",
+            live=True,
+        ),
+    ] = None
+    cuda_log_level: Annotated[
+        str,
+        Field(
+            "library.cudaLogLevel",
+            text_or_whole,
+            "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
+            live=True,
+        ),
+    ] = "1"
+    disable_core_limit: Annotated[
+        bool,
+        Field(
+            "library.disableCoreLimit",
+            boolean,
+            "Switch the compute limit off in all containers.",
+            live=True,
+        ),
+    ] = False
+    core_policy: Annotated[
+        str,
+        Field(
+            "library.corePolicy",
+            # HAMi-core also accepts these spellings; the empty one is its default.
+            choice(
+                "default",
+                "force",
+                "disable",
+                like={"": "default", "FORCE": "force", "DISABLE": "disable"},
+            ),
+            "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits apply; default "
+            "leaves it unset.",
+            live=True,
+        ),
+    ] = "default"
 
 
 class HookFacts(msgspec.Struct, frozen=True):

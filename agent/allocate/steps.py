@@ -2,11 +2,12 @@
 
 import enum
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from agent.errors import Refusal, RefusalReason, StateError
+from agent.setting import Field, choice, optional_resource, text, whole
 
 # The steps of an Allocate, and the refusals when the node's disk fails in one of them.
 
@@ -85,12 +86,68 @@ class RequestRules(msgspec.Struct, frozen=True):
     others.
     """
 
-    memory: str = "nvidia.com/gpumem"
-    memory_percent: str = "nvidia.com/gpumem-percentage"
-    cores: str = "nvidia.com/gpucores"
-    memory_factor: int = 1
-    default_memory_mib: int = 0
-    default_core_percent: int = 0
+    memory: Annotated[
+        str,
+        Field(
+            "sharing.memoryResourceName",
+            optional_resource,
+            "Requests of pods as HAMi's scheduler reads them: the resource for MiB of each GPU.",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpumem"
+    memory_percent: Annotated[
+        str,
+        Field(
+            "sharing.memoryPercentResourceName",
+            optional_resource,
+            "Requests of pods as HAMi's scheduler reads them: the resource for "
+            "percent of each GPU's memory.",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpumem-percentage"
+    cores: Annotated[
+        str,
+        Field(
+            "sharing.coreResourceName",
+            optional_resource,
+            "Requests of pods as HAMi's scheduler reads them: the resource for percent of compute.",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpucores"
+    memory_factor: Annotated[
+        int,
+        Field(
+            "sharing.memoryFactor",
+            whole(-(2**31), 2**31 - 1),
+            "Requests of pods as HAMi's scheduler reads them: the factor on MiB.",
+            live=True,
+            profiled=False,
+        ),
+    ] = 1
+    default_memory_mib: Annotated[
+        int,
+        Field(
+            "sharing.defaultMemoryMiB",
+            whole(-(2**31), 2**31 - 1),
+            "Requests of pods as HAMi's scheduler reads them: MiB in place of none; 0: all memory.",
+            live=True,
+            profiled=False,
+        ),
+    ] = 0
+    default_core_percent: Annotated[
+        int,
+        Field(
+            "sharing.defaultCorePercent",
+            whole(-(2**31), 2**31 - 1),
+            "Requests of pods as HAMi's scheduler reads them: compute in place of "
+            "none; 0: no limit.",
+            live=True,
+            profiled=False,
+        ),
+    ] = 0
     known: bool = False
 
 
@@ -152,13 +209,30 @@ class UnlockedPods(enum.StrEnum):
 
 
 class MatchSettings(msgspec.Struct, frozen=True):
-    """`resource`: the resource name of the Allocate. `unlocked_pods`: see UnlockedPods.
-
-    `scheduler_name`, `requests`: the name of HAMi's scheduler, and how it reads requests.
-    """
+    """Which pod an Allocate is for. `node`, `resource`: of Settings and SharingSettings."""
 
     node: str
     resource: str = "nvidia.com/gpu"
-    unlocked_pods: UnlockedPods = UnlockedPods.SCHEDULED
-    scheduler_name: str = "hami-scheduler"
+    unlocked_pods: Annotated[
+        UnlockedPods,
+        Field(
+            "allocation.unlockedPods",
+            choice(*UnlockedPods),
+            "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms "
+            "that they are being admitted. strict: none. scheduled: those for which HAMi's "
+            "scheduler takes none, because only init containers request GPUs; it must have bound "
+            "them, and the annotation must be what it makes of their requests. unique: all.",
+            flag="--unlocked-pods",
+            live=True,
+        ),
+    ] = UnlockedPods.SCHEDULED
+    scheduler_name: Annotated[
+        str,
+        Field(
+            "allocation.schedulerName",
+            text,
+            "spec.schedulerName of the pods that HAMi's scheduler places.",
+            live=True,
+        ),
+    ] = "hami-scheduler"
     requests: RequestRules = RequestRules()

@@ -21,7 +21,7 @@ from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
-from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, ObservedPods
+from agent.kube.api import KubeNode, KubePods, ObservedNode, ObservedPods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
@@ -31,8 +31,8 @@ from agent.ports import NodeApi, PodApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
-from agent.settings.sections import Settings
+from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
+from agent.settings.schema import Settings
 from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
@@ -140,7 +140,7 @@ async def open_back(
             clock=clock,
             random=adapters.random,
         )
-        conditions = KubeNodeStatus(session, settings.node) if settings.node_condition else None
+        conditions = KubeNode(session, settings.node) if settings.node_condition else None
         usage, pressure = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
@@ -233,7 +233,7 @@ async def open_plain(
             usage=usage,
             runs={
                 "reconcile": reconcile.run,
-                "announcer": NoticeLog(front.notices).run,
+                "announcer": Announcer(None, front.notices).run,
                 "usage": usage.run,
                 "pressure": pressure.run,
             },
@@ -246,7 +246,7 @@ def _join_usage(
     """Join what is known about the use of containers: samples, and the Event at a limit."""
     facts, ledger, paths = front.facts, front.state.ledger, settings.paths
     usage = ContainerUsage(
-        HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup)),
+        HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
         ledger,
         facts.pods,
         facts.inventory,

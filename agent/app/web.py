@@ -14,13 +14,13 @@ from agent.app.back import AgentParts, Back
 from agent.app.front import Front
 from agent.errors import PermissionFault
 from agent.health.news import holders
-from agent.health.verdicts import GpuRelease
+from agent.health.watch import GpuRelease
 from agent.host.process import SystemClock
 from agent.kit.tasks import Heartbeat
 from agent.kit.timing import Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
 from agent.web.api import PREFIX, Actions, BuildInfo, Probes, ReadApi

@@ -134,6 +134,7 @@ DARK = msgspec.structs.replace(
     HELD, confirmed=False, unkept="HAMi-core is out", unread="its file is a link"
 )
 ENDED = msgspec.structs.replace(HELD, pod="gone", ended=True, mismatched=True)
+MOVED = msgspec.structs.replace(HELD, mismatched=True)
 ILL = StatusDocument(
     node=msgspec.structs.replace(
         NODE,
@@ -169,7 +170,7 @@ def golden_text():
         "a node without GPUs": status_lines(
             StatusDocument(node=NodeStatus(name="n"), gpus=()), NOON, StatusStyle()
         ),
-        "containers": pod_lines((USED, DARK, ENDED), NOON, StatusStyle(160)),
+        "containers": pod_lines((USED, DARK, ENDED, MOVED), NOON, StatusStyle(160)),
         "no container": pod_lines((), NOON, StatusStyle()),
         "refusals": entry_lines("refusals", (REFUSED,), NOON, StatusStyle()),
     }

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
+from agent.health.xids import HealthSettings
 from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
 from agent.kubelet.server import PluginServer

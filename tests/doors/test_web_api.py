@@ -7,6 +7,7 @@ import datetime as dt
 import itertools
 import json
 import os
+from pathlib import Path
 from typing import cast
 
 import aiohttp
@@ -16,13 +17,12 @@ from aiohttp import web
 
 from agent.allocate.room import promised
 from agent.cli.status import StatusStyle, pod_lines, status_lines
-from agent.cluster import CORDON, MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
-from agent.health.verdicts import Recheck
+from agent.cluster import MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
+from agent.health.watch import Recheck
 from agent.ledger import JournalEntry, Ledger, Row
 from agent.model import (
     MIB,
     NO_INDEX,
-    Cause,
     Condition,
     GpuSample,
     Probe,
@@ -35,7 +35,6 @@ from agent.model import (
 )
 from agent.node.findings import Check
 from agent.status import (
-    ContainerHistory,
     NodeStatus,
     SettingStatus,
     StatusDocument,
@@ -66,6 +65,7 @@ from tests.builders import (
 )
 from tests.doors.metrics_page import facts as cells_of
 from tests.doors.metrics_page import series
+from tests.doors.page_facts import NOW, busy
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
 pytestmark = pytest.mark.looptime(False)
@@ -78,57 +78,57 @@ async def data(path, **parts):
         return (await answer.json())["data"]
 
 
-async def test_the_whole_status_can_be_read_back():
-    async with reading(facts) as client, client.get("/api/v1/status") as answer:
-        found, at = open_envelope(await answer.read(), "Status", StatusDocument)
+GOLDEN = Path("tests/golden/api.txt")
+PARTS = ("node", "gpus", "allocations", "container-history", "refusals", "changes", "settings")
 
-    assert NOON == at
-    assert ("node-1", "1.2.3", True) == (found.node.name, found.node.version, found.node.ready)
-    assert [("state", True, ""), ("api", False, "down")] == [
-        (check.name, check.ok, check.text) for check in found.node.checks
+
+async def golden_lines() -> list[str]:
+    """The documents of a busy node, an entry a line; `python -m tests.doors.test_web_api` writes.
+
+    A GPU that a container has no number of is not in the history of containers.
+    """
+    uuid = a_uuid(0)
+    past = [
+        PastUse(NOW - dt.timedelta(seconds=age), (PastGpuUse(uuid, mib * MIB, percent),))
+        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
     ]
-    (gpu,) = found.gpus
-    assert (3, G1, "ok", True, 2, 1, 3000, 30) == (
-        gpu.index,
-        gpu.uuid,
-        gpu.condition,
-        gpu.serving,
-        gpu.slices,
-        gpu.slices_held,
-        gpu.promised_mib,
-        gpu.promised_cores,
+    node = busy(gpus=4, each=1)
+    entries = {"refusals": node.refusals[:2], "changes": node.changes[:4]}
+    first = node.ledger.rows[0].key
+    node = msgspec.structs.replace(
+        node,
+        past=lambda key: past if key == first else (),
+        settings=lambda: busy().settings()[:4],
+        **entries,
     )
-    (held,) = found.allocations or ()
-    assert [("3", 3000, 30)] == [(one.gpu, one.memory_mib, one.cores) for one in held.shares]
-    assert ["HA-2005"] == [entry.reason for entry in found.refusals or ()]
-
-
-async def test_a_gpu_says_what_is_wrong_with_it_and_what_to_do():
-    health = msgspec.structs.replace(
-        a_health(condition=Condition.BAD, serving=False),
-        cause=Cause.XID,
-        text="off the bus [H-079]",
-        action="reset",
-        runbook="H-079",
+    lines = []
+    async with reading(lambda: node) as client:
+        for part in (*PARTS, "gpus/1"):
+            async with client.get(f"/api/v1/{part}") as answer:
+                made = await answer.json()
+            kind, data = f"{made['apiVersion']} {made['kind']}", made["data"]
+            lines.append(f"{kind} {made['generatedAt']}")
+            lines += [json.dumps(one) for one in (data if isinstance(data, list) else [data])]
+        async with client.get("/api/v1/status") as answer:
+            found, _ = open_envelope(await answer.read(), "Status", StatusDocument)
+    assert (4, 4, 2, 4) == tuple(
+        len(part or ()) for part in (found.gpus, found.allocations, found.refusals, found.changes)
     )
-    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3), health=health)
-    gpu = await data("gpus/3", inventory=an_inventory(gpus=[shared]))
-
-    assert ("bad", False, "xid", "reset", "H-079", "off the bus [H-079]") == tuple(
-        gpu[key] for key in ("condition", "serving", "cause", "action", "runbook", "text")
-    )
-    assert gpu == await data(f"gpus/{G1}", inventory=an_inventory(gpus=[shared]))
+    return lines
 
 
-async def test_lock_and_cordon_come_from_the_node():
-    lock = "2026-09-01T11:59:00Z,ns,pod"
-    node = NodeView("node-1", "u", "1", {MUTEX_LOCK: lock, CORDON: f"GPU-x, {G1}"})
+@pytest.fixture
+def golden():
+    return GOLDEN.read_text(encoding="utf-8").splitlines()
 
-    assert {"since": "2026-09-01T11:59:00Z", "holder": "ns/pod"} == (await data("node", node=node))[
-        "lock"
-    ]
-    assert [True] == [gpu["cordoned"] for gpu in await data("gpus", node=node)]
-    strange = msgspec.structs.replace(node, annotations={MUTEX_LOCK: "x,y"})
+
+async def test_each_document_of_a_busy_node(golden):
+    assert golden == await golden_lines()
+
+
+async def test_a_lock_that_cannot_be_read_is_shown_as_it_stands():
+    strange = NodeView("node-1", "u", "1", annotations={MUTEX_LOCK: "x,y"})
+
     assert {"since": None, "holder": "x,y"} == (await data("node", node=strange))["lock"]
 
 
@@ -275,31 +275,6 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
     assert refused == (answer is not None)
     if answer is not None:
         assert (403, True) == (answer.status, "web.readers: all" in (answer.text or ""))
-
-
-async def test_what_containers_used_lately_is_a_list_of_its_own():
-    """Means of 30 s, as for GPUs. A GPU that the container has no number of is not in it."""
-    past = [
-        PastUse(NOON - dt.timedelta(seconds=age), (PastGpuUse(G1, mib * MIB, percent),))
-        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
-    ]
-    async with (
-        reading(lambda: facts(past=lambda _: past)) as client,
-        client.get("/api/v1/container-history") as answer,
-    ):
-        (found,), _ = open_envelope(
-            await answer.read(), "ContainerHistories", tuple[ContainerHistory, ...]
-        )
-
-    assert ("team-a", "train-0", "main", "3", G1) == (
-        *(found.namespace, found.pod, found.container),
-        *(found.gpu, found.uuid),
-    )
-    assert (30, (200, 800), (20, 40)) == (
-        found.history.period_seconds,
-        tuple(filter(None, found.history.used_mib)),
-        tuple(filter(None, found.history.gpu_percent)),
-    )
 
 
 ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
@@ -570,3 +545,7 @@ async def reading(made, policy=ReaderPolicy.LOCAL):
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
         yield client
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(asyncio.run(golden_lines())) + "\n", encoding="utf-8")

@@ -5,8 +5,8 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.edits import STRATEGIES, looks_up_cdi, undefined
-from agent.ledger import EditSettings
+from agent.allocate.edits import looks_up_cdi, undefined
+from agent.ledger import STRATEGIES, EditSettings
 from tests.builders import G1, G2
 
 CDI = EditSettings(device_list_strategies=("cdi-cri",))

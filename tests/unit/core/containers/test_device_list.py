@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.edits import STRATEGIES, EditRequest, check_device_list, container_edits
+from agent.allocate.edits import EditRequest, check_device_list, container_edits
 from agent.errors import SettingsError
-from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.ledger import STRATEGIES, ContainerEdits, EditSettings, GrantedShare, HookFacts
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import Vector, cases
 
