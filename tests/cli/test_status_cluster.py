@@ -57,7 +57,8 @@ def test_an_option_that_only_a_node_of_the_cluster_uses_is_refused_without_one(o
 @pytest.mark.parametrize(
     ("rights", "node", "environ", "code", "said"),
     [
-        (None, "gpu-a7", None, 4, "no Node gpu-a7; the nearest names are gpu-a07"),
+        (None, "gpu-a7", None, 4, "no Node gpu-a7; the nearest names are gpu-a07\n"),
+        (None, "xyz", None, 4, "no Node xyz; the nearest names are gpu-a07, odd"),
         (READS - {("get", "nodes")}, "gpu-a07", None, 3, "get nodes"),
         (None, "gpu-a07", {}, 3, "no kubeconfig: give --kubeconfig"),
         (None, "odd", None, 3, "the register annotation of odd cannot be read"),
