@@ -423,7 +423,8 @@ def a_status(used_mib: int | None = None) -> web.Response:
     """What the agent answers about the pod, with this use of its share."""
     last = SystemClock().now() - dt.timedelta(hours=2)
     share = ShareStatus(gpu="3", uuid="GPU-a", memory_mib=8192, cores=20, used_mib=used_mib)
-    held = AllocationStatus("default", "p", "main", (share,), last_kernel=last)
+    beside = ShareStatus(gpu="4", uuid="GPU-b", used_mib=1)
+    held = AllocationStatus("default", "p", "main", (beside, share), last_kernel=last)
     other = AllocationStatus("other", "p", "main", (share,))
     found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
     return web.Response(body=envelope("Status", found, last))

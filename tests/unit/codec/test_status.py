@@ -7,7 +7,17 @@ from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Pha
 from agent.errors import MalformedText
 from agent.hami.register import encode_register, registered
 from agent.status import NodeStatus, envelope, observed_status, open_envelope
-from tests.builders import G1, NOON, RESOURCE, a_container, a_gpu, a_pod, a_shared_gpu, an_inventory
+from tests.builders import (
+    G1,
+    G2,
+    NOON,
+    RESOURCE,
+    a_container,
+    a_gpu,
+    a_pod,
+    a_shared_gpu,
+    an_inventory,
+)
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
 NODE = NodeView(
@@ -59,6 +69,8 @@ def test_pods_hold_what_their_annotation_says_until_they_end():
         row.confirmed,
     )
     assert pods[0].containers[0].name == row.container
+    elsewhere = a_pod(annotations={ALLOCATED: f"{G2},NVIDIA,1,1:;"}, uid="elsewhere")
+    assert found.gpus == seen([*pods, elsewhere]).gpus
 
 
 def test_init_containers_count_as_the_scheduler_counts_them():
