@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.cli.connections import NO_KUBECONFIG, add_cluster, connection_of
+from agent.cli.connections import NO_KUBECONFIG, add_cluster, connection_of, open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
@@ -30,7 +30,7 @@ from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
-from agent.kube.client import Connection, KubeSession, check, default_namespace
+from agent.kube.client import Connection, default_namespace
 from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
@@ -68,9 +68,7 @@ async def read_cluster(
         SettingsError: the files of the connection cannot be used.
         ApiError: the pod cannot be read.
     """
-    check(connection)
-    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
-    try:
+    async with open_session(connection, PROGRAM) as session:
         reader = ClusterReader(session, clock)
         try:
             found = await reader.snapshot(namespace, name)
@@ -97,8 +95,6 @@ async def read_cluster(
             if (one.namespace, one.pod) == (metadata.get("namespace"), metadata.get("name"))
         )
         return msgspec.structs.replace(found, uses=uses)
-    finally:
-        await session.close()
 
 
 async def read_refused(
@@ -110,12 +106,8 @@ async def read_refused(
         SettingsError: the files of the connection cannot be used.
         ApiError: the pods cannot be read.
     """
-    check(connection)
-    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
-    try:
+    async with open_session(connection, PROGRAM) as session:
         return await ClusterReader(session, clock).refused(namespace)
-    finally:
-        await session.close()
 
 
 # Renders an explanation as text for people, and as data for programs.

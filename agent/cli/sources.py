@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import datetime as dt
 import difflib
-import random
 import stat
 import tarfile
 import zlib
@@ -14,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_of
+from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_of, open_session
 from agent.cli.output import working
 from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
-from agent.kube.client import Connection, KubeSession, check
+from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
 from agent.status import StatusDocument, observed_status, open_envelope
 
@@ -144,11 +143,9 @@ async def _read_node(connection: Connection, node: str, resource: str, *, ask: b
         NoSuchNode: there is no such Node; the text has the nearest names.
         ApiError: the Node or its pods cannot be read.
     """
-    check(connection)
-    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
-    reader = NodeReader(session, node)
     source, missing = f"API server by {connection.source}", ""
-    try:
+    async with open_session(connection, PROGRAM) as session:
+        reader = NodeReader(session, node)
         try:
             if ask:
                 found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
@@ -169,5 +166,3 @@ async def _read_node(connection: Connection, node: str, resource: str, *, ask: b
         except MalformedText as error:
             raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
         return StatusRead(found, at, source if ask else f"objects of the {source}", missing)
-    finally:
-        await session.close()

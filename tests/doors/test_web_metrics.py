@@ -17,17 +17,15 @@ from agent.hami.region import (
     RegionReading,
     RegionState,
 )
-from agent.kit.timing import Durations, Tally
 from agent.ledger import ContainerEdits
 from agent.model import (
     NO_INDEX,
     HamiNames,
     Share,
 )
-from agent.node.findings import Check
 from agent.usage import ContainerUse, use_of
 from agent.web import metrics
-from agent.web.metrics import OPENMETRICS, AgentCollector, Gauge, MetricSources, MetricsPage
+from agent.web.metrics import OPENMETRICS, AgentCollector, MetricsPage
 from tests.builders import (
     NOON,
     a_container,
@@ -43,14 +41,12 @@ from tests.doors.metrics_page import (
     BUILD,
     GOLDEN,
     OPEN,
-    a_gpu_use,
-    a_use,
+    a_node,
+    counts,
     facts,
     golden_lines,
-    sampled,
     samples,
     scrape,
-    uses,
 )
 from tests.doors.web_client import serving
 
@@ -124,10 +120,9 @@ async def test_no_two_gpus_have_one_label(uuids, indexes, present, names):
 
 
 async def test_pods_are_named_only_where_that_is_wanted():
-    node = facts(an_inventory(count=1), rows=(a_row(shares=ONE),), used=uses(a_use(a_gpu_use())))
-    text, _ = await scrape(node, names_pods=False, hami=HamiNames.BOTH)
+    text, _ = await scrape(a_node(), names_pods=False, hami=HamiNames.BOTH)
 
-    assert ("train-0" in text, "container_memory" in text) == (False, False)
+    assert [False] * 3 == [name in text for name in ("train-0", "twin", "container_memory")]
     assert "hami_agent_memory_promised_bytes" in text
 
 
@@ -195,21 +190,7 @@ async def test_the_form_follows_what_is_accepted(accept, expected):
 
 
 async def test_all_types_pass_the_parser_of_openmetrics_and_no_series_comes_twice():
-    refused = Tally("allocations_total", "Answers.", ("result",), expected=[("refused",)])
-    refused.add('quote " and\nline')
-    odd = Tally("allocation_mismatches", "Without the ending of counters.")
-    durations = Durations("rpc_duration_seconds", "Calls.", ("method",), (0.5, 1.0))
-    durations.observe(0.7, "Allocate")
-    gauge = Gauge("hook_available_inodes", "Free inodes.", lambda: float("inf"))
-    node = facts(
-        an_inventory(count=2),
-        rows=(a_row(shares=ONE),),
-        newest=sampled(gpu_percent=93, memory_percent=41, used_mib=7168),
-        used=uses(a_use(a_gpu_use())),
-        checks=(Check("state", ok=True), Check("api", ok=False, required=False)),
-    )
-    sources = MetricSources((refused, odd), (durations,), (gauge,))
-    text, _ = await scrape(node, sources, OPEN, hami=HamiNames.BOTH)
+    text, _ = await scrape(a_node(), counts(), OPEN, hami=HamiNames.BOTH)
     families = {family.name: family for family in parse_open(text)}
 
     assert {"gauge", "counter", "histogram", "info"} >= {one.type for one in families.values()}
