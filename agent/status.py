@@ -441,12 +441,16 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
         return None
     until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
 
+    placed = [
+        (PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD, sampled.sample)
+        for sampled in samples
+    ]
+
     def means(read: Callable[[GpuSample], int | None]) -> tuple[int | None, ...]:
         periods: list[list[int]] = [[] for _ in range(PERIODS)]
-        for sampled in samples:
-            age = int((until - sampled.at).total_seconds()) // PERIOD
-            if 0 <= age < PERIODS and (value := read(sampled.sample)) is not None:
-                periods[PERIODS - 1 - age].append(value)
+        for place, sample in placed:
+            if 0 <= place < PERIODS and (value := read(sample)) is not None:
+                periods[place].append(value)
         return tuple(round(statistics.fmean(one)) if one else None for one in periods)
 
     return UseHistory(

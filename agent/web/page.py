@@ -354,8 +354,8 @@ def _history(history: UseHistory | None) -> Html:
     )
     minutes = round(len(values) * history.period_seconds / 60)
     lowest, highest = min(known), max(known)
-    span = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
-    return element("p", drawn, " ", element("span", f"{minutes} min: {span} busy"), class_="past")
+    busy = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
+    return element("p", drawn, " ", element("span", f"{minutes} min: {busy} busy"), class_="past")
 
 
 def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> Html:
