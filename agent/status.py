@@ -439,6 +439,7 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
     """The means of the last PERIODS periods, in steps of the clock; None without a sample."""
     if not samples:
         return None
+    # Periods of the clock and not back from now: else each reader would see other means.
     until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
 
     placed = [

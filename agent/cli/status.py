@@ -369,6 +369,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
+    # An option that would be ignored is refused: its user expects the cluster to be read.
     if args.node is None and (unused := [f"--{name}" for name in OF_NODE if vars(args)[name]]):
         text = f"{', '.join(unused)}: without --node no API server is read; give --node NAME"
         return fail("status", text, USAGE)

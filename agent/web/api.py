@@ -111,6 +111,7 @@ class ReadApi:
             if found is None:
                 return _text(404, f"No GPU of this node is named {cap(gpu, 64)}.")
             made = _rendered("Gpu", found, made.at)
+        # The header may list several ETags, and a weak one is as good here.
         if made.etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers={"ETag": made.etag})
         return web.Response(body=made.body, content_type=JSON, headers={"ETag": made.etag})
@@ -253,6 +254,7 @@ class Actions(msgspec.Struct, eq=False):
         name, action = match.groups()
         if action == "release":
             return await self._release(name)
+        # All at once: a probe of a GPU that hangs lasts until its deadline.
         names = [gpu.uuid for _, gpu in self.gpus()] if name == ALL else [name]
         async with asyncio.TaskGroup() as tasks:
             probes = [

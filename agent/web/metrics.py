@@ -285,6 +285,7 @@ def _gauges(table: Iterable[_Series], values: Iterable[_Value]) -> Iterator[Metr
     """Render every series of the table; values with equal labels are added up."""
     sums: dict[str, dict[tuple[str, ...], float]] = {}
     for key, labels, number in values:
+        # Two rows of one name: the agent has not seen yet that the other pod is gone.
         of = sums.setdefault(key, {})
         of[labels] = of.get(labels, 0) + number
     for name, text, labels in table:
@@ -310,6 +311,7 @@ def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> 
         gpu, name = shared.gpu, labels[shared.uuid]
         numa = "" if gpu.numa is None else str(gpu.numa)
         yield "gpu_info", (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), 1
+    # A row or a count may name a GPU that left before this process began: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
         yield "gpu_info", (uuid, uuid, "", "", "", ""), 1
 
