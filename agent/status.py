@@ -30,7 +30,7 @@ from agent.model import (
 )
 from agent.node.devices import read_cordon
 from agent.node.findings import Check, is_ready
-from agent.usage import ContainerUse, PastUse
+from agent.usage import ContainerUse
 
 # The documents of `/api/v1` as JSON, for the agent that writes them and the commands that read.
 #
@@ -313,7 +313,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
     history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    past: Callable[[ContainerKey], Sequence[PastUse]] = lambda _: ()
+    past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
     journal_since: dt.datetime | None = None
@@ -407,27 +407,19 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
 def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
     """What each container used of each of its GPUs in the last 15 minutes, as far as known."""
     labels = gpu_labels(facts.inventory)
-    found: list[ContainerHistory] = []
-    for row in facts.ledger.rows:
-        samples: dict[GpuUuid, list[Sampled]] = {}
-        for use in facts.past(row.key):
-            for gpu in use.gpus:
-                uuid = GpuUuid(gpu.uuid)
-                sample = GpuSample(uuid, gpu.sm_percent, None, gpu.memory // MIB)
-                samples.setdefault(uuid, []).append(Sampled(use.at, sample))
-        found += [
-            ContainerHistory(
-                namespace=row.namespace,
-                pod=row.pod,
-                container=row.holder.container if row.holder else "",
-                gpu=labels.get(uuid, str(uuid)),
-                uuid=uuid,
-                history=history,
-            )
-            for uuid, sampled in samples.items()
-            if (history := history_of(sampled, facts.now)) is not None
-        ]
-    return tuple(found)
+    return tuple(
+        ContainerHistory(
+            namespace=row.namespace,
+            pod=row.pod,
+            container=row.holder.container if row.holder else "",
+            gpu=labels.get(uuid, str(uuid)),
+            uuid=uuid,
+            history=history,
+        )
+        for row in facts.ledger.rows
+        for uuid, samples in facts.past(row.key).items()
+        if (history := history_of(samples, facts.now)) is not None
+    )
 
 
 def entries_of(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:

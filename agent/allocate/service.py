@@ -239,13 +239,8 @@ class ShareSource(Protocol):
 
     calls: AllocateCalls
 
-    async def decide(
-        self, ids: tuple[SliceId, ...], call: AllocateCall, /
-    ) -> Callable[[Ledger], Ledger] | None:
-        """Set the row of the call. Returns the change of the ledger to commit.
-
-        None: another call overtook it before the decision. Raises Refusal, StateError.
-        """
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall, /) -> None:
+        """Set the row of the call, unless another call overtook it. Raises Refusal, StateError."""
         ...
 
     def refused(self, refusal: Refusal, call: AllocateCall, /) -> None:
@@ -311,22 +306,20 @@ class Allocation:
         return await self._source.prefer(available, must_include, size)
 
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
-        change = await self._source.decide(ids, call)
+        await self._source.decide(ids, call)
         # No await from here until the row is claimed: another call would decide on the same pod.
-        if change is None or call.row is None:
-            raise await self._overtaken(call)
         row = call.row
+        if row is None:
+            raise await self._overtaken(call)
         with self._calls.claiming(row):
             if not call.is_lost:
-                await self._write(row, change, call)
+                await self._write(row, call)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
             if call.is_lost:
                 raise await self._overtaken(call)
         return row
 
-    async def _write(
-        self, row: Row, change: Callable[[Ledger], Ledger], call: AllocateCall
-    ) -> None:
+    async def _write(self, row: Row, call: AllocateCall) -> None:
         """Make the container's directory and commit the row.
 
         In plain mode the row comes first: only the row says later that the directory can be
@@ -338,7 +331,7 @@ class Allocation:
         call.step = AllocateStep.WRITE
         async with call.disk.within():
             with self.waits.waiting("disk"):
-                await self._storage.commit(change)
+                await self._storage.commit(lambda ledger: ledger.put(row))
         if row.lock:
             self._calls.spend(row)
         if is_row_first and row.has_directory:
@@ -465,18 +458,15 @@ class SchedulerShares:
                         self._start = KubeletStart(begun=await self._peers.containers.begun())
         raise AssertionError("the list streams are never closed")
 
-    async def decide(
-        self, ids: tuple[SliceId, ...], call: AllocateCall
-    ) -> Callable[[Ledger], Ledger]:
-        """Set the row of the call. Effects follow from the row. Raises Refusal."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        """Set the row of the call, from which its effects follow. Raises Refusal."""
         grant, facts = await self._granted(len(ids), call)
         call.is_replay = call.turn.yields = grant.replay is not None
         call.oversold = grant.oversold
         offered = self.calls.take_offer(grant.key)
-        call.row = row = self._rows.granted(grant, ids, facts, offered=offered)
+        call.row = self._rows.granted(grant, ids, facts, offered=offered)
         if not call.is_replay:
             check_library(facts, grant.candidate.container)
-        return lambda ledger: ledger.put(row)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""

@@ -52,7 +52,7 @@ from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.api import KubeNode
 from agent.kube.client import Connection, KubeSession
-from agent.kube.reader import KubeReview, KubeSight, NodeSight
+from agent.kube.reader import NodeReader, NodeSight
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
 from agent.node.devices import judge_access, judge_library_files
@@ -574,17 +574,16 @@ async def _see_cluster(seen: NodeSeen) -> ClusterSeen:
     session = KubeSession(connection, random.SystemRandom())
     try:
         await session.open()
-        review = KubeReview(session, settings.node)
-        answer = await _ask(session, review, seen, server)
+        reader = NodeReader(session, settings.node)
+        answer = await _ask(session, reader, seen, server)
         if seen.agent is None:
             return ClusterSeen(answer)
-        excess = tuple([right for right in preflight.UNNEEDED if await review.granted(right)])
+        excess = tuple([right for right in preflight.UNNEEDED if await reader.granted(right)])
         unread = any(right.words == "get nodes" for right in answer.denied)
         if answer.found is False or unread:
             return ClusterSeen(answer, excess=excess, names=unasked)
-        sight = KubeSight(session, seen.clock)
         try:
-            node = await sight.look(settings.node, settings.sharing.resource)
+            node = await reader.look(settings.sharing.resource, seen.clock)
         except ApiNotFound:
             answer = msgspec.structs.replace(answer, found=False)
             return ClusterSeen(answer, excess=excess, names=unasked)
@@ -592,7 +591,7 @@ async def _see_cluster(seen: NodeSeen) -> ClusterSeen:
         answer = msgspec.structs.replace(
             answer, found=True, labels=node.labels, annotations=annotations
         )
-        asked = {name: await sight.named(name) for name in names[: scheduling.ASKED]}
+        asked = {name: await reader.named(name) for name in names[: scheduling.ASKED]}
         return ClusterSeen(answer, node, excess, unasked | asked)
     except (ApiError, SettingsError) as error:
         failure, remedy = _failure_of(error)
@@ -603,7 +602,7 @@ async def _see_cluster(seen: NodeSeen) -> ClusterSeen:
 
 
 async def _ask(
-    session: KubeSession, review: KubeReview, seen: NodeSeen, server: str
+    session: KubeSession, reader: NodeReader, seen: NodeSeen, server: str
 ) -> ClusterAnswer:
     """Ask for the rights of this account, the plugins on this node and the Node.
 
@@ -613,12 +612,12 @@ async def _ask(
     wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
     unasked = tuple(right for right in wanted if seen.reader and not right.reads)
     asked = [right for right in wanted if right not in unasked]
-    denied = tuple([right for right in asked if not await review.granted(right)])
+    denied = tuple([right for right in asked if not await reader.granted(right)])
     if denied:  # the next requests would fail for the same reason
         return ClusterAnswer(server, denied=denied)
-    neighbours = await review.neighbours()
+    neighbours = await reader.neighbours()
     looks = [preflight.right_to_get(pod) for pod in neighbours.pods[:1]]
-    denied = tuple([right for right in looks if not await review.granted(right)])
+    denied = tuple([right for right in looks if not await reader.granted(right)])
     if denied:
         return ClusterAnswer(server, denied=denied)
     plugins = neighbours.plugins

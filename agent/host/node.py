@@ -36,7 +36,7 @@ _File = tuple[Path, int, int, int]
 
 
 class CdiDirectories:
-    """The Specifications port. It reads files again only if one of them changed.
+    """The CDI specifications of the runtime. It reads files again only if one of them changed.
 
     `in_pod`: a directory that is missing is not mounted, so nothing is known of it. On the host it
     has no specification.
@@ -49,7 +49,7 @@ class CdiDirectories:
         self._defined: frozenset[str] = frozenset()
 
     async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
-        """See agent.ports.Specifications."""
+        """The device names that they define, by the rules of the runtime; None: not known."""
         return await self._offload.call(self._names, directories)
 
     def _names(self, directories: Sequence[str]) -> frozenset[str] | None:

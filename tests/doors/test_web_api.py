@@ -21,7 +21,6 @@ from agent.cluster import MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
 from agent.health.watch import Recheck
 from agent.ledger import JournalEntry, Ledger, Row
 from agent.model import (
-    MIB,
     NO_INDEX,
     Condition,
     GpuSample,
@@ -42,7 +41,6 @@ from agent.status import (
     open_envelope,
     status_of,
 )
-from agent.usage import PastGpuUse, PastUse
 from agent.web import api
 from agent.web.api import PREFIX, Actions, ReadApi, refuse_reader
 from agent.web.page import page_html
@@ -89,7 +87,7 @@ async def golden_lines() -> list[str]:
     """
     uuid = a_uuid(0)
     past = [
-        PastUse(NOW - dt.timedelta(seconds=age), (PastGpuUse(uuid, mib * MIB, percent),))
+        Sampled(NOW - dt.timedelta(seconds=age), GpuSample(uuid, percent, used_mib=mib))
         for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
     ]
     node = busy(gpus=4, each=1)
@@ -97,7 +95,7 @@ async def golden_lines() -> list[str]:
     first = node.ledger.rows[0].key
     node = msgspec.structs.replace(
         node,
-        past=lambda key: past if key == first else (),
+        past=lambda key: {uuid: past} if key == first else {},
         settings=lambda: busy().settings()[:4],
         **entries,
     )
@@ -527,7 +525,7 @@ def facts(**parts) -> StatusFacts:
         newest=lambda _: None,
         history=lambda _: (),
         used=lambda _: None,
-        past=lambda _: (),
+        past=lambda _: {},
         changes=(),
         refusals=(ENTRY,),
         journal_since=NOON,

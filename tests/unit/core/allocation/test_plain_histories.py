@@ -284,9 +284,17 @@ def _equal_ids(wanted, rows, _epoch):
     return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
 
 
-def _any_kubelet(row, books):
+def _named_only(ledger, seen, resource):
+    """A pod that is listed without ids is taken for one that is not listed."""
+    named = [pod for pod in seen.holdings if any(each.ids for each in pod.containers)]
+    return by_kubelet.judge_by_kubelet(
+        ledger, msgspec.structs.replace(seen, holdings=named), resource
+    )
+
+
+def _any_kubelet(row, seen, _left):
     """Who was seen under any kubelet is gone when this one does not name him."""
-    if row.epoch == books.seen.epoch or books.pods:
+    if row.epoch == seen.epoch or seen.holdings:
         return by_kubelet.GONE_GRACE
     return None
 
@@ -296,8 +304,8 @@ def _any_kubelet(row, books):
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("_lives", lambda row, books: row.key in books.owners),
-        ("_grace", lambda row, _: by_kubelet.GONE_GRACE),
+        ("judge_by_kubelet", _named_only),
+        ("_grace", lambda *_: by_kubelet.GONE_GRACE),
         ("_grace", _any_kubelet),
         ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
         ("asked_again", _equal_ids),
