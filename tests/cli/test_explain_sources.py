@@ -72,6 +72,8 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
         (missing,) = answer.data["missing"]
         assert f"grant it the verb list on the resource {resource}" in missing
         assert "passed" == answer.gate("admission")["verdict"]
+        text = (await rig.explain("p", "-o", "table")).out
+        assert f"missing: {missing}" in " ".join(text.split())
 
 
 async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(

@@ -76,7 +76,10 @@ UNKNOWN = StatusDocument(
         ready=False,
         observe=True,
         lock=LockStatus(since=None, holder="nonsense"),
-        checks=(CheckStatus("api_synced", ok=False, text="not listed yet"),),
+        checks=(
+            CheckStatus("driver", ok=False, required=False, text="it is slow"),
+            CheckStatus("api_synced", ok=False, text="not listed yet"),
+        ),
     ),
     gpus=(
         GpuStatus("GPU-0", mode="mps", condition="ok", obstacles=("it is withheld",)),
