@@ -20,8 +20,6 @@ from collections.abc import (
 from pathlib import Path
 from typing import Final, NoReturn, Self, TypeVar, TypeVarTuple
 
-import aiofiles
-import aiofiles.os
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
@@ -211,15 +209,24 @@ class HostDisk:
             check_writable(self._directory, str(self._path))
 
     def _read(self, name: str) -> bytes | None:
-        with _state_errors(self._path / name, "read"):
+        path = self._path / name
+        with _state_errors(path, "read"):
             try:
                 handle = os.open(name, READ, dir_fd=self._directory)
             except FileNotFoundError:
                 return None
             try:
-                return _content(handle, self._path / name)
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
+                    raise StateError(
+                        f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it."
+                    )
+                content = bytearray()
+                while more := os.read(handle, status.st_size + 1):
+                    content += more
             finally:
                 os.close(handle)
+            return bytes(content)
 
     def _replace(self, name: str, data: bytes, keep: str | None) -> None:
         with _state_errors(self._path / name, "written"):
@@ -230,16 +237,6 @@ def _checked(name: str) -> str:
     if not name or name.startswith(".") or "/" in name:
         raise ValueError(f"{name!r} is not the name of a state file")
     return name
-
-
-def _content(handle: int, path: Path) -> bytes:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
-        raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
-    content = bytearray()
-    while more := os.read(handle, status.st_size + 1):
-        content += more
-    return bytes(content)
 
 
 def _open_directory(path: Path) -> int:
@@ -284,67 +281,43 @@ MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOO
 
 
 class TextFiles:
-    """Reads with aiofiles; `offload` runs each step on a thread that does not delay an exit."""
+    """Reads files. `offload` does so on a thread that does not delay an exit."""
 
     def __init__(self, offload: Offload) -> None:
         self.offload = offload
-        self._steps = _Steps(offload)
 
     async def is_there(self, path: Path) -> bool:
         """False for a missing file. One that cannot be inspected exists; reading it fails."""
         try:
-            return stat.S_ISREG((await aiofiles.os.stat(path, loop=self._steps)).st_mode)
+            return stat.S_ISREG((await self.offload.call(path.stat)).st_mode)
         except OSError as error:
             return error.errno not in MISSING
 
     async def read(self, path: Path, limit: int) -> bytes:
         """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
-        try:
-            status = await aiofiles.os.stat(path, loop=self._steps)
-            _refuse_pipe(path, status.st_mode)
-            content = await self._content(path, limit + 1)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        check_size(path, content, limit)
-        return content
-
-    async def _content(self, path: Path, limit: int) -> bytes:
-        # Not `async with`: aiofiles would close on the loop's own pool, whose threads are joined at
-        # exit. A cancelled caller does not close: the thread that hangs still uses the file.
-        file = await aiofiles.open(path, "rb", loop=self._steps)
-        try:
-            content: bytes = await file.read(limit)
-        except OSError:
-            await file.close()
-            raise
-        await file.close()
-        return content
+        return await self.offload.call(_text, path, limit)
 
 
-class _Steps:
-    """Stands in for the loop that aiofiles uses: runs each step by the offload."""
-
-    def __init__(self, offload: Offload) -> None:
-        self._offload = offload
-
-    async def run_in_executor(self, _executor: None, step: Callable[[], R]) -> R:
-        return await self._offload.call(step)
+def _text(path: Path, limit: int) -> bytes:
+    try:
+        # A pipe may block for ever. /dev/stdin may be one.
+        if stat.S_ISFIFO(path.stat().st_mode) and path.parent != Path("/dev"):
+            said = "is a pipe, which may block for ever; name a regular file"
+            raise SettingsError(f"{path}: {said}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        said = f"cannot be read: {reason}; check the path and its rights"
+        raise SettingsError(f"{path}: {said}") from error
+    check_size(path, content, limit)
+    return content
 
 
 def check_size(path: Path, content: bytes, limit: int) -> None:
     """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
-
-
-def _refuse_pipe(path: Path, mode: int) -> None:
-    if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):  # /dev/stdin may be a pipe
-        raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
-
-
-def _unreadable(path: Path, error: OSError) -> SettingsError:
-    reason = error.strerror or str(error)
-    return SettingsError(f"{path}: cannot be read: {reason}; check the path and its rights")
 
 
 # Watches directories for files that are created, removed, replaced or written.

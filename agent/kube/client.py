@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 import structlog
+import yaml
 
 from agent import __version__
 from agent.errors import (
@@ -226,8 +227,6 @@ def default_namespace(connection: Connection) -> str:
 
 def _read_context(path: Path, name: str) -> Mapping[str, object]:
     """The named context of the file, or its current one. Raises SettingsError."""
-    import yaml  # noqa: PLC0415 -- late: plain mode in a pod loads no YAML
-
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
             raise _unusable(path, "is not a regular file")
