@@ -156,6 +156,11 @@ settings: $(STAMP)  ## write the settings into SETTINGS.md and into the schema o
 metrics: $(STAMP)  ## write METRICS.md from the code
 	PYTHONPATH=. $(BIN)/python deploy/metrics.py
 
+.PHONY: golden
+golden: $(STAMP)  ## write tests/golden: what status, explain, the page, /metrics and the API say
+	for one in cli.test_status cli.test_explain doors.test_web_page doors.metrics_page \
+		doors.test_web_api; do PYTHONPATH=. $(BIN)/python -m tests.$$one > /dev/null || exit 1; done
+
 .PHONY: chart-check
 chart-check: $(STAMP)  ## judge the chart by helm, kubeconform and kube-score (first time 3 minutes; CHART='-k word')
 	tests/chart/run $(CHART)

@@ -1,19 +1,36 @@
 """The document of a node's status, as the agent serves it and as its objects show it."""
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from agent.allocate.candidates import pair_groups
-from agent.allocate.room import RoomClaim, gpu_use, is_past_init
-from agent.cluster import CORDON, MUTEX_LOCK, REGISTER, NodeView, PodView, Role
+from agent.allocate.room import RoomClaim, gpu_use, is_past_init, promised, takes_room
+from agent.cluster import CORDON, MUTEX_LOCK, REGISTER, NodeView, PodTable, PodView, Role
 from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
+from agent.hami.region import RegionState
 from agent.hami.register import RegisteredGpu, decode_either
-from agent.model import Condition, Gpu, Health, Share, SharedGpu
+from agent.ledger import ContainerKey, JournalEntry, Ledger, Row
+from agent.model import (
+    MIB,
+    NO_INDEX,
+    Condition,
+    Gpu,
+    GpuSample,
+    GpuUuid,
+    Health,
+    Inventory,
+    Sampled,
+    SharedGpu,
+    SliceList,
+)
 from agent.node.devices import read_cordon
+from agent.node.findings import Check, is_ready
+from agent.usage import ContainerUse
 
 # The documents of `/api/v1` as JSON, for the agent that writes them and the commands that read.
 #
@@ -224,25 +241,32 @@ class Envelope(Document, frozen=True):
 D = TypeVar("D")
 
 
+def span(seconds: float) -> str:
+    """A duration in its two greatest units, such as `12 min` or `3 h 5 min`; at least 0 s."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "min")]
+    first = next(place for place, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, in the plural where it needs one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def names_of(gpu: GpuStatus) -> frozenset[str]:
     """The words that name a GPU: its UUID, and its index if that is known."""
     return frozenset({gpu.uuid} if gpu.index is None else {gpu.uuid, str(gpu.index)})
 
 
-def encode(data: object) -> bytes:
-    """The data of a document as JSON."""
-    return msgspec.json.encode(data)
-
-
-def envelope(kind: str, data: bytes, at: dt.datetime) -> bytes:
-    """Wrap encoded data."""
+def envelope(kind: str, data: object, at: dt.datetime) -> bytes:
+    """The answer with this data as JSON; `data` may be encoded already, as `msgspec.Raw`."""
+    raw = data if isinstance(data, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(data))
     return msgspec.json.encode(
-        Envelope(
-            api_version=API_VERSION,
-            kind=kind,
-            generated_at=at,
-            data=msgspec.Raw(data),
-        )
+        Envelope(api_version=API_VERSION, kind=kind, generated_at=at, data=raw)
     )
 
 
@@ -262,32 +286,231 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
         raise MalformedText(f"the answer is no {kind} of {API_VERSION}: {error}") from error
 
 
-# The status of a node as its objects at the API server show it, where no agent answers.
+# Renders the facts of the agent as the documents of `/api/v1`.
 
-REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
+PERIOD: Final = 30
+"""Seconds of one value of the history."""
+PERIODS: Final = 30
 
 
-def observed_status(
-    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime
-) -> StatusDocument:
-    """The node by its annotations, and its pods by theirs. What is used is not known.
+class StatusFacts(msgspec.Struct, frozen=True):
+    """What the documents, the page and the metrics are made of, read at one moment.
 
-    Raises:
-        MalformedText: the register annotation cannot be read.
+    `about`: what does not come from the other values. `node`: the Node as the watch last showed
+    it; None: not seen. `gone`: the GPUs that left the inventory, the last first. `newest` and
+    `history`: samples of a GPU. `used` and `past`: what a container uses. `settings`: those in
+    force. `pods` tells which containers have ended. A standby knows only `about` and `checks`.
     """
-    held = [pod for pod in pods if pod.groups and not pod.terminal]
-    text = node.annotations.get(REGISTER)
-    registered = () if not text else decode_either(text)
-    labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
-    parts = [part for pod in held for part in _parts(pod, labels)]
-    claims = [claim for claim, row in parts if not row.ended]
-    closed = read_cordon(node.annotations.get(CORDON))
-    gpus = tuple(_gpu(gpu, claims, closed, now) for gpu in registered)
-    rows = sorted(
-        (row for _, row in parts), key=lambda row: (row.namespace, row.pod, row.container)
+
+    now: dt.datetime
+    about: NodeStatus
+    checks: Sequence[Check] = ()
+    node: NodeView | None = None
+    inventory: Inventory = msgspec.field(default_factory=Inventory)
+    gone: Sequence[SharedGpu] = ()
+    slices: SliceList = msgspec.field(default_factory=SliceList)
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
+    history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
+    used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
+    past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
+    changes: Sequence[JournalEntry] = ()
+    refusals: Sequence[JournalEntry] = ()
+    journal_since: dt.datetime | None = None
+    settings: Callable[[], tuple[SettingStatus, ...]] = tuple
+    pods: PodTable = msgspec.field(default_factory=PodTable)
+
+
+def status_of(facts: StatusFacts) -> StatusDocument:
+    """All of the node."""
+    return StatusDocument(
+        node=node_of(facts),
+        gpus=gpus_of(facts),
+        allocations=allocations_of(facts),
+        refusals=entries_of(facts.refusals),
+        changes=entries_of(facts.changes),
+        journal_since=facts.journal_since,
     )
-    about = NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations))
-    return StatusDocument(node=about, gpus=gpus, allocations=tuple(rows))
+
+
+def node_of(facts: StatusFacts) -> NodeStatus:
+    """The node, the state of its agent, and HAMi's lock."""
+    checks = tuple(
+        CheckStatus(
+            name=check.name,
+            ok=check.ok,
+            required=check.required,
+            text="" if check.ok else check.text,
+        )
+        for check in facts.checks
+    )
+    annotations = facts.node.annotations if facts.node else {}
+    return msgspec.structs.replace(
+        facts.about,
+        ready=is_ready(facts.checks),
+        driver=facts.inventory.driver_version,
+        lock=lock_status(annotations),
+        checks=checks,
+    )
+
+
+def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
+    """All GPUs of the inventory, in its order."""
+    annotations = facts.node.annotations if facts.node else {}
+    closed = read_cordon(annotations.get(CORDON))
+    held = facts.ledger.living(facts.pods).held_ids()
+    listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
+
+    def one(shared: SharedGpu) -> GpuStatus:
+        gpu, health = shared.gpu, shared.health
+        use = promised(facts.ledger, facts.pods, shared)
+        newest = facts.newest(gpu.uuid)
+        return GpuStatus(
+            uuid=gpu.uuid,
+            index=None if gpu.index == NO_INDEX else gpu.index,
+            model=gpu.name,
+            pci=gpu.pci,
+            numa=gpu.numa,
+            mode=shared.mode,
+            condition=health.condition.value,
+            serving=facts.inventory.offers(shared),
+            cordoned=gpu.uuid in closed,
+            since=health.since,
+            cause=health.cause,
+            action=health.action,
+            runbook=health.runbook,
+            text=health.text,
+            obstacles=facts.inventory.obstacles(shared),
+            slices=listed.get(gpu.uuid, 0),
+            slices_held=len(held.get(gpu.uuid, ())),
+            memory_mib=gpu.memory_mib,
+            sellable_mib=shared.registered_mib,
+            promised_mib=use.memory_mib,
+            sellable_cores=shared.core_percent,
+            promised_cores=use.core_percent,
+            used_mib=newest.sample.used_mib if newest else None,
+            gpu_percent=newest.sample.gpu_percent if newest else None,
+            history=history_of(facts.history(gpu.uuid), facts.now),
+        )
+
+    return tuple(map(one, facts.inventory.gpus))
+
+
+def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
+    """What each container holds, by namespace, pod and container."""
+    labels = gpu_labels(facts.inventory)
+    rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
+    found = [_allocation(row, labels, facts) for row in rows]
+    return tuple(sorted(found, key=_by_name))
+
+
+def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
+    """What each container used of each of its GPUs in the last 15 minutes, as far as known."""
+    labels = gpu_labels(facts.inventory)
+    return tuple(
+        ContainerHistory(
+            namespace=row.namespace,
+            pod=row.pod,
+            container=row.holder.container if row.holder else "",
+            gpu=labels.get(uuid, str(uuid)),
+            uuid=uuid,
+            history=history,
+        )
+        for row in facts.ledger.rows
+        for uuid, samples in facts.past(row.key).items()
+        if (history := history_of(samples, facts.now)) is not None
+    )
+
+
+def entries_of(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
+    """Changes or refusals."""
+    return tuple(msgspec.convert(entry, Entry, from_attributes=True) for entry in entries)
+
+
+def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | None:
+    """The means of the last PERIODS periods, in steps of the clock; None without a sample."""
+    if not samples:
+        return None
+    # Periods of the clock and not back from now: else each reader would see other means.
+    until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
+
+    placed = [
+        (PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD, sampled.sample)
+        for sampled in samples
+    ]
+
+    def means(read: Callable[[GpuSample], int | None]) -> tuple[int | None, ...]:
+        periods: list[list[int]] = [[] for _ in range(PERIODS)]
+        for place, sample in placed:
+            if 0 <= place < PERIODS and (value := read(sample)) is not None:
+                periods[place].append(value)
+        return tuple(round(statistics.fmean(one)) if one else None for one in periods)
+
+    return UseHistory(
+        period_seconds=PERIOD,
+        until=until,
+        gpu_percent=means(lambda sample: sample.gpu_percent),
+        used_mib=means(lambda sample: sample.used_mib),
+    )
+
+
+def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
+    ended = not takes_room(row, facts.pods)
+    pod = facts.pods.pods.get(row.key.pod_uid)
+    use = None if ended else facts.used(row.key)
+    used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
+
+    def share(uuid: GpuUuid, memory_mib: int | None, cores: int | None) -> ShareStatus:
+        of = used.get(uuid)
+        return ShareStatus(
+            gpu=labels.get(uuid, str(uuid)),
+            uuid=uuid,
+            memory_mib=memory_mib,
+            cores=cores,
+            used_mib=of.memory.total // MIB if of else None,
+            gpu_percent=of.sm_percent if of else None,
+        )
+
+    if row.shares:
+        shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.limits)
+    else:
+        shares = tuple(share(uuid, None, None) for uuid in row.gpus)
+    is_read = use is not None and use.state is RegionState.READABLE
+    return AllocationStatus(
+        namespace=row.namespace,
+        pod=row.pod,
+        container=row.holder.container if row.holder else "",
+        shares=shares,
+        slices=row.slice_ids,
+        since=row.answered_at,
+        confirmed=row.confirmed,
+        mismatched=row.mismatched,
+        ended=ended,
+        decided_by=row.decided_by.value,
+        last_kernel=use.last_kernel if use else None,
+        processes=use.processes if use and is_read else None,
+        unread=use.reason if use else "",
+        unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
+    )
+
+
+def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
+    """The value of the label `gpu` for each GPU, also for those that are `gone`.
+
+    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
+    """
+    taken: set[int] = set()
+    named: dict[GpuUuid, str] = {}
+    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
+        named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
+        taken.add(gpu.gpu.index)
+    return named
+
+
+def labelled(inventory: Inventory) -> list[tuple[str, SharedGpu]]:
+    """The GPUs in their order, each with its label."""
+    labels = gpu_labels(inventory)
+    return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]
 
 
 def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
@@ -302,7 +525,71 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
 
 
-def _gpu(
+def _by_name(one: AllocationStatus) -> tuple[str, str, str]:
+    return one.namespace, one.pod, one.container
+
+
+# The status of a node as its objects at the API server show it, where no agent answers.
+
+REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
+
+
+def observed_status(
+    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime
+) -> StatusDocument:
+    """The node by its annotations, and its pods by theirs. What is used is not known.
+
+    Raises:
+        MalformedText: the register annotation cannot be read.
+    """
+    text = node.annotations.get(REGISTER)
+    registered = () if not text else decode_either(text)
+    labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
+    claims: list[RoomClaim] = []
+    rows: list[AllocationStatus] = []
+    for pod in pods:
+        if not pod.groups or pod.terminal:
+            continue
+        roles = {container.name: container.role for container in pod.containers}
+        try:
+            pairs = pair_groups(pod.groups, pod.containers)
+            groups = [(one.container, one.shares) for one in pairs]
+        except (
+            Refusal
+        ):  # groups and containers do not fit together: the shares are held all the same
+            groups = [("", group) for group in pod.groups if group]
+        for place, (name, shares) in enumerate(groups):
+            role = roles.get(name, Role.APP)
+            ended = role is Role.INIT and is_past_init(pod)
+            if not ended:
+                claims.append(RoomClaim(pod.uid, role, shares, place))
+            shown = tuple(
+                ShareStatus(
+                    gpu=labels.get(share.uuid, share.uuid),
+                    uuid=share.uuid,
+                    memory_mib=share.memory_mib,
+                    cores=share.core_percent,
+                )
+                for share in shares
+            )
+            rows.append(
+                AllocationStatus(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=name,
+                    ended=ended,
+                    shares=shown,
+                )
+            )
+    closed = read_cordon(node.annotations.get(CORDON))
+    return StatusDocument(
+        node=NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
+        gpus=tuple(_registered_gpu(gpu, claims, closed, now) for gpu in registered),
+        allocations=tuple(sorted(rows, key=_by_name)),
+    )
+
+
+def _registered_gpu(
     gpu: RegisteredGpu, claims: list[RoomClaim], closed: Collection[str], now: dt.datetime
 ) -> GpuStatus:
     shared = SharedGpu(
@@ -315,7 +602,6 @@ def _gpu(
         gpu.mode,
     )
     use = gpu_use(claims, shared)
-    shares = [share for claim in claims for share in claim.shares if share.uuid == gpu.uuid]
     return GpuStatus(
         uuid=gpu.uuid,
         index=gpu.index,
@@ -327,41 +613,9 @@ def _gpu(
         cordoned=gpu.uuid in closed,
         text="" if gpu.healthy else REPORTED,
         slices=gpu.split_count,
-        slices_held=len(shares),
+        slices_held=sum(share.uuid == gpu.uuid for claim in claims for share in claim.shares),
         sellable_mib=gpu.registered_mib,
         promised_mib=use.memory_mib,
         sellable_cores=gpu.core_percent,
         promised_cores=use.core_percent,
     )
-
-
-def _parts(pod: PodView, labels: Mapping[str, str]) -> Iterator[tuple[RoomClaim, AllocationStatus]]:
-    """What each container takes, and how it is shown."""
-    roles = {container.name: container.role for container in pod.containers}
-    for place, (name, shares) in enumerate(_groups(pod)):
-        role = roles.get(name, Role.APP)
-        shown = AllocationStatus(
-            namespace=pod.namespace,
-            pod=pod.name,
-            container=name,
-            ended=role is Role.INIT and is_past_init(pod),
-            shares=tuple(
-                ShareStatus(
-                    gpu=labels.get(share.uuid, share.uuid),
-                    uuid=share.uuid,
-                    memory_mib=share.memory_mib,
-                    cores=share.core_percent,
-                )
-                for share in shares
-            ),
-        )
-        yield RoomClaim(pod.uid, role, shares, place), shown
-
-
-def _groups(pod: PodView) -> Iterator[tuple[str, tuple[Share, ...]]]:
-    """The containers with their shares; without names where the two do not fit together."""
-    groups = pod.groups or ()
-    try:
-        yield from ((one.container, one.shares) for one in pair_groups(groups, pod.containers))
-    except Refusal:
-        yield from (("", group) for group in groups if group)

@@ -20,11 +20,10 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector
 
 from agent.errors import RefusalReason
-from agent.status import NodeStatus
+from agent.model import HamiNames
+from agent.status import NodeStatus, StatusFacts
 from agent.web.api import BuildInfo
 from agent.web.metrics import PREFIX, AgentCollector
-from agent.web.policy import HamiNames
-from agent.web.status import StatusFacts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"

@@ -1,17 +1,19 @@
 """How a verb reaches the running agent, by its socket, and the API server, by a kubeconfig."""
 
 import argparse
+import contextlib
 import http.client
 import os
+import random
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
 
 from agent.errors import AgentError
-from agent.kube.client import Connection
+from agent.kube.client import Connection, KubeSession, check
 
 # The agent's unix socket.
 
@@ -95,3 +97,14 @@ def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Conne
     if home is not None and os.access(home, os.F_OK):
         return Connection(home, context=args.context)
     return Connection(environment=environ) if IN_CLUSTER in environ else None
+
+
+@contextlib.asynccontextmanager
+async def open_session(connection: Connection, program: str) -> AsyncIterator[KubeSession]:
+    """A session with the API server for the block. Raises SettingsError: its files are no use."""
+    check(connection)
+    session = KubeSession(connection, random.SystemRandom(), program)
+    try:
+        yield session
+    finally:
+        await session.close()

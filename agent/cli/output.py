@@ -60,7 +60,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
         kept.remove(last)
     titles = [column.title for column in columns]
     for row in (titles, *rows):
-        cells = [_cell(row[place], sizes[place], right=columns[place].right) for place in kept]
+        cells = []
+        for place in kept:
+            text = shorten(row[place], sizes[place])
+            blank = " " * (sizes[place] - wide(text))
+            cells.append(blank + text if columns[place].right else text + blank)
         yield shorten(GAP.join(cells).rstrip(), width)
 
 
@@ -79,12 +83,6 @@ def shorten(text: str, width: int) -> str:
             break
         kept += char
     return kept + "…"
-
-
-def _cell(text: str, size: int, *, right: bool) -> str:
-    text = shorten(text, size)
-    blank = " " * (size - wide(text))
-    return blank + text if right else text + blank
 
 
 # What the output can show.

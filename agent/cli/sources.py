@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import datetime as dt
 import difflib
-import random
 import stat
 import tarfile
 import zlib
@@ -14,17 +13,14 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_of
+from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_of, open_session
 from agent.cli.output import working
 from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
-from agent.kube.client import Connection, KubeSession, check
+from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
-from agent.ports import Clock
 from agent.status import StatusDocument, observed_status, open_envelope
-
-# Reads the status of one node for commands, by a kubeconfig alone.
 
 PROGRAM: Final = "hami-agent-status"
 NEAREST: Final = 3
@@ -32,58 +28,6 @@ NEAREST: Final = 3
 
 class NoSuchNode(AgentError):  # noqa: N818 -- names what was found
     """The cluster has no Node of that name."""
-
-
-class NodeRead(msgspec.Struct, frozen=True):
-    """What was read. `missing`: why the agent itself was not read; empty if it was."""
-
-    found: StatusDocument
-    at: dt.datetime
-    missing: str = ""
-
-
-async def read_node(
-    connection: Connection, node: str, resource: str, clock: Clock, *, ask: bool = True
-) -> NodeRead:
-    """Read the agent of the node through the API server; where it does not answer, the objects.
-
-    Without `ask` the objects at once, which are what HAMi's scheduler reads.
-
-    Raises:
-        SettingsError: the files of the connection cannot be used.
-        NoSuchNode: there is no such Node; the text has the nearest names.
-        ApiError: the Node or its pods cannot be read.
-    """
-    check(connection)
-    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
-    reader = NodeReader(session, node)
-    missing = ""
-    try:
-        try:
-            if ask:
-                found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
-                return NodeRead(found, at)
-        except EndlessList:
-            raise  # its objects would not end either
-        except (ApiError, MalformedText) as error:
-            missing = str(error)
-        at = clock.now()
-        objects = await reader.objects(resource)
-        if objects is None:
-            raise NoSuchNode(_unknown(node, await reader.names()))
-        try:
-            found = observed_status(objects.node, objects.pods, resource, at)
-        except MalformedText as error:
-            raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
-        return NodeRead(found, at, missing)
-    finally:
-        await session.close()
-
-
-def _unknown(node: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
-    there = f"; the nearest names are {', '.join(near)}" if near else ""
-    return f"the cluster has no Node {node}{there}"
 
 
 DEADLINE: Final = 5.0
@@ -184,15 +128,41 @@ def status_of(
         raise SourceUnreachable(NO_KUBECONFIG)
     try:
         with working(f"reading {cap(node, 64)}"):
-            read = asyncio.run(
-                read_node(connection, node, resource, SystemClock(), ask=not args.objects)
-            )
+            return asyncio.run(_read_node(connection, node, resource, ask=not args.objects))
     except (SettingsError, ApiError) as error:
         raise SourceUnreachable(str(error)) from error
-    source = f"API server by {connection.source}"
-    if args.objects:
-        return StatusRead(read.found, read.at, f"objects of the {source}")
-    if not read.missing:
-        return StatusRead(read.found, read.at, f"agent of {node} through the {source}")
-    missing = f"only what its objects show, because the agent was not read: {read.missing}"
-    return StatusRead(read.found, read.at, source, missing)
+
+
+async def _read_node(connection: Connection, node: str, resource: str, *, ask: bool) -> StatusRead:
+    """Read the agent of the node through the API server; where it does not answer, the objects.
+
+    Without `ask` the objects at once, which are what HAMi's scheduler reads.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        NoSuchNode: there is no such Node; the text has the nearest names.
+        ApiError: the Node or its pods cannot be read.
+    """
+    source, missing = f"API server by {connection.source}", ""
+    async with open_session(connection, PROGRAM) as session:
+        reader = NodeReader(session, node)
+        try:
+            if ask:
+                found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
+                return StatusRead(found, at, f"agent of {node} through the {source}")
+        except EndlessList:
+            raise  # its objects would not end either
+        except (ApiError, MalformedText) as error:
+            missing = f"only what its objects show, because the agent was not read: {error}"
+        at = SystemClock().now()
+        objects = await reader.objects(resource)
+        if objects is None:
+            known = await reader.names()
+            near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
+            there = f"; the nearest names are {', '.join(near)}" if near else ""
+            raise NoSuchNode(f"the cluster has no Node {node}{there}")
+        try:
+            found = observed_status(objects.node, objects.pods, resource, at)
+        except MalformedText as error:
+            raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
+        return StatusRead(found, at, source if ask else f"objects of the {source}", missing)

@@ -29,7 +29,6 @@ from agent.cli.output import Column, document, table, terminal_width, writes_utf
 from agent.cli.sources import (
     NoSuchNode,
     SourceUnreachable,
-    StatusRead,
     status_at,
     status_in,
     status_of,
@@ -55,6 +54,10 @@ OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 """The checks that repeat what the lines about the GPUs say."""
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS: Final = " .:-=+*%#"
+UNCUT: Final = 10_000
+"""The width of a table with all columns."""
+HEAD_WIDTH: Final = 80
+"""The head is pasted into chats and tickets, so that it is no wider, whatever the terminal is."""
 
 _GPU_COLUMNS: Final = (
     Column("GPU"),
@@ -101,19 +104,44 @@ def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) ->
     yield from head_lines(found.node, now, style)
     yield from gpu_lines(found.gpus, style)
     yield from attention_lines(found, now, style)
-    yield from wrapped(_sum(found), style)
+    held, slices = sum(g.slices_held for g in found.gpus), sum(g.slices for g in found.gpus)
+    text = f"{held} of {slices} slices in use"
+    if unserved := sum(not gpu.serving for gpu in found.gpus):
+        text += f", {unserved} of {len(found.gpus)} GPUs not offered"
+    late = sum(one.confirmed is False and not one.ended for one in found.allocations or ())
+    text += f", {late} not recorded by the kubelet yet" if late else ""
+    yield from wrapped(text, style.width)
 
 
-def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
-    """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
-    for gpu in found.gpus:
-        yield from _note(gpu, found.node.name, now, style)
-    yield from _idle(found.allocations or (), now, style)
-    for check in found.node.checks:
-        if not check.ok and check.name not in OF_GPUS:
-            word = "not ready" if check.required else "degraded"
-            yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style)
-    yield from _refused(found.refusals or (), now, style)
+def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """The node and its agent, the settings in force, and the lock if it is held."""
+    ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
+    rows = [[f"{cap(node.name)}  {ready}"]]
+    if node.version:
+        up = f" up {age(node.started_at, now)}" if node.started_at else ""
+        rows[0].append(f"agent {cap(node.version)}{up}")
+    rows[0] += [f"driver {cap(node.driver)}"] if node.driver else []
+    rows[0] += [f"kubelet: {cap(node.kubelet)}"] if node.kubelet else []
+    rows[0] += ["observes only"] if node.observe else []
+    if node.split_count is not None:
+        parts = [f"settings  {node.split_count} slices for each GPU"]
+        for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
+            parts += [] if factor is None else [f"{name} x{factor:g}"]
+        parts += [f"scheduler {cap(node.scheduler)}", cap(node.resource)]
+        parts += [f"profiles {cap(', '.join(node.profiles))}"] if node.profiles else []
+        rows.append(parts)
+    if node.lock is not None:
+        held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
+        rows.append([f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}"])
+    width, between = min(style.width, HEAD_WIDTH), " | " if style.ascii else " · "
+    for line, *parts in rows:
+        for part in parts:
+            longer = f"{line}{between}{part}"
+            if len(longer) > width:
+                yield from wrapped(line, width)
+                longer = f"  {part}"
+            line = longer  # noqa: PLW2901 -- it grows until it is full
+        yield from wrapped(line, width)
 
 
 def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
@@ -121,9 +149,75 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
     if not gpus:
         yield "no GPU is shared on this node"
         return
-    columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
-    rows = [_gpu_row(gpu, style)[: len(columns)] for gpu in gpus]
-    yield from table(columns, rows, 10_000 if style.wide else style.width)
+    rows = []
+    for gpu in gpus:
+        condition = cap(gpu.condition, 16)
+        if condition in {Condition.BAD, Condition.LOST}:
+            condition = condition.upper()
+        row = [
+            "-" if gpu.index is None else str(gpu.index),
+            cap(gpu.model.removeprefix("NVIDIA "), 64) or "-",
+            f"{condition},cordoned" if gpu.cordoned else condition or "-",
+            f"{gpu.slices_held}/{gpu.slices}",
+            gib(gpu.promised_mib),
+            gib(gpu.sellable_mib),
+            f"{gpu.promised_cores}/{gpu.sellable_cores}%",
+            gib(gpu.used_mib),
+            "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
+            spark(gpu.history.gpu_percent if gpu.history else (), plain=style.ascii),
+            gib(gpu.memory_mib),
+            cap(gpu.pci, 32) or "-",
+            "-" if gpu.numa is None else str(gpu.numa),
+            cap(gpu.uuid, 64),
+        ]
+        rows.append(row)
+    if style.wide:
+        yield from table((*_GPU_COLUMNS, *_WIDE), rows, UNCUT)
+    else:
+        yield from table(_GPU_COLUMNS, rows, style.width)
+
+
+def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
+    for gpu in found.gpus:
+        name = f"GPU {cap(gpu.uuid) if gpu.index is None else gpu.index}"
+        if gpu.condition and gpu.condition != Condition.OK:
+            since = f" for {age(gpu.since, now)}" if gpu.since else ""
+            act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
+            why = cap(gpu.text or gpu.cause, 1024)
+            yield from wrapped(f"{name} {cap(gpu.condition)}{since}: {why}{act}", style.width)
+        for obstacle in gpu.obstacles:
+            yield from wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style.width)
+        if gpu.cordoned:
+            which = gpu.uuid if gpu.index is None else gpu.index
+            act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
+            text = f"{name} is cordoned: the scheduler places no new pod; {act}"
+            yield from wrapped(text, style.width)
+    idle = [
+        (one.last_kernel, one)
+        for one in found.allocations or ()
+        if one.last_kernel is not None and now - one.last_kernel >= IDLE
+    ]
+    if idle:
+        since_when, longest = min(idle, key=operator.itemgetter(0))
+        some = "1 container has" if len(idle) == 1 else f"{len(idle)} containers have"
+        which = "it is" if len(idle) == 1 else "the longest is"
+        text = (
+            f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}, "
+            f"{age(since_when, now)}; `hami-agent status --by pod` lists all"
+        )
+        yield from wrapped(text, style.width)
+    for check in found.node.checks:
+        if not check.ok and check.name not in OF_GPUS:
+            word = "not ready" if check.required else "degraded"
+            yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style.width)
+    if found.refusals:
+        last = found.refusals[0]
+        text = (
+            f"refused: {len(found.refusals)} in 24 h, the last {age(last.at, now)} ago: "
+            f"{cap(last.text, 1024)} [{cap(last.reason)}]"
+        )
+        yield from wrapped(text, style.width)
 
 
 def pod_lines(
@@ -134,14 +228,37 @@ def pod_lines(
     if not rows:
         yield "no container holds a slice"
         return
-    yield from table(_POD_COLUMNS, rows, 10_000 if style.wide else style.width)
+    yield from table(_POD_COLUMNS, rows, UNCUT if style.wide else style.width)
     for one in allocations:
         if one.unkept:
             text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
-            yield from wrapped(text, style)
+            yield from wrapped(text, style.width)
         if one.unread:
             text = f"the use of {_container(one)} is not known: {cap(one.unread)}"
-            yield from wrapped(text, style)
+            yield from wrapped(text, style.width)
+
+
+def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
+    """The cells of one container and GPU."""
+    said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
+    said = "other GPUs" if one.mismatched else said
+    return [
+        cap(one.namespace, 64) or "-",
+        cap(one.pod, 64) or "-",
+        cap(one.container, 64) or "-",
+        cap(share.gpu, 64),
+        "all" if share.memory_mib == 0 else gib(share.memory_mib),
+        gib(share.used_mib),
+        _CORES.get(share.cores, f"{share.cores}%"),
+        "-" if share.gpu_percent is None else f"{share.gpu_percent}%",
+        age(one.last_kernel, now) if one.last_kernel else "-",
+        age(one.since, now) if one.since else "-",
+        "ended" if one.ended else said,
+    ]
+
+
+def _container(one: AllocationStatus) -> str:
+    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
 
 
 def entry_lines(
@@ -152,7 +269,7 @@ def entry_lines(
     for entry in entries:
         of = f" {cap(entry.namespace)}/{cap(entry.pod)}" if entry.pod else ""
         text = f"{age(entry.at, now)} ago  {cap(entry.reason)}{of}: {cap(entry.text, 1024)}"
-        yield from wrapped(text, style)
+        yield from wrapped(text, style.width)
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
@@ -166,11 +283,6 @@ def age(since: dt.datetime, now: dt.datetime) -> str:
     return f"{minutes}m" if minutes else f"{seconds}s"
 
 
-def stamp(at: dt.datetime) -> str:
-    """The time in UTC, in whole seconds."""
-    return at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def gib(mib: int | None) -> str:
     """MiB as GiB with one decimal; a dash if it is not known."""
     return "-" if mib is None else f"{mib / GIB:.1f}G"
@@ -178,175 +290,18 @@ def gib(mib: int | None) -> str:
 
 def spark(values: Sequence[int | None], *, plain: bool) -> str:
     """Percents as blocks; a space where there is none. Two values share a block."""
-    blocks = ASCII_BLOCKS if plain else BLOCKS
-    pairs = [values[place : place + 2] for place in range(0, len(values), 2)]
-
-    def block(pair: Sequence[int | None]) -> str:
-        known = [value for value in pair if value is not None]
-        if not known:
-            return " "
-        share = min(100, max(0, *known)) / 100
-        return blocks[max(1, round(share * (len(blocks) - 1)))]
-
-    return "".join(map(block, pairs))
+    blocks, line = ASCII_BLOCKS if plain else BLOCKS, ""
+    for place in range(0, len(values), 2):
+        known = [value for value in values[place : place + 2] if value is not None]
+        share = min(100, max(0, *known)) / 100 if known else 0
+        line += blocks[max(1, round(share * (len(blocks) - 1)))] if known else " "
+    return line
 
 
-def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
-    """The node and its agent, the settings in force, and the lock if it is held."""
-    ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
-    parts = [f"{cap(node.name)}  {ready}"]
-    if node.version:
-        up = f" up {age(node.started_at, now)}" if node.started_at else ""
-        parts.append(f"agent {cap(node.version)}{up}")
-    if node.driver:
-        parts.append(f"driver {cap(node.driver)}")
-    if node.kubelet:
-        parts.append(f"kubelet: {cap(node.kubelet)}")
-    if node.observe:
-        parts.append("observes only")
-    yield from _joined(parts, style)
-    if node.split_count is not None:
-        yield from _joined(_in_force(node), style)
-    if node.lock is not None:
-        held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
-        yield from wrapped(f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}", style)
-
-
-def _in_force(node: NodeStatus) -> list[str]:
-    """The settings that decide what is sold."""
-    parts = [f"settings  {node.split_count} slices for each GPU"]
-    for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
-        parts += [] if factor is None else [f"{name} x{factor:g}"]
-    parts += [f"scheduler {cap(node.scheduler)}", cap(node.resource)]
-    return [*parts, f"profiles {cap(', '.join(node.profiles))}"] if node.profiles else parts
-
-
-def _gpu_row(gpu: GpuStatus, style: StatusStyle) -> list[str]:
-    history = gpu.history.gpu_percent if gpu.history else ()
-    return [
-        "-" if gpu.index is None else str(gpu.index),
-        cap(gpu.model.removeprefix("NVIDIA "), 64) or "-",
-        _health(gpu),
-        f"{gpu.slices_held}/{gpu.slices}",
-        gib(gpu.promised_mib),
-        gib(gpu.sellable_mib),
-        f"{gpu.promised_cores}/{gpu.sellable_cores}%",
-        gib(gpu.used_mib),
-        "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
-        spark(history, plain=style.ascii),
-        gib(gpu.memory_mib),
-        cap(gpu.pci, 32) or "-",
-        "-" if gpu.numa is None else str(gpu.numa),
-        cap(gpu.uuid, 64),
-    ]
-
-
-def _health(gpu: GpuStatus) -> str:
-    condition = cap(gpu.condition, 16)
-    shown = condition.upper() if condition in {Condition.BAD, Condition.LOST} else condition
-    return f"{shown},cordoned" if gpu.cordoned else shown or "-"
-
-
-def _note(gpu: GpuStatus, node: str, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
-    """What a person must know about the GPU; nothing if it is well."""
-    name = f"GPU {cap(gpu.uuid) if gpu.index is None else gpu.index}"
-    if gpu.condition and gpu.condition != Condition.OK:
-        since = f" for {age(gpu.since, now)}" if gpu.since else ""
-        act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
-        text = cap(gpu.text or gpu.cause, 1024)
-        yield from wrapped(f"{name} {cap(gpu.condition)}{since}: {text}{act}", style)
-    for obstacle in gpu.obstacles:
-        yield from wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style)
-    if gpu.cordoned:
-        which = gpu.uuid if gpu.index is None else gpu.index
-        act = f"`hami-agent uncordon {which} --node {cap(node)}` ends it"
-        yield from wrapped(f"{name} is cordoned: the scheduler places no new pod; {act}", style)
-
-
-def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
-    """The cells of one container and GPU."""
-    said = {True: "recorded", False: "not recorded yet", None: "-"}[one.confirmed]
-    said = "other GPUs" if one.mismatched else said
-    memory = "all" if share.memory_mib == 0 else gib(share.memory_mib)
-    return [
-        cap(one.namespace, 64) or "-",
-        cap(one.pod, 64) or "-",
-        cap(one.container, 64) or "-",
-        cap(share.gpu, 64),
-        memory,
-        gib(share.used_mib),
-        _CORES.get(share.cores, f"{share.cores}%"),
-        "-" if share.gpu_percent is None else f"{share.gpu_percent}%",
-        age(one.last_kernel, now) if one.last_kernel else "-",
-        age(one.since, now) if one.since else "-",
-        "ended" if one.ended else said,
-    ]
-
-
-def _refused(entries: Sequence[Entry], now: dt.datetime, style: StatusStyle) -> Iterator[str]:
-    if entries:
-        last = entries[0]
-        text = (
-            f"refused: {len(entries)} in 24 h, the last {age(last.at, now)} ago: "
-            f"{cap(last.text, 1024)} [{cap(last.reason)}]"
-        )
-        yield from wrapped(text, style)
-
-
-def _idle(
-    allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
-) -> Iterator[str]:
-    """The containers that hold a share and have not used it for long, the longest first."""
-    idle = [
-        (one.last_kernel, one)
-        for one in allocations
-        if one.last_kernel is not None and now - one.last_kernel >= IDLE
-    ]
-    if idle:
-        since, longest = min(idle, key=operator.itemgetter(0))
-        some = "1 container has" if len(idle) == 1 else f"{len(idle)} containers have"
-        which = "it is" if len(idle) == 1 else "the longest is"
-        text = (
-            f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}, "
-            f"{age(since, now)}; `hami-agent status --by pod` lists all"
-        )
-        yield from wrapped(text, style)
-
-
-def _container(one: AllocationStatus) -> str:
-    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
-
-
-def _sum(found: StatusDocument) -> str:
-    held, slices = sum(g.slices_held for g in found.gpus), sum(g.slices for g in found.gpus)
-    parts = [f"{held} of {slices} slices in use"]
-    unserved = sum(not gpu.serving for gpu in found.gpus)
-    if unserved:
-        parts.append(f"{unserved} of {len(found.gpus)} GPUs not offered")
-    late = sum(one.confirmed is False and not one.ended for one in found.allocations or ())
-    if late:
-        parts.append(f"{late} not recorded by the kubelet yet")
-    return ", ".join(parts)
-
-
-def _joined(parts: Sequence[str], style: StatusStyle) -> Iterator[str]:
-    """The parts on one line, or on several if it would be too long."""
-    between = " | " if style.ascii else " · "
-    line = ""
-    for part in parts:
-        longer = f"{line}{between}{part}" if line.strip() else f"{line}{part}"
-        if line.strip() and len(longer) > style.width:
-            yield from wrapped(line, style)
-            longer = f"  {part}"
-        line = longer
-    yield from wrapped(line, style)
-
-
-def wrapped(text: str, style: StatusStyle) -> Iterator[str]:
+def wrapped(text: str, width: int) -> list[str]:
     """The text in lines that fit; words with hyphens stay whole, so that they can be copied."""
-    yield from textwrap.wrap(text, style.width, subsequent_indent="  ", break_on_hyphens=False) or [
-        ""
-    ]
+    lines = textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
+    return lines or [""]
 
 
 RESOURCE: Final = SharingSettings().resource
@@ -414,30 +369,40 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
+    # An option that would be ignored is refused: its user expects the cluster to be read.
     if args.node is None and (unused := [f"--{name}" for name in OF_NODE if vars(args)[name]]):
         text = f"{', '.join(unused)}: without --node no API server is read; give --node NAME"
         return fail("status", text, USAGE)
     configure("error", "auto", environ)
     try:
-        read = _read(args, environ)
+        if args.bundle is not None:
+            read = status_in(args.bundle)
+        elif args.node is not None:
+            read = status_of(args.node, args.resource or RESOURCE, args, environ)
+        else:
+            read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except SourceUnreachable as error:
         return fail("status", str(error), UNREACHABLE)
     except (GpuNotFound, NoSuchNode) as error:
         return fail("status", str(error), NOT_FOUND)
-    sys.stdout.writelines(_written(msgspec.structs.replace(read, found=found), args, environ))
-    if read.missing:
-        return fail("status", read.missing, INCOMPLETE)
-    return OK
-
-
-def _read(args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
-    """Read the source that the arguments choose. Raises SourceUnreachable, NoSuchNode."""
-    if args.bundle is not None:
-        return status_in(args.bundle)
-    if args.node is not None:
-        return status_of(args.node, args.resource or RESOURCE, args, environ)
-    return status_at(args.socket)
+    if args.output in {"json", "yaml"}:
+        sys.stdout.write(document("Status", found, args.output, read.at, read.source))
+    elif args.output == "name":
+        names = [f"gpu/{gpu.uuid}" for gpu in found.gpus]
+        if args.by == "pod":
+            held = [one for one in found.allocations or () if one.pod]
+            names = list(dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held))
+        sys.stdout.writelines(f"{name}\n" for name in names)
+    else:
+        style = StatusStyle(
+            terminal_width(environ), args.ascii or not writes_utf8(), args.output == "wide"
+        )
+        sys.stdout.writelines(f"{line}\n" for line in _lines(found, args, read.at, style))
+        seconds = max(0, round((SystemClock().now() - read.at).total_seconds()))
+        source = f"source: {read.source}, {seconds} s old"
+        sys.stdout.writelines(f"{line}\n" for line in wrapped(source, style.width))
+    return fail("status", read.missing, INCOMPLETE) if read.missing else OK
 
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
@@ -456,35 +421,6 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
     return msgspec.structs.replace(found, gpus=(gpu,), allocations=tuple(holds))
 
 
-def names(found: StatusDocument, *, by: str) -> Iterator[str]:
-    """The names of the GPUs, or of the pods that hold slices, for scripts."""
-    if by == "gpu":
-        yield from (f"gpu/{gpu.uuid}" for gpu in found.gpus)
-    else:
-        pods = ((one.namespace, one.pod) for one in found.allocations or () if one.pod)
-        yield from (f"pod/{namespace}/{pod}" for namespace, pod in dict.fromkeys(pods))
-
-
-def _written(
-    read: StatusRead, args: argparse.Namespace, environ: Mapping[str, str]
-) -> Iterator[str]:
-    """The output in the form that was asked for."""
-    form = args.output
-    if form in {"json", "yaml"}:
-        yield document("Status", read.found, form, read.at, read.source)
-    elif form == "name":
-        yield from (f"{name}\n" for name in names(read.found, by=args.by))
-    else:
-        style = StatusStyle(
-            terminal_width(environ), args.ascii or not writes_utf8(), form == "wide"
-        )
-        yield from (f"{line}\n" for line in _lines(read.found, args, read.at, style))
-        now = SystemClock().now()
-        seconds = max(0, round((now - read.at).total_seconds()))
-        source = f"source: {read.source}, {seconds} s old"
-        yield from (f"{line}\n" for line in wrapped(source, style))
-
-
 def _lines(
     found: StatusDocument, args: argparse.Namespace, at: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
@@ -492,9 +428,9 @@ def _lines(
         yield from pod_lines(found.allocations or (), at, style)
     else:
         yield from status_lines(found, at, style)
-    if args.gpu is not None and args.by == "gpu":
-        yield ""
-        yield from pod_lines(found.allocations or (), at, style)
+        if args.gpu is not None:
+            yield ""
+            yield from pod_lines(found.allocations or (), at, style)
     if args.since is not None:
         oldest = at - args.since
         for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
@@ -502,8 +438,9 @@ def _lines(
             yield ""
             yield from entry_lines(title, recent, at, style)
         if found.journal_since is not None and at >= found.journal_since > oldest:
-            since = stamp(found.journal_since)
-            yield from wrapped(f"(known since {since}; the agent's log has earlier ones)", style)
+            since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            text = f"(known since {since}; the agent's log has earlier ones)"
+            yield from wrapped(text, style.width)
 
 
 def _age(text: str) -> dt.timedelta:

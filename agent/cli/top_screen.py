@@ -1,6 +1,5 @@
 """The live screen of `hami-agent top`. Imported only where the extra `cli` is installed."""
 
-import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
@@ -13,7 +12,6 @@ from typing_extensions import override
 from agent.cli.sources import SourceUnreachable, StatusRead
 from agent.cli.status import StatusStyle, attention_lines, gib, head_lines, pod_row, spark
 from agent.errors import cap
-from agent.status import GpuStatus, StatusDocument
 
 BAR: Final = 16
 """Characters of a bar."""
@@ -136,31 +134,25 @@ class TopScreen(App[None]):
         found, now = read.found, read.at
         self.query_one("#head", Static).update("\n".join(head_lines(found.node, now, style)))
         self.query_one("#notes", Static).update("\n".join(attention_lines(found, now, style)))
-        _fill(self.query_one("#gpus", DataTable), [self._gpu(gpu) for gpu in found.gpus])
-        _fill(self.query_one("#pods", DataTable), self._pods(found, now))
-
-    def _gpu(self, gpu: GpuStatus) -> Sequence[str]:
-        history = gpu.history.gpu_percent if gpu.history else ()
-        used = "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%"
-        promised = gpu.promised_mib / gpu.sellable_mib if gpu.sellable_mib else 0.0
-        return (
-            str(gpu.uuid if gpu.index is None else gpu.index),
-            f"{gpu.condition}, cordoned" if gpu.cordoned else gpu.condition,
-            used,
-            self._bar((gpu.gpu_percent or 0) / 100),
-            f"{gpu.slices_held}/{gpu.slices}",
-            f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib)}",
-            self._bar(promised),
-            f"{gib(gpu.used_mib)} of {gib(gpu.memory_mib)}",
-            spark(history, plain=self._plain),
-        )
-
-    def _pods(self, found: StatusDocument, now: dt.datetime) -> list[Sequence[str]]:
-        rows: list[Sequence[str]] = [
-            pod_row(one, share, now) for one in found.allocations or () for share in one.shares
+        gpus = [
+            (
+                str(gpu.uuid if gpu.index is None else gpu.index),
+                f"{gpu.condition}, cordoned" if gpu.cordoned else gpu.condition,
+                "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
+                self._bar((gpu.gpu_percent or 0) / 100),
+                f"{gpu.slices_held}/{gpu.slices}",
+                f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib)}",
+                self._bar(gpu.promised_mib / gpu.sellable_mib if gpu.sellable_mib else 0.0),
+                f"{gib(gpu.used_mib)} of {gib(gpu.memory_mib)}",
+                spark(gpu.history.gpu_percent if gpu.history else (), plain=self._plain),
+            )
+            for gpu in found.gpus
         ]
-        kept = [row for row in rows if self._wanted in " ".join(row[:3]).lower()]
-        return sorted(kept, key=lambda row: (row[self._column], *row[:4]))
+        _fill(self.query_one("#gpus", DataTable), gpus)
+        pods = [pod_row(one, share, now) for one in found.allocations or () for share in one.shares]
+        kept = [row for row in pods if self._wanted in " ".join(row[:3]).lower()]
+        kept.sort(key=lambda row: (row[self._column], *row[:4]))
+        _fill(self.query_one("#pods", DataTable), kept)
 
     def _bar(self, share: float) -> str:
         full = round(min(1.0, max(0.0, share)) * BAR)

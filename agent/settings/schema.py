@@ -16,7 +16,7 @@ from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
 from agent.health.xids import HealthSettings, read_switches
 from agent.ledger import EditSettings
-from agent.model import MIG_MODE, SharingSettings, check_list_size
+from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings, check_list_size
 from agent.setting import (
     FALSE,
     TRUE,
@@ -32,7 +32,6 @@ from agent.setting import (
     text,
     whole,
 )
-from agent.web.policy import HamiNames, ReaderPolicy
 
 
 class FileSettings(msgspec.Struct, frozen=True):

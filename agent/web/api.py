@@ -6,13 +6,14 @@ values in memory.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import ipaddress
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,16 +24,17 @@ from agent.errors import cap
 from agent.health.watch import ALL, GpuRelease, Recheck
 from agent.kit.tasks import Throttle
 from agent.kit.unix import peer_uid
-from agent.model import NO_INDEX, SharedGpu
+from agent.model import NO_INDEX, ReaderPolicy, SharedGpu
 from agent.node.findings import STANDBY, Check, degraded, is_ready
-from agent.status import API_VERSION, encode, envelope, names_of
-from agent.web.policy import ReaderPolicy
-from agent.web.status import (
+from agent.status import (
+    API_VERSION,
     StatusFacts,
     allocations_of,
     container_histories_of,
     entries_of,
+    envelope,
     gpus_of,
+    names_of,
     node_of,
     status_of,
 )
@@ -79,102 +81,80 @@ class _Made(msgspec.Struct, frozen=True):
 class ReadApi:
     """Answers GET below `/api/v1/`. `facts` is read for each document, without waiting."""
 
-    def __init__(self, facts: Callable[[], StatusFacts | None], readers: "Readers") -> None:
+    def __init__(
+        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
+    ) -> None:
         self._facts = facts
         self._readers = readers
         self._documents: dict[str, _Made] = {}
 
     def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a GET or HEAD: a document, or 304 to a reader that has it."""
-        refused = self._readers.refused(request)
+        refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
         name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
         if name not in _PARTS or (gpu and name != "gpus"):
             there = " ".join(PREFIX + part for part in _PARTS)
             return _text(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
-        made = self._document(name)
-        if made is None:
-            return _text(503, "This agent stands by; ask again when it serves.")
+        now = asyncio.get_running_loop().time()
+        made = self._documents.get(name)
+        if made is None or made.until <= now:
+            facts = self._facts()
+            if facts is None:
+                return _text(503, "This agent stands by; ask again when it serves.")
+            kind, read = _PARTS[name]
+            made = self._documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
         if gpu:
             gpus = made.data if isinstance(made.data, tuple) else ()
             found = next((one for one in gpus if gpu in names_of(one)), None)
             if found is None:
                 return _text(404, f"No GPU of this node is named {cap(gpu, 64)}.")
             made = _rendered("Gpu", found, made.at)
+        # The header may list several ETags, and a weak one is as good here.
         if made.etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers={"ETag": made.etag})
         return web.Response(body=made.body, content_type=JSON, headers={"ETag": made.etag})
 
-    def _document(self, name: str) -> _Made | None:
-        """The document of now or of the last KEPT seconds; None: there is none yet."""
-        now = asyncio.get_running_loop().time()
-        made = self._documents.get(name)
-        if made is None or made.until <= now:
-            facts = self._facts()
-            if facts is None:
-                return None
-            kind, read = _PARTS[name]
-            made = self._documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
-        return made
-
 
 def _rendered(kind: str, data: object, at: dt.datetime, until: float = 0.0) -> _Made:
-    encoded = encode(data)
+    encoded = msgspec.json.encode(data)
     etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
-    return _Made(data, at, envelope(kind, encoded, at), etag, until)
+    return _Made(data, at, envelope(kind, msgspec.Raw(encoded), at), etag, until)
 
 
-class Readers(msgspec.Struct, frozen=True):
-    """Judges a request for what names pods. The unix socket is guarded by its permissions."""
+def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Response | None:
+    """Answer somebody who may not read what names pods; None: he may.
 
-    policy: ReaderPolicy = ReaderPolicy.LOCAL
-
-    def refused(self, request: web.BaseRequest) -> web.Response | None:
-        """The answer to somebody who may not read; None: he may.
-
-        With LOCAL a browser must name this host as local: else a page from elsewhere could let its
-        own name point here, and read the answer (DNS rebinding).
-        """
-        if self.policy is ReaderPolicy.ALL or _peer(request) == "":
-            return None
-        if not _is_loopback(_peer(request)):
-            text = (
-                f"{request.path} is served to this host only, because it names pods. Use "
-                "`kubectl port-forward` to the agent's pod, an SSH tunnel, or `hami-agent status` "
-                "on the node. With `web.readers: all`, everybody who reaches this port may read: "
-                "then bind web.address to a protected network, or use a NetworkPolicy."
-            )
-            return web.Response(status=403, text=text + "\n")
-        host = request.headers.get("Host", "")
-        if _name(host) not in LOCAL_HOSTS:
-            text = "Ask by the name localhost or 127.0.0.1: other names are not answered here."
-            return web.Response(status=403, text=text + "\n")
-        return None
-
-
-def _peer(request: web.BaseRequest) -> str:
-    """The caller's address; empty on a unix socket."""
+    The unix socket is guarded by its permissions. With LOCAL a browser must name this host as
+    local: else a page from elsewhere could let its own name point here, and read the answer (DNS
+    rebinding).
+    """
     transport = request.transport
     peer = transport.get_extra_info("peername") if transport else None
+    is_unix = transport is not None and not isinstance(peer, tuple)
+    if readers is ReaderPolicy.ALL or is_unix:
+        return None
+    is_near = False
     if isinstance(peer, tuple):
-        return str(peer[0])
-    return "" if transport is not None else "closed"
-
-
-def _is_loopback(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
-
-
-def _name(host: str) -> str:
-    """The host of a Host header, without its port."""
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+            # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
+            is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    if not is_near:
+        return _text(
+            403,
+            f"{request.path} is served to this host only, because it names pods. Use "
+            "`kubectl port-forward` to the agent's pod, an SSH tunnel, or `hami-agent status` "
+            "on the node. With `web.readers: all`, everybody who reaches this port may read: "
+            "then bind web.address to a protected network, or use a NetworkPolicy.",
+        )
+    host = request.headers.get("Host", "")
     name, _, port = host.rpartition(":")
-    return name.lower() if name and port.isdigit() else host.lower()
+    if (name if name and port.isdigit() else host).lower() not in LOCAL_HOSTS:
+        text = "Ask by the name localhost or 127.0.0.1: other names are not answered here."
+        return _text(403, text)
+    return None
 
 
 class Probes(msgspec.Struct, frozen=True):
@@ -187,14 +167,14 @@ class Probes(msgspec.Struct, frozen=True):
     heartbeat_age: Callable[[], float]
     checks: Callable[[], tuple[Check, ...]]
 
-    def alive(self) -> tuple[Check, ...]:
-        """The checks of liveness: only what a restart can repair, no driver and no API server."""
-        age = self.heartbeat_age()
-        return (Check("loop", age < FRESH, f"the last heartbeat is {age:.0f} s old"),)
-
     def livez(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/livez` and `/healthz`: 503 means that a restart is needed."""
-        return _probed("livez", self.alive(), request)
+        """Answer `/livez` and `/healthz`: 503 means that a restart is needed.
+
+        It checks only what a restart can repair: no driver and no API server.
+        """
+        age = self.heartbeat_age()
+        loop = Check("loop", age < FRESH, f"the last heartbeat is {age:.0f} s old")
+        return _probed("livez", (loop,), request)
 
     def readyz(self, request: web.BaseRequest) -> web.Response:
         """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
@@ -211,24 +191,20 @@ class Probes(msgspec.Struct, frozen=True):
 
 def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:
     """Render as Kubernetes does: `ok`, or a line for each check if one fails or with ?verbose."""
-    if not is_ready(checks):
-        text = f"{_lines(checks)}{name} check failed\n"
-        return web.Response(status=503, text=text)
-    if "verbose" in request.query:
-        return web.Response(text=f"{_lines(checks)}{name} check passed\n")
-    return web.Response(text=f"ok\n{_lines(degraded(checks))}" if degraded(checks) else "ok")
-
-
-def _lines(checks: Iterable[Check]) -> str:
-    return "".join(f"{_line(check)}\n" for check in checks)
-
-
-def _line(check: Check) -> str:
-    if check.ok:
-        return f"[+]{check.name} ok"
-    verdict = "failed" if check.required else "degraded"
-    sign = "-" if check.required else "!"
-    return f"[{sign}]{check.name} {verdict}: {cap(check.text, REASON_LIMIT) or 'no reason given'}"
+    failed = not is_ready(checks)
+    is_long = failed or "verbose" in request.query
+    lines = [] if is_long else ["ok"]
+    for check in checks if is_long else degraded(checks):
+        if check.ok:
+            lines.append(f"[+]{check.name} ok")
+            continue
+        sign, verdict = ("-", "failed") if check.required else ("!", "degraded")
+        reason = cap(check.text, REASON_LIMIT) or "no reason given"
+        lines.append(f"[{sign}]{check.name} {verdict}: {reason}")
+    if is_long:
+        lines.append(f"{name} check {'failed' if failed else 'passed'}")
+    ending = "\n" if len(lines) > 1 else ""  # `ok` alone is as Kubernetes writes it
+    return web.Response(status=503 if failed else 200, text="\n".join(lines) + ending)
 
 
 class BuildInfo(msgspec.Struct, frozen=True):
@@ -248,7 +224,7 @@ class BuildInfo(msgspec.Struct, frozen=True):
         return web.Response(body=msgspec.json.encode(self), content_type=JSON)
 
 
-class Actions:
+class Actions(msgspec.Struct, eq=False):
     """Answers POST for root and the agent's own user; others are refused.
 
     `recheck(name, was_reset=)` probes the GPU of that index or UUID now, `release` releases it, or
@@ -256,18 +232,11 @@ class Actions:
     label. `left_out`: why the GPU of that name is not shared; empty: it is, or it is unknown.
     """
 
-    def __init__(
-        self,
-        recheck: Callable[..., Coroutine[Any, Any, Recheck | None]],
-        release: Callable[[str], Awaitable[GpuRelease | None]],
-        gpus: Callable[[], Sequence[tuple[str, SharedGpu]]],
-        left_out: Callable[[str], str] = lambda _: "",
-    ) -> None:
-        self._recheck = recheck
-        self._release = release
-        self._gpus = gpus
-        self._left_out = left_out
-        self._refused = Throttle(TELL_PERIOD)
+    recheck: Callable[..., Coroutine[Any, Any, Recheck | None]]
+    release: Callable[[str], Awaitable[GpuRelease | None]]
+    gpus: Callable[[], Sequence[tuple[str, SharedGpu]]]
+    left_out: Callable[[str], str] = lambda _: ""
+    refused: Throttle = msgspec.field(default_factory=lambda: Throttle(TELL_PERIOD))
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""
@@ -277,39 +246,35 @@ class Actions:
             return _text(404, f"No such action. There is: {' '.join(paths)}")
         uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
-            left_out = self._refused.admit()
-            if left_out is not None:
-                log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
+            more = self.refused.admit()
+            if more is not None:
+                log.warning("web.action_refused", path=request.path, uid=uid, more=more)
             return _text(403, "Only root may do this.")
         log.info("web.action", path=request.path, uid=uid)
         name, action = match.groups()
         if action == "release":
-            return await self._released(name)
-        return await self._rechecked(name, was_reset=action == "was-reset")
-
-    async def _rechecked(self, name: str, *, was_reset: bool) -> web.Response:
-        """Probe one GPU, or all at once; one that leaves the node meanwhile is left out."""
+            return await self._release(name)
+        # All at once: a probe of a GPU that hangs lasts until its deadline.
+        names = [gpu.uuid for _, gpu in self.gpus()] if name == ALL else [name]
+        async with asyncio.TaskGroup() as tasks:
+            probes = [
+                tasks.create_task(self.recheck(one, was_reset=action == "was-reset"))
+                for one in names
+            ]
+        # A GPU that leaves the node meanwhile is left out.
+        results = [_data(found) for probe in probes if (found := probe.result()) is not None]
         if name == ALL:
-            async with asyncio.TaskGroup() as tasks:
-                probes = [
-                    tasks.create_task(self._recheck(gpu.uuid, was_reset=was_reset))
-                    for _, gpu in self._gpus()
-                ]
-            results = [probe.result() for probe in probes]
-            return _json("RecheckAll", {"gpus": [_data(one) for one in results if one is not None]})
-        result = await self._recheck(name, was_reset=was_reset)
-        if result is None:
-            return self._unknown(name, self._left_out(name))
-        return _json("Recheck", _data(result))
+            return _json("RecheckAll", {"gpus": results})
+        return _json("Recheck", results[0]) if results else self._unknown(name, self.left_out(name))
 
-    async def _released(self, name: str) -> web.Response:
-        result = await self._release(name)
+    async def _release(self, name: str) -> web.Response:
+        result = await self.release(name)
         if result is None and name == ALL:
             return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
         if result is None:
-            reason = self._left_out(name)
+            reason = self.left_out(name)
             way = "stop the agent for work on it"
-            if self._gpus():
+            if self.gpus():
                 way = "`hami-agent release all` releases it too"
             return self._unknown(name, f"{reason}; {way}" if reason else "")
         data = {
@@ -323,7 +288,7 @@ class Actions:
     def _unknown(self, name: str, left_out: str) -> web.Response:
         if left_out:
             return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
-        known = [label for label, _ in self._gpus()]
+        known = [label for label, _ in self.gpus()]
         shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
         return _text(404, f"No shared GPU is named {cap(name)}; shared GPUs: {shared}.")
 

@@ -5,9 +5,11 @@ series (`hami`), and the counts and durations of the services.
 """
 
 import asyncio
+import datetime as dt
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -33,13 +35,18 @@ from agent.allocate.room import promised, takes_room
 from agent.cluster import PodTable
 from agent.hami.region import RegionState
 from agent.kit.timing import DurationRow, Durations, Tally
-from agent.ledger import ContainerKey, Holder, Ledger, Row
-from agent.model import MIB, Condition, GpuSample, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
+from agent.ledger import Holder, Row
+from agent.model import (
+    MIB,
+    NO_INDEX,
+    Condition,
+    GpuUuid,
+    HamiNames,
+    Inventory,
+)
+from agent.status import StatusFacts, gpu_labels, labelled
 from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
-from agent.web.hami import Used, hami_families
-from agent.web.policy import HamiNames
-from agent.web.status import StatusFacts, gpu_labels, labelled
 
 PREFIX: Final = "hami_agent_"
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,10 +64,8 @@ APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 UNKNOWN: Final = "unknown"
 """The label of a GPU that the driver's event does not name."""
 
-Named = Sequence[tuple[str, SharedGpu]]
-"""The GPUs, each with its label."""
-Values = Mapping[tuple[str, ...], float]
-"""The number of each series, by the values of its labels."""
+Used = tuple[Holder, ContainerUse]
+"""A container, and what it uses."""
 T = TypeVar("T", Tally, Durations)
 
 
@@ -78,6 +83,110 @@ class MetricSources(msgspec.Struct, frozen=True):
     tallies: Sequence[Tally] = ()
     durations: Sequence[Durations] = ()
     readings: Sequence[Gauge] = ()
+
+
+_Series: TypeAlias = tuple[str, str, tuple[str, ...]]
+"""Name, help and labels of one series."""
+_Value: TypeAlias = tuple[str, tuple[str, ...], float]
+"""The key of a series, the values of its labels, and the number."""
+
+_OWN: Final[tuple[_Series, ...]] = (
+    (
+        "build_info",
+        "Version and build of this agent; the value is 1.",
+        ("version", "revision", "python", "profile"),
+    ),
+    ("driver_info", "Version of the NVIDIA driver; the value is 1.", ("version",)),
+    ("ready", "1 for each condition of readiness that holds.", ("condition",)),
+    ("degraded", "1 for each failing check that pods do not notice.", ("reason",)),
+    (
+        "gpu_info",
+        "One series per GPU; the label gpu is its index in all series.",
+        ("gpu", "uuid", "model", "pci", "numa", "mode"),
+    ),
+    ("gpu_health", "1 for the present condition of each GPU, else 0.", ("gpu", "state")),
+    (
+        "gpu_health_since_timestamp_seconds",
+        "Unix time at which the present condition of each GPU began.",
+        GPU,
+    ),
+    (
+        "gpu_served",
+        (
+            "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
+            "look up."
+        ),
+        ("gpu", "condition", "cause", "action", "runbook"),
+    ),
+    ("slices", "Slices of each GPU in the kubelet's list by reported health.", ("gpu", "state")),
+    ("slices_allocated", "Slices of each GPU that containers hold.", GPU),
+    (
+        "memory_promised_bytes",
+        "Bytes of each GPU promised to pods that have not ended: what the next pod finds taken.",
+        GPU,
+    ),
+    ("memory_sellable_bytes", "Bytes of each GPU that are registered, after scaling.", GPU),
+    ("gpu_utilization_ratio", "Share of the time in which a kernel ran, 0 to 1.", GPU),
+    (
+        "gpu_memory_utilization_ratio",
+        "Share of the time in which memory was read or written, 0 to 1.",
+        GPU,
+    ),
+    ("gpu_memory_used_bytes", "Bytes of each GPU's memory in use by any process.", GPU),
+    (
+        "container_regions",
+        "Containers by the state of HAMi-core's shared region, which says what they use.",
+        ("state",),
+    ),
+)
+_OF_CONTAINERS: Final[tuple[_Series, ...]] = (
+    (
+        "container_memory_promised_bytes",
+        "Bytes of each GPU's memory promised to a container; none: it has no limit.",
+        SHARE,
+    ),
+    (
+        "container_cores_promised_ratio",
+        "Share of each GPU's compute promised to a container, 0 to 1; 0: it has no limit.",
+        SHARE,
+    ),
+    ("container_slices_promised", "Slices of each GPU promised to a container.", SHARE),
+    (
+        "container_limits_info",
+        (
+            "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), "
+            "and when its compute limit applies (default: beside other busy containers, force, "
+            "disable); the value is 1."
+        ),
+        (*CONTAINER, "keeper", "policy"),
+    ),
+    (
+        "container_memory_used_bytes",
+        "Bytes of each GPU's memory that a container uses, as HAMi-core counts them.",
+        SHARE,
+    ),
+    (
+        "container_memory_limit_bytes",
+        "Bytes of each GPU's memory to which HAMi-core limits a container now.",
+        SHARE,
+    ),
+    (
+        "container_utilization_ratio",
+        "Share of each GPU's compute that a container uses, 0 to 1.",
+        SHARE,
+    ),
+    (
+        "container_cores_limit_ratio",
+        "Share of each GPU's compute to which HAMi-core limits a container now, 0 to 1.",
+        SHARE,
+    ),
+    (
+        "container_idle_seconds",
+        "Seconds since a process of a container last started a kernel.",
+        CONTAINER,
+    ),
+    ("container_processes", "Processes of a container that use its GPUs.", CONTAINER),
+)
 
 
 class AgentCollector(Collector):
@@ -106,30 +215,35 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
         facts, series = self._facts(), self._series()
-        inventory, ledger, pods = facts.inventory, facts.ledger, facts.pods
-        named, labels = labelled(inventory), gpu_labels(inventory, facts.gone)
-        running = tuple(row for row in ledger.rows if takes_room(row, pods))
+        inventory, pods = facts.inventory, facts.pods
+        labels = gpu_labels(inventory, facts.gone)
+        running = tuple(row for row in facts.ledger.rows if takes_room(row, pods))
         rows = running if self._names_pods else ()
-        held = (uuid for _, row in promised_rows(rows) for uuid in row.gpus)
-        counted = counted_gpus(series.tallies).union(held)
-
-        yield from agent_families(self._build, facts)
-        yield info_family(inventory, facts.gone, counted)
-        yield from health_families(named)
-        yield from slice_families(named, facts.slices, ledger, pods)
-        yield from use_families(named, facts.newest)
-        used = tuple(used_containers(rows, facts.used))
-        if self._names_pods:
-            yield from promised_families(inventory, rows, labels)
-            yield limits_family(rows, pods)
-            yield from used_families(used, labels)
+        given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
+        # Of two rows of one name the later counts: the agent has not seen yet that the other pod is
+        # gone.
+        newest = dict(sorted(given, key=lambda one: one[1].answered_at))
+        used = [
+            (holder, use)
+            for holder, row in newest.items()
+            if (use := facts.used(row.key)) is not None
+        ]
+        # Every label `gpu` of another series has its series in gpu_info.
+        held = {uuid for _, row in given for uuid in row.gpus}
         regions = Counter(use.state for row in running if (use := facts.used(row.key)) is not None)
-        yield _gauge(
-            "container_regions",
-            "Containers by the state of HAMi-core's shared region, which says what they use.",
-            ("state",),
-            {(state.value,): regions[state] for state in RegionState},
+        values = (
+            *_of_node(self._build, facts, counted_gpus(series.tallies) | held),
+            *_of_gpus(facts),
+            *(("container_regions", (one.value,), regions[one]) for one in RegionState),
         )
+        yield from _gauges(_OWN, values)
+        if self._names_pods:
+            of_containers = (
+                *_promised(given, inventory, labels),
+                *_limits(newest, pods),
+                *_used(used, labels),
+            )
+            yield from _gauges(_OF_CONTAINERS, of_containers)
         yield from hami_families(self._hami, self._build, facts, used)
         for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
@@ -167,287 +281,120 @@ def _accepts_openmetrics(accept: str) -> bool:
     return False
 
 
-def agent_families(build: BuildInfo, facts: StatusFacts) -> Iterator[Metric]:
-    """Render the versions and the readiness of the agent."""
-    labels = ("version", "revision", "python", "profile")
-    yield _gauge(
-        "build_info",
-        "Version and build of this agent; the value is 1.",
-        labels,
-        {tuple(getattr(build, label) for label in labels): 1},
-    )
-    yield _gauge(
-        "driver_info",
-        "Version of the NVIDIA driver; the value is 1.",
-        ("version",),
-        {(facts.inventory.driver_version,): 1} if facts.inventory.driver_version else {},
-    )
-    yield _gauge(
-        "ready",
-        "1 for each condition of readiness that holds.",
-        ("condition",),
-        {(check.name,): int(check.ok) for check in facts.checks if check.required},
-    )
-    yield _gauge(
-        "degraded",
-        "1 for each failing check that pods do not notice.",
-        ("reason",),
-        {(check.name,): int(not check.ok) for check in facts.checks if not check.required},
-    )
+def _gauges(table: Iterable[_Series], values: Iterable[_Value]) -> Iterator[Metric]:
+    """Render every series of the table; values with equal labels are added up."""
+    sums: dict[str, dict[tuple[str, ...], float]] = {}
+    for key, labels, number in values:
+        # Two rows of one name: the agent has not seen yet that the other pod is gone.
+        of = sums.setdefault(key, {})
+        of[labels] = of.get(labels, 0) + number
+    for name, text, labels in table:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+        for names, number in sums.get(name, {}).items():
+            family.add_metric(names, number)
+        yield family
 
 
-def info_family(
-    inventory: Inventory, gone: Iterable[SharedGpu], counted: Collection[str]
-) -> Metric:
-    """Render which GPU each label means: the inventory, and the `gone` GPUs that are `counted`.
+def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> Iterator[_Value]:
+    """The agent and its checks, and which GPU each label means.
 
-    So every label of another series has its series here.
+    Those are the GPUs of the inventory, and others of which something is `counted`.
     """
-    labels = gpu_labels(inventory, gone)
-    found = dict[tuple[str, ...], float]()
-    for shared in (*inventory.gpus, *(gpu for gpu in gone if gpu.uuid in counted)):
+    yield "build_info", (build.version, build.revision, build.python, build.profile), 1
+    if facts.inventory.driver_version:
+        yield "driver_info", (facts.inventory.driver_version,), 1
+    for check in facts.checks:
+        good = check.ok if check.required else not check.ok
+        yield "ready" if check.required else "degraded", (check.name,), int(good)
+    labels = gpu_labels(facts.inventory, facts.gone)
+    for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
         gpu, name = shared.gpu, labels[shared.uuid]
         numa = "" if gpu.numa is None else str(gpu.numa)
-        found[name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode] = 1
+        yield "gpu_info", (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), 1
+    # A row or a count may name a GPU that left before this process began: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
-        found[uuid, uuid, "", "", "", ""] = 1
-    return _gauge(
-        "gpu_info",
-        "One series per GPU; the label gpu is its index in all series.",
-        ("gpu", "uuid", "model", "pci", "numa", "mode"),
-        found,
-    )
+        yield "gpu_info", (uuid, uuid, "", "", "", ""), 1
 
 
-def health_families(named: Named) -> Iterator[Metric]:
-    """Render the health of each GPU and what it means. Labels hold words of the agent alone."""
-    yield _gauge(
-        "gpu_health",
-        "1 for the present condition of each GPU, else 0.",
-        ("gpu", "state"),
-        {
-            (name, condition.value): int(gpu.health.condition is condition)
-            for name, gpu in named
-            for condition in Condition
-        },
-    )
-    yield _gauge(
-        "gpu_health_since_timestamp_seconds",
-        "Unix time at which the present condition of each GPU began.",
-        GPU,
-        {(name,): gpu.health.since.timestamp() for name, gpu in named},
-    )
-    yield _gauge(
-        "gpu_served",
-        "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
-        "look up.",
-        ("gpu", "condition", "cause", "action", "runbook"),
-        {
-            (name, one.condition.value, one.cause, one.action, one.runbook): int(one.serving)
-            for name, one in ((name, gpu.health) for name, gpu in named)
-        },
-    )
+def _of_gpus(facts: StatusFacts) -> Iterator[_Value]:
+    """The health of each GPU, its slices and its memory, and how much it is used.
 
-
-def slice_families(
-    named: Named, slices: SliceList, ledger: Ledger, pods: PodTable
-) -> Iterator[Metric]:
-    """Render the slices and the memory of each GPU: listed, held, promised, registered."""
-    listed = {(group.uuid, group.healthy): len(group.ids) for group in slices.groups}
-    yield _gauge(
-        "slices",
-        "Slices of each GPU in the kubelet's list by reported health.",
-        ("gpu", "state"),
-        {
-            (name, state): listed.get((gpu.uuid, state == "healthy"), 0)
-            for name, gpu in named
-            for state in ("healthy", "unhealthy")
-        },
-    )
-    held = ledger.living(pods).held_ids()
-    yield _gauge(
-        "slices_allocated",
-        "Slices of each GPU that containers hold.",
-        GPU,
-        {(name,): len(held.get(gpu.uuid, ())) for name, gpu in named},
-    )
-    yield _gauge(
-        "memory_promised_bytes",
-        "Bytes of each GPU promised to pods that have not ended: what the next pod finds taken.",
-        GPU,
-        {(name,): promised(ledger, pods, gpu).memory_mib * MIB for name, gpu in named},
-    )
-    yield _gauge(
-        "memory_sellable_bytes",
-        "Bytes of each GPU that are registered, after scaling.",
-        GPU,
-        {(name,): gpu.registered_mib * MIB for name, gpu in named},
-    )
-
-
-def use_families(named: Named, newest: Callable[[GpuUuid], Sampled | None]) -> Iterator[Metric]:
-    """Render how much each GPU is used; a GPU without a present value has no series."""
-
-    def known(read: Callable[[GpuSample], int | None], times: int, of: int) -> Values:
-        return {
-            (name,): value * times / of
-            for name, gpu in named
-            if (sampled := newest(gpu.uuid)) and (value := read(sampled.sample)) is not None
-        }
-
-    yield _gauge(
-        "gpu_utilization_ratio",
-        "Share of the time in which a kernel ran, 0 to 1.",
-        GPU,
-        known(lambda sample: sample.gpu_percent, 1, 100),
-    )
-    yield _gauge(
-        "gpu_memory_utilization_ratio",
-        "Share of the time in which memory was read or written, 0 to 1.",
-        GPU,
-        known(lambda sample: sample.memory_percent, 1, 100),
-    )
-    yield _gauge(
-        "gpu_memory_used_bytes",
-        "Bytes of each GPU's memory in use by any process.",
-        GPU,
-        known(lambda sample: sample.used_mib, MIB, 1),
-    )
-
-
-def promised_rows(rows: Iterable[Row]) -> Iterator[tuple[Holder, Row]]:
-    """The rows of answers that the agent gave, each with the container, if its pod is known."""
-    return ((row.holder, row) for row in rows if row.holder is not None and not row.adopted)
-
-
-def newest_rows(rows: Iterable[Row]) -> Mapping[Holder, Row]:
-    """The promised rows by container.
-
-    Of two rows of one name the later counts: the agent has not seen yet that the other pod is gone.
+    Labels hold words of the agent alone. What the driver does not report has no series.
     """
-    return dict(sorted(promised_rows(rows), key=lambda one: one[1].answered_at))
+    listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
+    held = facts.ledger.living(facts.pods).held_ids()
+    for name, gpu in labelled(facts.inventory):
+        health, one = gpu.health, (name,)
+        for condition in Condition:
+            yield "gpu_health", (name, condition.value), int(health.condition is condition)
+        yield "gpu_health_since_timestamp_seconds", one, health.since.timestamp()
+        why = (health.condition.value, health.cause, health.action, health.runbook)
+        yield "gpu_served", (name, *why), int(health.serving)
+        yield "slices", (name, "healthy"), listed.get((gpu.uuid, True), 0)
+        yield "slices", (name, "unhealthy"), listed.get((gpu.uuid, False), 0)
+        yield "slices_allocated", one, len(held.get(gpu.uuid, ()))
+        taken = promised(facts.ledger, facts.pods, gpu).memory_mib
+        yield "memory_promised_bytes", one, taken * MIB
+        yield "memory_sellable_bytes", one, gpu.registered_mib * MIB
+        sampled = facts.newest(gpu.uuid)
+        if sampled is None:
+            continue
+        sample = sampled.sample
+        for key, value, times, of in (
+            ("gpu_utilization_ratio", sample.gpu_percent, 1, 100),
+            ("gpu_memory_utilization_ratio", sample.memory_percent, 1, 100),
+            ("gpu_memory_used_bytes", sample.used_mib, MIB, 1),
+        ):
+            if value is not None:
+                yield key, one, value * times / of
 
 
-def used_containers(
-    rows: Iterable[Row], newest: Callable[[ContainerKey], ContainerUse | None]
-) -> Iterator[Used]:
-    """What the containers use, as far as that is known."""
-    for holder, row in newest_rows(rows).items():
-        use = newest(row.key)
-        if use is not None:
-            yield holder, use
-
-
-def promised_families(
-    inventory: Inventory, rows: Iterable[Row], labels: Mapping[GpuUuid, str]
-) -> Iterator[Metric]:
-    """Render the memory, compute and slices that each container was promised.
-
-    `labels`: the value of the label `gpu`. Two rows of one name are added up.
-    """
+def _promised(
+    rows: Iterable[tuple[Holder, Row]], inventory: Inventory, labels: Mapping[GpuUuid, str]
+) -> Iterator[_Value]:
+    """The memory, compute and slices of each container; `labels`: the value of the label `gpu`."""
     whole = {gpu.uuid: gpu.registered_mib for gpu in inventory.gpus}
-    memory, compute, slices = (Counter[tuple[str, ...]]() for _ in range(3))
-    for holder, row in promised_rows(rows):
+    for holder, row in rows:
         for share in row.limits:
             part = labels.get(share.uuid, share.uuid), *astuple(holder)
-            memory[part] += share.memory_mib or whole.get(share.uuid, 0)
-            compute[part] += share.core_percent
-        slices.update((labels.get(uuid, uuid), *astuple(holder)) for uuid in row.gpus)
-    yield _gauge(
-        "container_memory_promised_bytes",
-        "Bytes of each GPU's memory promised to a container; none: it has no limit.",
-        SHARE,
-        {part: mib * MIB for part, mib in memory.items()},
-    )
-    yield _gauge(
-        "container_cores_promised_ratio",
-        "Share of each GPU's compute promised to a container, 0 to 1; 0: it has no limit.",
-        SHARE,
-        {part: percent / 100 for part, percent in compute.items()},
-    )
-    yield _gauge(
-        "container_slices_promised",
-        "Slices of each GPU promised to a container.",
-        SHARE,
-        slices,
-    )
+            memory = (share.memory_mib or whole.get(share.uuid, 0)) * MIB
+            yield "container_memory_promised_bytes", part, memory
+            yield "container_cores_promised_ratio", part, share.core_percent / 100
+        for uuid in row.gpus:
+            yield "container_slices_promised", (labels.get(uuid, uuid), *astuple(holder)), 1
 
 
-def limits_family(rows: Iterable[Row], pods: PodTable) -> Metric:
-    """Render what keeps the limits of each container that has some, and by which policy."""
-    found = dict[tuple[str, ...], float]()
-    for holder, row in newest_rows(row for row in rows if row.limits).items():
+def _limits(rows: Mapping[Holder, Row], pods: PodTable) -> Iterator[_Value]:
+    """What keeps the limits of each container that has some, and by which policy."""
+    for holder, row in rows.items():
+        if not row.limits:
+            continue
         pod = pods.pods.get(row.key.pod_uid)
         own = {one.name: one.core_policy for one in pod.containers} if pod else {}
         given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
         keeper = "unknown" if pod is None else "hami-core"
         if pod and pod.unkept(holder.container):
             keeper = "none"
-        found[*astuple(holder), keeper, given.lower() if given in APPLIED else "default"] = 1
-    return _gauge(
-        "container_limits_info",
-        "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), and "
-        "when its compute limit applies (default: beside other busy containers, force, "
-        "disable); the value is 1.",
-        (*CONTAINER, "keeper", "policy"),
-        found,
-    )
+        policy = given.lower() if given in APPLIED else "default"
+        yield "container_limits_info", (*astuple(holder), keeper, policy), 1
 
 
-def used_families(used: Sequence[Used], labels: Mapping[GpuUuid, str]) -> Iterator[Metric]:
-    """Render what each container uses of each GPU, and its present limits; `labels` as above."""
-    parts = {
-        (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *astuple(holder)): gpu
-        for holder, use in used
-        for gpu in use.gpus
-    }
-    yield _gauge(
-        "container_memory_used_bytes",
-        "Bytes of each GPU's memory that a container uses, as HAMi-core counts them.",
-        SHARE,
-        {part: gpu.memory.total for part, gpu in parts.items()},
-    )
-    yield _gauge(
-        "container_memory_limit_bytes",
-        "Bytes of each GPU's memory to which HAMi-core limits a container now.",
-        SHARE,
-        {part: gpu.memory_limit for part, gpu in parts.items() if gpu.memory_limit > 0},
-    )
-    yield _gauge(
-        "container_utilization_ratio",
-        "Share of each GPU's compute that a container uses, 0 to 1.",
-        SHARE,
-        {part: min(gpu.sm_percent, 100) / 100 for part, gpu in parts.items()},
-    )
-    yield _gauge(
-        "container_cores_limit_ratio",
-        "Share of each GPU's compute to which HAMi-core limits a container now, 0 to 1.",
-        SHARE,
-        {
-            part: gpu.core_limit / 100
-            for part, gpu in parts.items()
-            if 0 < gpu.core_limit < UNLIMITED
-        },
-    )
-    yield _gauge(
-        "container_idle_seconds",
-        "Seconds since a process of a container last started a kernel.",
-        CONTAINER,
-        {astuple(one): use.idle.total_seconds() for one, use in used if use.idle is not None},
-    )
-    yield _gauge(
-        "container_processes",
-        "Processes of a container that use its GPUs.",
-        CONTAINER,
-        {astuple(one): use.processes for one, use in used if use.state is RegionState.READABLE},
-    )
-
-
-def _gauge(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-    for names, value in values.items():
-        family.add_metric(names, value)
-    return family
+def _used(used: Iterable[Used], labels: Mapping[GpuUuid, str]) -> Iterator[_Value]:
+    """What each container uses of each GPU, and its present limits; `labels` as above."""
+    for holder, use in used:
+        one: tuple[str, ...] = astuple(holder)
+        for gpu in use.gpus:
+            part = labels.get(GpuUuid(gpu.uuid), gpu.uuid), *one
+            yield "container_memory_used_bytes", part, gpu.memory.total
+            if gpu.memory_limit > 0:
+                yield "container_memory_limit_bytes", part, gpu.memory_limit
+            yield "container_utilization_ratio", part, min(gpu.sm_percent, 100) / 100
+            if 0 < gpu.core_limit < UNLIMITED:
+                yield "container_cores_limit_ratio", part, gpu.core_limit / 100
+        if use.idle is not None:
+            yield "container_idle_seconds", one, use.idle.total_seconds()
+        if use.state is RegionState.READABLE:
+            yield "container_processes", one, use.processes
 
 
 def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:
@@ -490,7 +437,12 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
         family = HistogramMetricFamily(PREFIX + name, first.help, labels=first.labels)
         rows: dict[tuple[str, ...], DurationRow] = {}
         for row in (row for item in group for row in item.rows()):
-            rows[row.labels] = _sum(rows[row.labels], row) if row.labels in rows else row
+            other = rows.get(row.labels)
+            if other is None:
+                rows[row.labels] = row
+                continue
+            cumulative = map(operator.add, row.cumulative, other.cumulative)
+            rows[row.labels] = DurationRow(row.labels, tuple(cumulative), row.total + other.total)
         bounds = [*map(str, first.buckets), "+Inf"]
         for labels, row in sorted(rows.items()):
             buckets = list(zip(bounds, row.cumulative, strict=True))
@@ -498,13 +450,186 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
         yield family
 
 
-def _sum(one: DurationRow, other: DurationRow) -> DurationRow:
-    cumulative = tuple(a + b for a, b in zip(one.cumulative, other.cumulative, strict=True))
-    return DurationRow(one.labels, cumulative, one.total + other.total)
-
-
 def _by_name(items: Iterable[T]) -> dict[str, list[T]]:
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(item.name, []).append(item)
     return groups
+
+
+# Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
+#
+# Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go; HAMi #2732 (temperature,
+# power, ECC) and #2808.
+
+ZONE: Final = "vGPU"
+UUID_LENGTH: Final = 40
+TYPE_PREFIX: Final = "NVIDIA-"
+"""Before every name, also before one that begins with it. The register annotation differs."""
+WHOLE: Final = 2**64
+"""HAMi's sums are of 64 bits without a sign."""
+
+_NODE: Final = ("node", "device_index", "device_uuid", "device_type")
+_CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
+
+_CURRENT: Final[Mapping[str, _Series]] = {
+    "gpu memory": ("hami_host_gpu_memory_used_bytes", "GPU device memory usage in bytes", _NODE),
+    "gpu compute": ("hami_host_gpu_utilization_ratio", "GPU core utilization ratio (0-100)", _NODE),
+    "gpu traffic": (
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "GPU memory controller utilization ratio (0-100)",
+        _NODE,
+    ),
+    "temperature": (
+        "hami_host_gpu_temperature_celsius",
+        "GPU temperature in degrees Celsius",
+        _NODE,
+    ),
+    "power": ("hami_host_gpu_power_usage_watts", "GPU power draw in watts", _NODE),
+    "ecc": (
+        "hami_host_gpu_ecc_errors_total",
+        "GPU ECC errors in its lifetime",
+        (*_NODE, "error_type"),
+    ),
+    "memory": ("hami_vgpu_memory_used_bytes", "vGPU device memory usage in bytes", _CONTAINER),
+    "limit": ("hami_vgpu_memory_limit_bytes", "vGPU device memory limit in bytes", _CONTAINER),
+    "memory again": (
+        "hami_container_device_memory_bytes",
+        "Container device memory usage in bytes",
+        _CONTAINER,
+    ),
+    "compute": (
+        "hami_container_device_utilization_ratio",
+        "Container device SM utilization ratio",
+        _CONTAINER,
+    ),
+    "idle": (
+        "hami_container_last_kernel_elapsed_seconds",
+        "Seconds since last kernel execution in container",
+        _CONTAINER,
+    ),
+    "context": (
+        "hami_vgpu_memory_context_bytes",
+        "Container device memory context size in bytes",
+        _CONTAINER,
+    ),
+    "module": (
+        "hami_vgpu_memory_module_bytes",
+        "Container device memory module size in bytes",
+        _CONTAINER,
+    ),
+    "buffer": (
+        "hami_vgpu_memory_buffer_bytes",
+        "Container device memory buffer size in bytes",
+        _CONTAINER,
+    ),
+}
+
+_OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
+_OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+
+_LEGACY: Final[Mapping[str, _Series]] = {
+    "gpu memory": ("HostGPUMemoryUsage", "GPU device memory usage", _OLD_NODE),
+    "gpu compute": ("HostCoreUtilization", "GPU core utilization", _OLD_NODE),
+    "memory": ("vGPU_device_memory_usage_in_bytes", "vGPU device usage", _OLD_CONTAINER),
+    "limit": ("vGPU_device_memory_limit_in_bytes", "vGPU device limit", _OLD_CONTAINER),
+    "parts": (
+        "Device_memory_desc_of_container",
+        "Container device memory description",
+        (*_OLD_CONTAINER, "context", "module", "data", "offset"),
+    ),
+    "compute": (
+        "Device_utilization_desc_of_container",
+        "Container device utilization description",
+        _OLD_CONTAINER,
+    ),
+    "idle": (
+        "Device_last_kernel_of_container",
+        "Container device last kernel description",
+        _OLD_CONTAINER,
+    ),
+}
+
+_FORMS: Final[Mapping[HamiNames, tuple[Mapping[str, _Series], ...]]] = {
+    HamiNames.NONE: (),
+    HamiNames.CURRENT: (_CURRENT,),
+    HamiNames.LEGACY: (_LEGACY,),
+    HamiNames.BOTH: (_CURRENT, _LEGACY),
+}
+
+_BUILD: Final = ("build_date", "compiler", "go_version", "platform", "revision", "version")
+
+
+def hami_families(
+    names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Iterable[Used]
+) -> Iterator[Metric]:
+    """Render what the GPUs report and what containers use, and the agent's version as HAMi's."""
+    forms = _FORMS[names]
+    if not forms:
+        return
+    values = [
+        *_reported(facts),
+        *(one for holder, use in used for one in _of(holder, use)),
+    ]
+    for form in forms:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for key, (name, text, labels) in form.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            families[key] = kind(name, text, labels=(*labels, "zone"))
+        for key, values_of, number in values:
+            if key in families:
+                families[key].add_metric((*values_of, ZONE), number)
+        yield from families.values()
+    info = GaugeMetricFamily(
+        "hami_build_info",
+        "hami build metadata exposed as labels with a constant value of 1.",
+        labels=_BUILD,
+    )
+    info.add_metric(("", "", "", "", build.revision, build.version), 1)
+    yield info
+
+
+def _reported(facts: StatusFacts) -> Iterator[_Value]:
+    """What each GPU reports; what it does not report has no series."""
+    for shared in facts.inventory.gpus:
+        gpu, sampled = shared.gpu, facts.newest(shared.uuid)
+        if gpu.index == NO_INDEX or sampled is None:
+            continue
+        one = sampled.sample
+        # As HAMi's monitor counts.
+        used = None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB
+        labels = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
+        for key, kind, value in (
+            ("gpu memory", (), used),
+            ("gpu compute", (), one.gpu_percent),
+            ("gpu traffic", (), one.memory_percent),
+            ("temperature", (), one.celsius),
+            ("power", (), one.milliwatts and one.milliwatts / 1000),
+            ("ecc", ("corrected",), one.ecc_corrected),
+            ("ecc", ("uncorrected",), one.ecc_uncorrected),
+        ):
+            if value is not None:
+                yield key, (*labels, *kind), value
+
+
+def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:
+    """What one container uses of each GPU; the time since the last kernel is the same for all."""
+    for gpu in use.gpus:
+        uuid, memory = gpu.uuid[:UUID_LENGTH], gpu.memory
+        labels = (holder.namespace, holder.pod, holder.container, str(gpu.index), uuid)
+        for key, number in (
+            ("memory", memory.total),
+            ("limit", gpu.memory_limit),
+            ("memory again", memory.total),
+            ("compute", gpu.sm_percent),
+            ("context", memory.context),
+            ("module", memory.module),
+            ("buffer", memory.buffer),
+        ):
+            yield key, labels, number
+        # Sizes that HAMi has as label values; the last is what the others leave of the total.
+        known = memory.context, memory.module, memory.buffer
+        parts = (*known, (memory.total - sum(known)) % WHOLE)
+        yield "parts", (*labels, *map(str, parts)), memory.total
+        if use.idle is not None:
+            yield "idle", labels, use.idle // dt.timedelta(seconds=1)

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from agent.errors import cap
+from agent.model import ReaderPolicy
 from agent.status import (
     AllocationStatus,
     CheckStatus,
@@ -31,10 +32,13 @@ from agent.status import (
     SettingStatus,
     ShareStatus,
     StatusDocument,
+    StatusFacts,
     UseHistory,
+    counted,
+    span,
+    status_of,
 )
-from agent.web.api import Readers
-from agent.web.status import StatusFacts, status_of
+from agent.web.api import refuse_reader
 
 KEPT: Final = 0.5
 """Seconds for which a rendering is reused: many readers cost the loop no more than one."""
@@ -50,7 +54,6 @@ WIDTH: Final = 1000
 """Units of a bar."""
 HEIGHT: Final = 20
 """Units of a history's height."""
-UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 TO_DO: Final = {
     "wait": "nothing, it clears by itself",
     "inspect": "look at the kernel's log",
@@ -95,7 +98,9 @@ BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 class PageDoor:
     """Answers `/`. `facts` is read for each rendering, without waiting; None: there is none yet."""
 
-    def __init__(self, facts: Callable[[], StatusFacts | None], readers: Readers) -> None:
+    def __init__(
+        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
+    ) -> None:
         self._facts = facts
         self._readers = readers
         self._body = b""
@@ -103,7 +108,7 @@ class PageDoor:
 
     def page(self, request: web.BaseRequest) -> web.Response:
         """Answer a GET or HEAD, with the page of now or of the last KEPT seconds."""
-        refused = self._readers.refused(request)
+        refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
         now = asyncio.get_running_loop().time()
@@ -227,7 +232,8 @@ def _header(status: StatusDocument, settings: int, now: dt.datetime) -> Html:
 
 
 def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
-    up = f", up {age(node.started_at, now)}" if node.started_at else ""
+    up = f"up {age(node.started_at, now)}" if node.started_at else ""
+    agent = (node.version, up, "observes only" if node.observe else "")
     checks = {check.name: check for check in node.checks}
     watched = [checks[name] for name in ("api_synced", "api") if name in checks]
     api = "watched" if "api" in checks else "not needed"
@@ -243,7 +249,7 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
         sharing += f", {name} x{factor:g}" if factor not in {None, 1} else ""
     sharing += f", profile {', '.join(node.profiles)}" if node.profiles else ""
     facts = {
-        "Agent": f"{node.version}{up}{', observes only' if node.observe else ''}",
+        "Agent": ", ".join(filter(None, agent)),
         "Kubelet": node.kubelet or "registered, takes the lists",
         "API server": api,
         "Node lock": lock,
@@ -274,6 +280,15 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     promised = (
         f"{gib(gpu.promised_mib)} / {gib(gpu.sellable_mib)} GiB, {gpu.promised_cores} % cores"
     )
+    # Why it is not ok or not offered.
+    notes: list[Html] = []
+    if said := gpu.text.removesuffix(f" [{gpu.runbook}]"):
+        since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
+        notes.append(element("p", since, said))
+    to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
+    to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
+    notes += [element("p", element("strong", " ".join(to_do)))] if to_do else []
+    notes += [element("p", f"Not offered: {obstacle}.") for obstacle in gpu.obstacles]
     place = [gpu.uuid, gpu.pci, "" if gpu.numa is None else f"NUMA {gpu.numa}"]
     place += [gpu.mode] if gpu.mode != "hami-core" else []
     return element(
@@ -293,7 +308,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
             *(element("dt", "Slices"), element("dd", f"{gpu.slices_held} / {gpu.slices}")),
         ),
         _history(gpu.history),
-        _health(gpu, now),
+        element("div", *notes, class_="why") if notes else "",
         element("p", " · ".join(filter(None, place)), class_="id"),
         class_=f"gpu {gpu.condition}",
     )
@@ -339,23 +354,8 @@ def _history(history: UseHistory | None) -> Html:
     )
     minutes = round(len(values) * history.period_seconds / 60)
     lowest, highest = min(known), max(known)
-    span = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
-    return element("p", drawn, " ", element("span", f"{minutes} min: {span} busy"), class_="past")
-
-
-def _health(gpu: GpuStatus, now: dt.datetime) -> Html:
-    """Why the GPU is not ok or not offered; empty if there is nothing to say."""
-    lines: list[Html] = []
-    said = gpu.text.removesuffix(f" [{gpu.runbook}]")
-    if said:
-        since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
-        lines.append(element("p", since, said))
-    to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
-    to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
-    if to_do:
-        lines.append(element("p", element("strong", " ".join(to_do))))
-    lines.extend(element("p", f"Not offered: {obstacle}.") for obstacle in gpu.obstacles)
-    return element("div", *lines, class_="why") if lines else Html()
+    busy = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
+    return element("p", drawn, " ", element("span", f"{minutes} min: {busy} busy"), class_="past")
 
 
 def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> Html:
@@ -499,15 +499,8 @@ def _more(items: Sequence[T], most: int, path: str) -> Html:
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
-    """How long ago, in one or two units, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
-    left = max(0, int((now - since).total_seconds()))
-    for place, (length, name) in enumerate(UNITS):
-        if left >= length:
-            whole, rest = divmod(left, length)
-            following = UNITS[place + 1 : place + 2] if whole < 10 and length > 60 else ()
-            ends = [f" {rest // small} {unit}" for small, unit in following if rest // small]
-            return f"{whole} {name}{''.join(ends)}"
-    return "0 s"
+    """How long ago, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
+    return span((now - since).total_seconds())
 
 
 def _time(words: str, at: dt.datetime) -> Html:
@@ -529,8 +522,3 @@ def clock(at: dt.datetime) -> str:
 def gib(mib: int) -> str:
     """Memory in GiB, such as `8.0`."""
     return f"{mib / 1024:.1f}"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 slice`, `3 slices`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -7,11 +7,12 @@ import stat
 import tarfile
 import tracemalloc
 
+import msgspec
 import pytest
 
 from agent.cli import bundle
 from agent.cli.main import dispatch
-from agent.status import NodeStatus, StatusDocument, encode, envelope
+from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
 
 STATUS = StatusDocument(node=NodeStatus(name="gpu-a07", ready=True), gpus=())
@@ -31,7 +32,7 @@ def cli(capsys):
 def answers(monkeypatch):
     """The agent's answers by path: a status and a text. Tests may change them."""
     found = dict.fromkeys(bundle.PARTS.values(), (200, "text"))
-    found["/api/v1/status"] = 200, envelope("Status", encode(STATUS), NOON).decode()
+    found["/api/v1/status"] = 200, envelope("Status", STATUS, NOON).decode()
     monkeypatch.setattr(bundle, "call", lambda _path, _method, target, _deadline: found[target])
     return found
 
@@ -142,7 +143,7 @@ def with_status(content, before=b""):
 
 
 def a_status(data):
-    return envelope("Status", data, NOON)
+    return envelope("Status", msgspec.Raw(data) if isinstance(data, bytes) else data, NOON)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_file_of_a_stranger_costs_little_and_is_refused_in_a_sentence(cli, tmp
 
 
 def test_an_archive_that_was_packed_again_is_read(cli, tmp_path):
-    text = a_status(encode(STATUS))
+    text = a_status(STATUS)
     path = tmp_path / "x.tgz"
     before = a_header("hami-agent", kind=tarfile.DIRTYPE) + a_header("hami-agent/a", 3) + bytes(512)
     path.write_bytes(with_status(text, before))

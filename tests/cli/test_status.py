@@ -1,7 +1,9 @@
 """`hami-agent status`: what people see, from a document of the agent, at any width."""
 
 import datetime as dt
+import itertools
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,8 +11,15 @@ import yaml
 
 from agent.cli import sources
 from agent.cli.main import dispatch
-from agent.cli.output import terminal_width
-from agent.cli.status import StatusStyle, entry_lines, pod_lines, spark, status_lines
+from agent.cli.status import (
+    StatusStyle,
+    attention_lines,
+    entry_lines,
+    gpu_lines,
+    pod_lines,
+    spark,
+    status_lines,
+)
 from agent.status import (
     AllocationStatus,
     CheckStatus,
@@ -20,7 +29,6 @@ from agent.status import (
     NodeStatus,
     ShareStatus,
     StatusDocument,
-    encode,
     envelope,
 )
 from tests.builders import G1, G2, NOON
@@ -87,19 +95,6 @@ def shown(found=STATUS, **style):
     return "\n".join(status_lines(found, NOON, StatusStyle(**style)))
 
 
-def test_the_first_screen_says_who_is_ill_and_what_to_do():
-    text = shown(width=100)
-
-    assert "gpu-a07  READY · agent 0.3.0 up 3d04h · driver 570.148 · kubelet: registered" in text
-    assert (
-        "GPU 1 bad for 4m: XID 79: the GPU has fallen off the bus [H-079]; action: reboot" in text
-    )
-    assert "3 of 20 slices in use, 1 of 2 GPUs not offered" in text
-    assert "refused: 1 in 24 h, the last 1h00m ago: there is no lock [HA-2005]" in text
-    (line,) = (line for line in text.splitlines() if line.startswith("0 "))
-    assert ["3/10", "48.0G", "143.4G", "33/100%", "41.2G", "71%"] == line.split()[-6:]
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     lines = [
@@ -112,68 +107,84 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert any(line.startswith("1 ") and "BAD" in line for line in lines)
 
 
-def test_who_holds_a_gpu_idle_is_pointed_out_with_the_longest():
-    share = msgspec.structs.replace(HELD.shares[0], used_mib=512, gpu_percent=0)
-    days, minutes = NOON - 50 * HOUR, NOON - dt.timedelta(minutes=59)
-    idle = msgspec.structs.replace(HELD, shares=(share,), last_kernel=days)
-    late = msgspec.structs.replace(idle, pod="train-1", last_kernel=NOON - HOUR)
-    busy = msgspec.structs.replace(idle, pod="train-2", last_kernel=minutes)
+def test_the_head_is_at_most_80_columns_wide_also_where_the_table_is_wider():
+    node = msgspec.structs.replace(NODE, kubelet="registered, and the kubelet takes the lists")
+    found = msgspec.structs.replace(STATUS, node=node)
+    head = list(
+        itertools.takewhile(lambda line: line[:3] != "GPU", shown(found, width=120).split("\n"))
+    )
 
-    def noted(*held):
-        return shown(msgspec.structs.replace(STATUS, allocations=held), width=200)
-
-    assert (
-        "idle: 2 containers have run no kernel for over an hour; the longest is "
-        "llm/train-0/main, 2d02h; `hami-agent status --by pod` lists all"
-    ) in noted(late, busy, idle)
-    assert "idle: 1 container has run no kernel for over an hour; it is llm/tr" in noted(idle, busy)
-    assert "idle" not in noted(busy, HELD)
+    assert 80 >= max(map(len, head))
+    assert "  kubelet: registered, and the kubelet takes the lists" in head
 
 
-def test_what_a_container_uses_stands_beside_what_it_may_use():
-    share = msgspec.structs.replace(HELD.shares[0], used_mib=8192, gpu_percent=17)
-    used = msgspec.structs.replace(HELD, shares=(share,), last_kernel=NOON - 2 * HOUR)
-    dark = msgspec.structs.replace(HELD, unread="its file is a link")
-
-    head, line, unknown, note = pod_lines((used, dark), NOON, StatusStyle(width=160))
-
-    assert ["MEMORY", "USED", "CORES", "UTIL", "IDLE"] == head.split()[4:9]
-    assert ["32.0G", "8.0G", "20%", "17%", "2h00m"] == line.split()[4:9]
-    assert ["32.0G", "-", "20%", "-", "-"] == unknown.split()[4:9]
-    assert "the use of llm/train-0/main is not known: its file is a link" == note
+IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
+LATE = msgspec.structs.replace(HELD, pod="train-1", last_kernel=NOON - HOUR)
+BUSY = msgspec.structs.replace(HELD, pod="train-2", last_kernel=NOON - dt.timedelta(minutes=59))
+FULL = CheckStatus(name="state", ok=False, text="the disk is full")
+DOWN = CheckStatus(name="api", ok=False, required=False, text="the watch is down")
 
 
-def test_what_nothing_limits_is_told_below_the_table():
-    free = msgspec.structs.replace(HELD, unkept="HAMi-core is out", unread="its file is a link")
+USED = msgspec.structs.replace(
+    HELD,
+    shares=(msgspec.structs.replace(HELD.shares[0], used_mib=8192, gpu_percent=17),),
+    last_kernel=NOON - 2 * HOUR,
+)
+DARK = msgspec.structs.replace(
+    HELD, confirmed=False, unkept="HAMi-core is out", unread="its file is a link"
+)
+ENDED = msgspec.structs.replace(HELD, pod="gone", ended=True, mismatched=True)
+MOVED = msgspec.structs.replace(HELD, mismatched=True)
+ILL = StatusDocument(
+    node=msgspec.structs.replace(
+        NODE,
+        ready=False,
+        observe=True,
+        kubelet="registered, and the kubelet takes the lists",
+        profiles=("h100-pool", "test"),
+        memory_scaling=None,  # not known
+        lock=LockStatus(since=NOON - dt.timedelta(seconds=4), holder="llm/train-7"),
+        checks=(FULL, DOWN, CheckStatus(name="gpu_health", ok=False, text="GPU 1 is bad")),
+    ),
+    gpus=(
+        msgspec.structs.replace(WELL, cordoned=True, pci="0000:10:00.0", numa=1),
+        BAD,
+        GpuStatus(uuid="GPU-x", condition="ok", obstacles=("it is withheld",)),
+    ),
+    allocations=(LATE, BUSY, IDLE, DARK),
+)
+WIDE = StatusStyle(80, wide=True)
+GOLDEN = Path("tests/golden/status.txt")
 
-    *_, limits, use = pod_lines((HELD, free), NOON, StatusStyle(width=160))
 
-    assert "nothing keeps the limits of llm/train-0/main: HAMi-core is out" == limits
-    assert "the use of llm/train-0/main is not known: its file is a link" == use
+def golden_text():
+    """What `status` says. `python -m tests.cli.test_status` writes it."""
+    screens = {
+        "a node with a bad GPU": status_lines(STATUS, NOON, StatusStyle(80)),
+        "an ill node": status_lines(ILL, NOON, StatusStyle(80)),
+        "an ill node in ASCII": status_lines(ILL, NOON, StatusStyle(120, ascii=True)),
+        "its GPUs with all columns": gpu_lines(ILL.gpus, WIDE),
+        "one idle container": attention_lines(
+            msgspec.structs.replace(STATUS, gpus=(), allocations=(IDLE, BUSY)), NOON, StatusStyle()
+        ),
+        "a node without GPUs": status_lines(
+            StatusDocument(node=NodeStatus(name="n"), gpus=()), NOON, StatusStyle()
+        ),
+        "containers": pod_lines((USED, DARK, ENDED, MOVED), NOON, StatusStyle(160)),
+        "no container": pod_lines((), NOON, StatusStyle()),
+        "refusals": entry_lines("refusals", (REFUSED,), NOON, StatusStyle()),
+    }
+    return "".join(
+        f"=== {name}\n" + "".join(f"{line}\n" for line in lines) for name, lines in screens.items()
+    )
+
+
+def test_what_people_see_is_as_it_was():
+    assert GOLDEN.read_text(encoding="utf-8") == golden_text()
 
 
 def test_ascii_is_ascii():
     assert shown(ascii=True, width=60).isascii()
-
-
-def test_a_check_that_fails_is_shown_with_what_to_do():
-    checks = (
-        CheckStatus(name="state", ok=False, text="the disk is full"),
-        CheckStatus(name="api", ok=False, required=False, text="the watch is down"),
-    )
-    node = msgspec.structs.replace(NODE, ready=False, checks=checks)
-    text = shown(msgspec.structs.replace(STATUS, node=node))
-
-    assert "NOT READY" in text
-    assert "not ready: state: the disk is full" in text
-    assert "degraded: api: the watch is down" in text
-
-
-def test_a_lock_is_shown_with_its_holder_and_age():
-    lock = LockStatus(since=NOON - dt.timedelta(seconds=4), holder="llm/train-7")
-    node = msgspec.structs.replace(NODE, lock=lock)
-
-    assert "lock  held by llm/train-7 for 4s" in shown(msgspec.structs.replace(STATUS, node=node))
 
 
 def test_a_name_with_escapes_reaches_no_terminal():
@@ -212,7 +223,7 @@ def agent(monkeypatch):
 
     def call(path, method, target, _deadline):
         asked.append((str(path), method, target))
-        return 200, envelope("Status", encode(STATUS), NOON).decode()
+        return 200, envelope("Status", STATUS, NOON).decode()
 
     monkeypatch.setattr(sources, "call", call)
     return asked
@@ -234,13 +245,8 @@ def test_json_and_yaml_have_the_same_data_and_name_their_source(cli, agent):
     assert [("/x/api.sock", "GET", "/api/v1/status")] * 2 == agent
 
 
-def test_json_has_a_short_form_as_with_every_verb(cli, agent):
-    code, out, _ = cli("status", "--json")
-
-    assert (0, "Status") == (code, json.loads(out)["kind"])
-
-
-def test_names_are_for_scripts(cli, agent):
+def test_names_are_for_scripts_and_json_has_a_short_form(cli, agent):
+    assert "Status" == json.loads(cli("status", "--json")[1])["kind"]
     assert f"gpu/{G1}\ngpu/{G2}\n" == cli("status", "-o", "name")[1]
     assert "pod/llm/train-0\n" == cli("status", "-o", "name", "--by", "pod")[1]
 
@@ -266,63 +272,46 @@ def test_what_happened_is_shown_as_far_back_as_asked(cli, agent):
     assert "HA-2005 n/web: there is no lock" in out
     assert "refusals: none" in cli("status", "--since", "30m")[1]
 
-    code, _, err = cli("status", "--since", "yesterday")
-    assert (2, True) == (code, "'yesterday' is not a duration" in err)
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--since", "yesterday"], "'yesterday' is not a duration"),
+        (["--since", "99999999999999h"], "longer than 24h"),
+        (["--from", "node.tgz", "--node", "a"], "not allowed with"),
+    ],
+)
+def test_a_wrong_option_is_a_mistake_of_usage(cli, words, said):
+    code, _, err = cli("status", *words)
+
+    assert (2, True) == (code, said in err)
 
 
-def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(cli, tmp_path):
-    code, out, err = cli("status", "--socket", str(tmp_path / "no.sock"))
-
-    assert (3, "") == (code, out)
-    assert "no.sock does not answer" in err
+def an_answer_of(made):
+    document = json.loads(envelope("Status", StatusDocument(node=NODE, gpus=()), NOON))
+    return 200, json.dumps({**document, "generatedAt": made})
 
 
 @pytest.mark.parametrize(
-    "made",
-    ["2026-11-25T22:00:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59"],
-    ids=["without-offset", "first-year", "past-the-last-year"],
+    ("answer", "said"),
+    [
+        (an_answer_of("2026-11-25T22:00:00"), "/x did not answer as an agent"),  # no offset
+        (an_answer_of("0001-01-01T00:00:00Z"), "/x did not answer as an agent"),
+        (an_answer_of("9999-12-31T23:59:59-23:59"), "/x did not answer as an agent"),
+        ((200, "<html>"), "/x did not answer as an agent"),
+        ((503, "This agent stands by"), "This agent stands by"),
+        (None, "no.sock does not answer"),
+    ],
 )
-def test_a_time_that_no_agent_writes_is_not_read(cli, monkeypatch, made):
-    document = json.loads(envelope("Status", encode(StatusDocument(node=NODE, gpus=())), NOON))
-    answer = json.dumps({**document, "generatedAt": made})
-    monkeypatch.setattr(sources, "call", lambda *_: (200, answer))
-    code, _, err = cli("status", "--since", "24h")
+def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(
+    cli, monkeypatch, tmp_path, answer, said
+):
+    if answer is not None:
+        monkeypatch.setattr(sources, "call", lambda *_: answer)
+    socket = str(tmp_path / "no.sock") if answer is None else "/x"
+    code, out, err = cli("status", "--since", "24h", "--socket", socket)
 
-    assert (3, True) == (code, "did not answer as an agent" in err)
-
-
-def test_a_scale_that_is_not_known_is_left_out():
-    node = msgspec.structs.replace(NODE, memory_scaling=None)
-    text = "\n".join(status_lines(StatusDocument(node=node, gpus=()), NOON, StatusStyle()))
-
-    assert ("memory x" in text, "cores x1" in text) == (False, True)
-
-
-def test_two_sources_at_once_are_wrong_usage(cli):
-    code, _, err = cli("status", "--from", "node.tgz", "--node", "a")
-
-    assert (2, True) == (code, "not allowed with" in err)
-
-
-def test_more_than_the_agent_keeps_cannot_be_asked_for(cli):
-    code, _, err = cli("status", "--since", "99999999999999h")
-
-    assert (2, True) == (code, "longer than 24h" in err)
-
-
-@pytest.mark.parametrize("columns", ["9" * 5000, "-1", "wide"])
-def test_a_width_that_no_terminal_has_counts_as_none(columns):
-    assert 120 == terminal_width({"COLUMNS": columns})
-
-
-def test_a_stranger_at_the_socket_is_not_taken_for_an_agent(cli, monkeypatch):
-    monkeypatch.setattr(sources, "call", lambda *_: (200, "<html>"))
-    code, _, err = cli("status", "--socket", "/x")
-    assert (3, True) == (code, "/x did not answer as an agent" in err)
-
-    monkeypatch.setattr(sources, "call", lambda *_: (503, "This agent stands by"))
-    code, _, err = cli("status", "--socket", "/x")
-    assert (3, True) == (code, "This agent stands by" in err)
+    assert (3, "", True) == (code, out, said in err)
 
 
 @pytest.mark.parametrize("verb", ["status", "bundle", "recheck 0", "release 0", "simulate list"])
@@ -336,8 +325,5 @@ def test_an_escape_in_an_argument_does_not_reach_the_terminal(verb, tmp_path, ca
     assert "\x1b" not in err
 
 
-def test_a_cordoned_gpu_is_told_with_the_command_that_ends_it():
-    cordoned = msgspec.structs.replace(WELL, cordoned=True)
-    lines = status_lines(StatusDocument(node=NODE, gpus=(cordoned,)), NOON, StatusStyle(200))
-
-    assert any("`hami-agent uncordon 0 --node gpu-a07` ends it" in line for line in lines)
+if __name__ == "__main__":
+    GOLDEN.write_text(golden_text(), encoding="utf-8")

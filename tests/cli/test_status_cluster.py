@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from agent.cli.main import dispatch
-from agent.status import NodeStatus, StatusDocument, encode, envelope
+from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
 from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG
@@ -54,39 +54,25 @@ def test_an_option_that_only_a_node_of_the_cluster_uses_is_refused_without_one(o
     assert said in capsys.readouterr().err
 
 
-async def test_an_unknown_node_is_answered_with_the_nearest_names(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys) as rig:
-        rig.node("gpu-a07")
-        found = await rig.run("status", "--node", "gpu-a7")
+@pytest.mark.parametrize(
+    ("rights", "node", "environ", "code", "said"),
+    [
+        (None, "gpu-a7", None, 4, "no Node gpu-a7; the nearest names are gpu-a07\n"),
+        (None, "xyz", None, 4, "no Node xyz; the nearest names are gpu-a07, odd"),
+        (READS - {("get", "nodes")}, "gpu-a07", None, 3, "get nodes"),
+        (None, "gpu-a07", {}, 3, "no kubeconfig: give --kubeconfig"),
+        (None, "odd", None, 3, "the register annotation of odd cannot be read"),
+    ],
+)
+async def test_what_cannot_be_read_is_an_error_with_its_reason(
+    tmp_path, capsys, rights, node, environ, code, said
+):
+    async with explain_rig(tmp_path, capsys, rights) as rig:
+        rig.node("gpu-a07", a_gpu("GPU-1"))
+        rig.node("odd", annotations={"hami.io/node-nvidia-register": "[1]"})
+        found = await rig.run("status", "--node", node, environ=environ)
 
-    assert (4, "") == (found.code, found.out)
-    assert "no Node gpu-a7; the nearest names are gpu-a07" in found.err
-
-
-async def test_who_may_not_read_the_node_is_told_the_right_that_is_missing(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys, READS - {("get", "nodes")}) as rig:
-        rig.node("a", a_gpu("GPU-1"))
-        found = await rig.run("status", "--node", "a")
-
-    assert (3, "") == (found.code, found.out)
-    assert "get nodes" in found.err
-
-
-async def test_without_a_kubeconfig_it_says_how_to_give_one(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys) as rig:
-        found = await rig.run("status", "--node", "a", environ={})
-
-    assert 3 == found.code
-    assert "no kubeconfig: give --kubeconfig" in found.err
-
-
-async def test_a_report_that_cannot_be_read_is_an_error_with_its_reason(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys) as rig:
-        rig.node("a", annotations={"hami.io/node-nvidia-register": "[1]"})
-        found = await rig.run("status", "--node", "a")
-
-    assert 3 == found.code
-    assert "the register annotation of a cannot be read" in found.err
+    assert (code, "", True) == (found.code, found.out, said in found.err)
 
 
 PLUGINS = [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]
@@ -98,7 +84,7 @@ AGENT = {
 
 @contextlib.asynccontextmanager
 async def a_proxy(answer, *pods):
-    """An API server whose pods are agents, by default one; each gives this answer."""
+    """An API server with these pods of agents, each of which gives this answer."""
     asked = []
 
     async def serve(request):
@@ -106,9 +92,7 @@ async def a_proxy(answer, *pods):
         if "/proxy/" in request.path:
             return answer
         kind = {"apiVersion": "v1", "kind": "PodList"}
-        return web.json_response(
-            {**kind, "metadata": {"resourceVersion": "1"}, "items": pods or [AGENT]}
-        )
+        return web.json_response({**kind, "metadata": {"resourceVersion": "1"}, "items": pods})
 
     runner = web.ServerRunner(web.Server(serve))
     await runner.setup()
@@ -120,38 +104,37 @@ async def a_proxy(answer, *pods):
         await runner.cleanup()
 
 
-async def test_an_agent_that_may_be_read_from_elsewhere_is_read_through_the_api_server(
-    tmp_path, capsys
-):
-    known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
-    body = envelope("Status", encode(known), NOON)
-    async with (
-        explain_rig(tmp_path, capsys) as rig,
-        a_proxy(web.Response(body=body)) as (url, asked),
-    ):
+KNOWN = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
+EVICTED = {**AGENT, "metadata": {"name": "agent-a"}, "status": {"phase": "Failed"}}
+LEAVING = {
+    **AGENT,
+    "metadata": {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+}
+PORTS = [{"name": "other", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
+ELSEWHERE = {
+    **AGENT,
+    "spec": {"volumes": PLUGINS, "containers": [{"name": "agent", "ports": PORTS}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("pods", "asked"),
+    [
+        ((AGENT,), "agent-x:9394"),
+        ((EVICTED, LEAVING, AGENT), "agent-x:9394"),
+        ((ELSEWHERE,), "agent-x:9395"),
+    ],
+    ids=["it is alone", "others were evicted or are replaced", "its pod names another port"],
+)
+async def test_the_agent_is_read_through_the_api_server(tmp_path, capsys, pods, asked):
+    answer = web.Response(body=envelope("Status", KNOWN, NOON))
+    async with explain_rig(tmp_path, capsys) as rig, a_proxy(answer, *pods) as (url, paths):
         rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
         found = await rig.run("status", "--node", "a", "-o", "json")
 
-    assert 0 == found.code
-    assert "9.9.9" == found.data["node"]["version"]
+    assert (0, "9.9.9") == (found.code, found.data["node"]["version"])
     assert json.loads(found.out)["source"].startswith("agent of a through the API server by ")
-    assert "/api/v1/namespaces/kube-system/pods/agent-x:9394/proxy/api/v1/status" == asked[-1]
-
-
-async def test_an_agent_that_was_evicted_or_is_being_replaced_is_not_asked(tmp_path, capsys):
-    evicted = {**AGENT, "metadata": {"name": "agent-a"}, "status": {"phase": "Failed"}}
-    gone = {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    leaving = {**AGENT, "metadata": gone}
-    known = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
-    body = envelope("Status", encode(known), NOON)
-    async with (
-        explain_rig(tmp_path, capsys) as rig,
-        a_proxy(web.Response(body=body), evicted, leaving, AGENT) as (url, asked),
-    ):
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
-        assert 0 == (await rig.run("status", "--node", "a")).code
-
-    assert "/pods/agent-x:9394/" in asked[-1]
+    assert f"/api/v1/namespaces/kube-system/pods/{asked}/proxy/api/v1/status" == paths[-1]
 
 
 async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, capsys):
@@ -159,27 +142,9 @@ async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, cap
     labels = {"app.kubernetes.io/name": "hami-agent"}
     metadata = {"name": "agent-x", "namespace": "a-tenant", "labels": labels}
     tenants = {"metadata": {**metadata, "ownerReferences": owners}, "spec": {"volumes": []}}
-    async with (
-        explain_rig(tmp_path, capsys) as rig,
-        a_proxy(web.Response(body=b"{}"), tenants) as (url, asked),
-    ):
+    answer = web.Response(body=b"{}")
+    async with explain_rig(tmp_path, capsys) as rig, a_proxy(answer, tenants) as (url, asked):
         rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
         await rig.run("status", "--node", "a")
 
     assert not any("/proxy/" in path for path in asked)
-
-
-async def test_the_agent_is_asked_at_the_port_that_its_pod_names(tmp_path, capsys):
-    ports = [{"name": "other", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
-    containers = [{"name": "agent", "ports": ports}]
-    pod = {**AGENT, "spec": {"volumes": PLUGINS, "containers": containers}}
-    known = StatusDocument(node=NodeStatus(name="a", ready=True), gpus=())
-    body = envelope("Status", encode(known), NOON)
-    async with (
-        explain_rig(tmp_path, capsys) as rig,
-        a_proxy(web.Response(body=body), pod) as (url, asked),
-    ):
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
-        assert 0 == (await rig.run("status", "--node", "a")).code
-
-    assert "/pods/agent-x:9395/" in asked[-1]

@@ -8,8 +8,7 @@ from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.ledger import JournalEntry, Ledger
 from agent.model import Condition, GpuSample, Health, Sampled, SliceGroup, SliceList, slice_id
 from agent.node.findings import Check
-from agent.status import NodeStatus, SettingStatus
-from agent.web.status import StatusFacts
+from agent.status import NodeStatus, SettingStatus, StatusFacts
 from tests.builders import (
     NOON,
     a_container_use,
@@ -65,7 +64,7 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "newest": lambda uuid: next(iter(_samples(uuid)[-1:]), None),
         "history": _samples,
         "used": _use_of(rows).get,
-        "past": lambda _: (),
+        "past": lambda _: {},
         "changes": _changes(text),
         "refusals": _refusals(text),
         "journal_since": NOW - dt.timedelta(days=3),

@@ -1,21 +1,70 @@
 """The read API: what each document says, who may read it, and what it costs."""
 
+import asyncio
+import contextlib
+import dataclasses
 import datetime as dt
 import itertools
+import json
+import os
+from pathlib import Path
 from typing import cast
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
-from agent.cluster import CORDON, MUTEX_LOCK, NodeView
-from agent.model import NO_INDEX, Cause, Condition, GpuSample, Sampled
-from agent.status import ContainerHistory, StatusDocument, open_envelope
+from agent.allocate.room import promised
+from agent.cli.status import StatusStyle, pod_lines, status_lines
+from agent.cluster import MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
+from agent.health.watch import Recheck
+from agent.ledger import JournalEntry, Ledger, Row
+from agent.model import (
+    NO_INDEX,
+    Condition,
+    GpuSample,
+    Probe,
+    ProbeOutcome,
+    ReaderPolicy,
+    Sampled,
+    SliceGroup,
+    SliceList,
+    slice_id,
+)
+from agent.node.findings import Check
+from agent.status import (
+    NodeStatus,
+    SettingStatus,
+    StatusDocument,
+    StatusFacts,
+    open_envelope,
+    status_of,
+)
 from agent.web import api
-from agent.web.api import Readers
-from agent.web.policy import ReaderPolicy
-from tests.builders import G1, NOON, a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.doors.api_facts import ENTRY, facts, reading
+from agent.web.api import PREFIX, Actions, ReadApi, refuse_reader
+from agent.web.page import page_html
+from agent.web.server import Listeners, serve_pages
+from tests.builders import (
+    G1,
+    NOON,
+    a_container,
+    a_container_use,
+    a_gpu,
+    a_gpu_use,
+    a_health,
+    a_pod,
+    a_pod_uid,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    a_uuid,
+    an_inventory,
+)
+from tests.doors.metrics_page import facts as cells_of
+from tests.doors.metrics_page import series
+from tests.doors.page_facts import NOW, busy
+from tests.unit.core.allocation.plain_scene import a_plain_row
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -27,64 +76,64 @@ async def data(path, **parts):
         return (await answer.json())["data"]
 
 
-async def test_the_whole_status_can_be_read_back():
-    async with reading(facts) as client, client.get("/api/v1/status") as answer:
-        found, at = open_envelope(await answer.read(), "Status", StatusDocument)
+GOLDEN = Path("tests/golden/api.txt")
+PARTS = ("node", "gpus", "allocations", "container-history", "refusals", "changes", "settings")
 
-    assert NOON == at
-    assert ("node-1", "1.2.3", True) == (found.node.name, found.node.version, found.node.ready)
-    assert [("state", True, ""), ("api", False, "down")] == [
-        (check.name, check.ok, check.text) for check in found.node.checks
+
+async def golden_lines() -> list[str]:
+    """The documents of a busy node, an entry a line; `python -m tests.doors.test_web_api` writes.
+
+    A GPU that a container has no number of is not in the history of containers.
+    """
+    uuid = a_uuid(0)
+    past = [
+        Sampled(NOW - dt.timedelta(seconds=age), GpuSample(uuid, percent, used_mib=mib))
+        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
     ]
-    (gpu,) = found.gpus
-    assert (3, G1, "ok", True, 2, 1, 3000, 30) == (
-        gpu.index,
-        gpu.uuid,
-        gpu.condition,
-        gpu.serving,
-        gpu.slices,
-        gpu.slices_held,
-        gpu.promised_mib,
-        gpu.promised_cores,
+    node = busy(gpus=4, each=1)
+    entries = {"refusals": node.refusals[:2], "changes": node.changes[:4]}
+    first = node.ledger.rows[0].key
+    node = msgspec.structs.replace(
+        node,
+        past=lambda key: {uuid: past} if key == first else {},
+        settings=lambda: busy().settings()[:4],
+        **entries,
     )
-    (held,) = found.allocations or ()
-    assert [("3", 3000, 30)] == [(one.gpu, one.memory_mib, one.cores) for one in held.shares]
-    assert ["HA-2005"] == [entry.reason for entry in found.refusals or ()]
-
-
-async def test_a_gpu_says_what_is_wrong_with_it_and_what_to_do():
-    health = msgspec.structs.replace(
-        a_health(condition=Condition.BAD, serving=False),
-        cause=Cause.XID,
-        text="off the bus [H-079]",
-        action="reset",
-        runbook="H-079",
+    lines = []
+    async with reading(lambda: node) as client:
+        for part in (*PARTS, "gpus/1"):
+            async with client.get(f"/api/v1/{part}") as answer:
+                made = await answer.json()
+            kind, data = f"{made['apiVersion']} {made['kind']}", made["data"]
+            lines.append(f"{kind} {made['generatedAt']}")
+            lines += [json.dumps(one) for one in (data if isinstance(data, list) else [data])]
+        async with client.get("/api/v1/status") as answer:
+            found, _ = open_envelope(await answer.read(), "Status", StatusDocument)
+    assert (4, 4, 2, 4) == tuple(
+        len(part or ()) for part in (found.gpus, found.allocations, found.refusals, found.changes)
     )
-    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3), health=health)
-    gpu = await data("gpus/3", inventory=an_inventory(gpus=[shared]))
-
-    assert ("bad", False, "xid", "reset", "H-079", "off the bus [H-079]") == tuple(
-        gpu[key] for key in ("condition", "serving", "cause", "action", "runbook", "text")
-    )
-    assert gpu == await data(f"gpus/{G1}", inventory=an_inventory(gpus=[shared]))
+    return lines
 
 
-async def test_lock_and_cordon_come_from_the_node():
-    lock = "2026-09-01T11:59:00Z,ns,pod"
-    node = NodeView("node-1", "u", "1", {MUTEX_LOCK: lock, CORDON: f"GPU-x, {G1}"})
+@pytest.fixture
+def golden():
+    return GOLDEN.read_text(encoding="utf-8").splitlines()
 
-    assert {"since": "2026-09-01T11:59:00Z", "holder": "ns/pod"} == (await data("node", node=node))[
-        "lock"
-    ]
-    assert [True] == [gpu["cordoned"] for gpu in await data("gpus", node=node)]
-    strange = msgspec.structs.replace(node, annotations={MUTEX_LOCK: "x,y"})
+
+async def test_each_document_of_a_busy_node(golden):
+    assert golden == await golden_lines()
+
+
+async def test_a_lock_that_cannot_be_read_is_shown_as_it_stands():
+    strange = NodeView("node-1", "u", "1", annotations={MUTEX_LOCK: "x,y"})
+
     assert {"since": None, "holder": "x,y"} == (await data("node", node=strange))["lock"]
 
 
 async def test_the_history_is_thirty_means_of_thirty_seconds():
     ages = {1: 40, 10: 60, 35: 80, 10_000: 99}
     samples = [
-        Sampled(NOON - dt_seconds(age), GpuSample(G1, percent, None, 1024))
+        Sampled(NOON - dt.timedelta(seconds=age), GpuSample(G1, percent, None, 1024))
         for age, percent in ages.items()
     ]
     (gpu,) = await data("gpus", history=lambda _: samples)
@@ -99,21 +148,15 @@ async def test_the_history_is_thirty_means_of_thirty_seconds():
     assert [None, 1024, 1024, None] == history["usedMib"][-4:]
 
 
-def dt_seconds(seconds):
-    return dt.timedelta(seconds=seconds)
-
-
-async def test_settings_have_their_origin():
-    assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
-        await data("settings")
-    )
-
-
 async def test_a_list_is_answered_whole_whatever_is_asked_of_it():
     entries = tuple(msgspec.structs.replace(ENTRY, pod=f"p{number}") for number in range(600))
     found = await data("refusals?limit=2&continue=4", refusals=entries)
 
     assert [entry.pod for entry in entries] == [entry["pod"] for entry in found]
+    assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
+        await data("settings")
+    )
+    assert [] == await data("container-history")
 
 
 @pytest.mark.parametrize(
@@ -176,10 +219,9 @@ async def test_many_readers_cost_one_look_whatever_they_ask(path, monkeypatch):
 async def test_a_gpu_without_an_index_is_not_named_none():
     unknown = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1, index=NO_INDEX))])
     async with reading(lambda: facts(inventory=unknown)) as client:
-        async with client.get("/api/v1/gpus/None") as answer:
-            assert 404 == answer.status
-        async with client.get(f"/api/v1/gpus/{G1}") as answer:
-            assert 200 == answer.status
+        for name, status in (("None", 404), (G1, 200)):
+            async with client.get(f"/api/v1/gpus/{name}") as answer:
+                assert status == answer.status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
@@ -226,38 +268,282 @@ class FakePeer:
     ],
 )
 def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refused):
-    answer = Readers(policy).refused(cast("web.BaseRequest", FakePeer(peer)))
+    answer = refuse_reader(cast("web.BaseRequest", FakePeer(peer)), policy)
 
     assert refused == (answer is not None)
     if answer is not None:
         assert (403, True) == (answer.status, "web.readers: all" in (answer.text or ""))
 
 
-async def test_what_containers_used_lately_is_a_list_of_its_own():
-    """Means of 30 s, as for GPUs. A GPU that the container has no number of is not in it."""
-    past = [
-        Sampled(NOON - dt.timedelta(seconds=age), GpuSample(G1, percent, used_mib=mib))
-        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
-    ]
+ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
+
+
+GPUS = [
+    (label, a_shared_gpu(gpu=a_gpu(uuid=uuid)))
+    for label, uuid in (("0", G1), ("1", G1), ("2", "GPU-gone"))
+]
+
+
+async def recheck(name, *, was_reset):
+    if name not in {"0", G1}:
+        return None
+    probe = Probe(G1, ProbeOutcome.PASSED)
+    missing = () if was_reset else ("a reset",)
+    return Recheck(a_gpu(index=0, uuid=G1), probe, a_health(), ILL, serving=False, missing=missing)
+
+
+async def nobody(*_, **__):
+    return None
+
+
+def actions(ask=recheck, gpus=GPUS, left_out=""):
+    return Actions(ask, nobody, lambda: gpus, lambda name: left_out if name == "1" else "")
+
+
+async def post(tmp_path, path, method="POST", served=None):
+    socket = tmp_path / "api.sock"
+    pages = {"/livez": lambda _: web.Response(text="ok")}
+    connector = aiohttp.UnixConnector(str(socket))
+    answer_to = (served or actions()).answer
     async with (
-        reading(lambda: facts(past=lambda _: {G1: past})) as client,
-        client.get("/api/v1/container-history") as answer,
+        serve_pages(Listeners(port=None, socket_path=socket), pages, answer_to),
+        aiohttp.ClientSession("http://agent", connector=connector) as client,
+        client.request(method, path) as answer,
     ):
-        (found,), _ = open_envelope(
-            await answer.read(), "ContainerHistories", tuple[ContainerHistory, ...]
-        )
+        return answer.status, await answer.text(), answer.headers["Content-Type"]
 
-    assert ("team-a", "train-0", "main", "3", G1) == (
-        *(found.namespace, found.pod, found.container),
-        *(found.gpu, found.uuid),
+
+@pytest.mark.parametrize("name", ["0", G1])
+async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
+    status, text, kind = await post(tmp_path, f"/api/v1/gpus/{name}:recheck")
+
+    assert (200, True) == (status, kind.startswith("application/json"))
+    for words in ('"Recheck"', '"bad"', '"serving": false', '"a reset"', '"passed"', '"ok"'):
+        assert words in text
+    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{name}:was-reset")
+    assert [] == json.loads(text)["data"]["missing"]
+
+
+@pytest.mark.parametrize(("index", "told"), [(3, 3), (NO_INDEX, None)])
+async def test_an_index_that_nobody_knows_is_told_as_none(tmp_path, index, told):
+    async def ask(*_, **__):
+        probe = Probe(G1, ProbeOutcome.PASSED)
+        return Recheck(a_gpu(index=index, uuid=G1), probe, ILL, ILL, serving=False)
+
+    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{G1}:recheck", served=actions(ask))
+
+    assert told == json.loads(text)["data"]["gpu"]
+
+
+async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_out(tmp_path):
+    all_asked = asyncio.Barrier(3)
+
+    async def ask(name, **how):
+        await all_asked.wait()  # nobody is answered before each was asked
+        return await recheck(name, **how)
+
+    async with asyncio.timeout(30):
+        status, text, _ = await post(tmp_path, "/api/v1/gpus/all:recheck", served=actions(ask))
+    document = json.loads(text)
+
+    assert (200, "RecheckAll") == (status, document["kind"])
+    assert [G1, G1] == [one["uuid"] for one in document["data"]["gpus"]]
+
+
+ALONE = (nobody, (), "it is in MIG mode")
+BESIDE = (nobody, GPUS, "it is in MIG mode")
+
+
+@pytest.mark.parametrize(
+    ("path", "made", "status", "words"),
+    [
+        ("gpus/9:recheck", (), 404, "is named 9; shared GPUs: 0, 1, 2, or all."),
+        ("gpus/GPU%208%1b:recheck", (), 404, "No shared GPU is named GPU 8\ufffd"),
+        ("gpus/0:explode", (), 404, "No such action. There is: /api/v1/gpus/GPU:recheck"),
+        ("gpus/..%2F:recheck", (), 404, "No such action"),
+        ("../../livez", (), 404, "No such action"),
+        ("gpus/1:release", ALONE, 409, "stop the agent for work on"),
+        ("gpus/all:release", ALONE, 409, "stop the agent for work on"),
+        ("gpus/1:recheck", BESIDE, 409, "GPU 1 is not shared: it is in MIG mode.\n"),
+        (
+            *("gpus/1:release", BESIDE, 409),
+            "GPU 1 is not shared: it is in MIG mode; `hami-agent release all` releases it too.\n",
+        ),
+        ("gpus/9:release", BESIDE, 404, "No shared GPU is named 9"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_with_what_can(tmp_path, path, made, status, words):
+    found, text, _ = await post(tmp_path, f"/api/v1/{path}", served=actions(*made))
+
+    assert (status, True) == (found, words in text)
+
+
+async def test_pages_are_served_beside_actions(tmp_path):
+    assert (200, "ok") == (await post(tmp_path, "/livez", "GET"))[:2]
+    assert 405 == (await post(tmp_path, "/livez", "PUT"))[0]
+
+
+async def test_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "peer_uid", lambda _: os.geteuid() + 1)
+
+    assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck"))[0]
+
+
+async def test_there_are_no_actions_over_tcp():
+    async with (
+        serve_pages(Listeners("127.0.0.1", 0), {}, actions().answer) as port,
+        aiohttp.request("POST", f"http://127.0.0.1:{port}/api/v1/gpus/0:recheck") as answer,
+    ):
+        assert 404 == answer.status
+
+
+GPU = a_shared_gpu(gpu=a_gpu(index=0), registered_mib=81559)
+INIT, MAIN = a_container(name="init", role=Role.INIT), a_container()
+
+
+def past(*containers):
+    return tuple(
+        msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
+        for one in containers
     )
-    assert (30, (200, 800), (20, 40)) == (
-        found.history.period_seconds,
-        tuple(filter(None, found.history.used_mib)),
-        tuple(filter(None, found.history.gpu_percent)),
+
+
+@dataclasses.dataclass(frozen=True)
+class ContainerSeen:
+    """What the agent knows of one container of 70,000 MiB, beside one of 60,000 that runs."""
+
+    pods: tuple[PodView, ...]
+    ended: bool
+    row: Row = dataclasses.field(
+        default_factory=lambda: a_row(shares=(a_share(uuid=a_uuid(0), memory_mib=70000),))
     )
+    synced: bool = True
+    stale: bool = False
+
+    @property
+    def ledger(self) -> Ledger:
+        share = a_share(uuid=a_uuid(0), memory_mib=60000)
+        return Ledger((self.row, a_row(pod_uid=a_pod_uid(9), pod="other", shares=(share,))))
+
+    @property
+    def table(self) -> PodTable:
+        pods = (*self.pods, a_pod(uid=a_pod_uid(9), name="other", phase=Phase.RUNNING))
+        there = {pod.uid: pod for pod in pods if self.synced}
+        return PodTable(there, (), synced=self.synced, stale=self.stale)
 
 
-async def test_without_samples_there_is_no_history():
-    async with reading(facts) as client, client.get("/api/v1/container-history") as answer:
-        assert [] == (await answer.json())["data"]
+POD = a_pod(phase=Phase.RUNNING)
+OF_INIT = a_row(
+    container="init", role=Role.INIT, shares=(a_share(uuid=a_uuid(0), memory_mib=70000),)
+)
+SEEN = {
+    "it runs": ContainerSeen((POD,), ended=False),
+    "it is being admitted": ContainerSeen((a_pod(),), ended=False),
+    "it was deleted": ContainerSeen((), ended=True),
+    "it was deleted, and one of its name is there": ContainerSeen(
+        (a_pod(uid=a_pod_uid(3), phase=Phase.RUNNING),), ended=True
+    ),
+    "it was deleted before the watch broke": ContainerSeen((), ended=True, stale=True),
+    "it succeeded": ContainerSeen((a_pod(phase=Phase.SUCCEEDED),), ended=True),
+    "it failed": ContainerSeen((a_pod(phase=Phase.FAILED),), ended=True),
+    "the pods are not known yet": ContainerSeen((), ended=False, synced=False),
+    "its init phase goes on": ContainerSeen(
+        (a_pod(containers=(INIT, MAIN)),), ended=False, row=OF_INIT
+    ),
+    "its init phase is over": ContainerSeen(
+        (a_pod(containers=past(INIT, MAIN), phase=Phase.RUNNING),), ended=True, row=OF_INIT
+    ),
+    "the kubelet decides": ContainerSeen(
+        (),
+        ended=False,
+        row=msgspec.structs.replace(
+            a_plain_row(), shares=(a_share(uuid=a_uuid(0), memory_mib=70000),)
+        ),
+    ),
+}
+
+
+def document(seen):
+    inventory = an_inventory(gpus=[GPU])
+    use = a_container_use(a_gpu_use(a_uuid(0)))
+    made = facts(ledger=seen.ledger, pods=seen.table, inventory=inventory, used=lambda _: use)
+    return status_of(made)
+
+
+@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
+async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_meets(
+    seen,
+):
+    mib = 60000 if seen.ended else 130000
+    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
+    found = document(seen)
+    page = page_html(found, (), NOON)
+
+    assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
+    assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_promised_bytes")
+    assert mib == found.gpus[0].promised_mib
+    assert f"{mib / 1024:.1f}" in page
+
+    (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
+    *_, last = pod_lines([one], NOON, StatusStyle(width=200))
+    served = await series(cells, "hami_agent_container_memory_promised_bytes")
+    assert seen.ended == one.ended == last.endswith("ended") == ("It has ended." in page)
+    assert seen.ended == (one.shares[0].used_mib is None)
+    is_named = seen.row.holder is not None and not seen.ended
+    assert is_named == (70000 * 2**20 in served.values())
+
+    # That nothing keeps its limits is said while it runs.
+    off = tuple(msgspec.structs.replace(pod, runtime_class="kata") for pod in seen.pods)
+    marked = {
+        one.pod for one in document(dataclasses.replace(seen, pods=off)).allocations if one.unkept
+    }
+    knows = seen.row.key.pod_uid in seen.table.pods
+    assert ({seen.row.pod} if knows and not seen.ended else set()) == marked
+
+
+@pytest.mark.parametrize(("seen", "late"), [("it was deleted", 1), ("it runs", 2)])
+def test_what_has_ended_is_not_waited_for(seen, late):
+    """The kubelet confirms the answers of pods that are gone no more."""
+    lines = status_lines(document(SEEN[seen]), NOON, StatusStyle(width=200))
+
+    assert f"{late} not recorded by the kubelet" in " ".join(lines)
+
+
+ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")
+
+
+def facts(**parts) -> StatusFacts:
+    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
+    basis = StatusFacts(
+        now=NOON,
+        about=NodeStatus(name="node-1", version="1.2.3", started_at=NOON, split_count=10),
+        checks=(Check("state", ok=True), Check("api", ok=False, text="down", required=False)),
+        node=NodeView("node-1", "u", "1"),
+        inventory=an_inventory(gpus=[shared]),
+        slices=SliceList(1, (SliceGroup(G1, (slice_id(G1, 0), slice_id(G1, 1)), True, 0),)),
+        ledger=Ledger((a_row(shares=(a_share(),)),)),
+        newest=lambda _: None,
+        history=lambda _: (),
+        used=lambda _: None,
+        past=lambda _: {},
+        changes=(),
+        refusals=(ENTRY,),
+        journal_since=NOON,
+        settings=lambda: (SettingStatus(key="web.port", value=9394, origin="default"),),
+    )
+    return msgspec.structs.replace(basis, **parts)
+
+
+@contextlib.asynccontextmanager
+async def reading(made, policy=ReaderPolicy.LOCAL):
+    """A server whose facts are `made()`, and a client of its port."""
+    pages = {PREFIX: ReadApi(made, policy).answer}
+    async with (
+        serve_pages(Listeners("127.0.0.1", 0), pages) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(asyncio.run(golden_lines())) + "\n", encoding="utf-8")

@@ -1,20 +1,36 @@
-"""WebServer through real sockets: methods, headers, limits, and the life of its unix socket."""
+"""The web server through real sockets: methods, headers, probes, limits, and its unix socket."""
 
 import asyncio
 import contextlib
+import json
 import socket
 import stat
+from pathlib import Path
 
 import aiohttp
 import pytest
 import structlog
+from aiohttp import web
 
 from agent.errors import PermissionFault
-from agent.web.gate import HEADERS
-from agent.web.server import HEAD_LIMIT, Listeners, WebServer, near
-from tests.doors.web_client import PAGES, ask, raw, serving
+from agent.node.findings import Check
+from agent.web import server
+from agent.web.api import BuildInfo, Probes
+from agent.web.server import HEAD_LIMIT, HEADERS, Listeners, near, serve_pages
+from tests.doors.web_client import GET, PAGES, ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)
+BURST = 300
+MARK = b"abracadabra"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """However slow the machine, nobody is closed for his time but where that is the claim."""
+    monkeypatch.setattr(server, "HEAD_TIMEOUT", 60.0)
+
+
+# Answers.
 
 
 async def test_a_page_is_served_with_every_protective_header():
@@ -24,27 +40,17 @@ async def test_a_page_is_served_with_every_protective_header():
         assert status == found[0]
         assert HEADERS == {name: found[2][name] for name in HEADERS}
         assert "Access-Control-Allow-Origin" not in found[2]
-
-
-async def test_a_path_that_is_not_there_names_those_that_are():
-    status, text, _ = await ask(PAGES, "/x")
-
-    assert (404, "No such page. Pages: /hello /broken\n") == (status, text)
-
-
-async def test_head_has_the_headers_and_no_body():
-    async with serving(PAGES) as (_, client), client.head("/hello") as answer:
-        assert (200, "5", b"") == (
-            answer.status,
-            answer.headers["Content-Length"],
-            await answer.read(),
-        )
+    assert "No such page. Pages: /hello /broken\n" == found[1]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 async def test_other_methods_are_refused(method):
-    async with serving(PAGES) as (_, client), client.request(method, "/hello") as answer:
-        assert (405, "GET, HEAD") == (answer.status, answer.headers["Allow"])
+    async with serving(PAGES) as (_, client):
+        async with client.request(method, "/hello") as answer:
+            assert (405, "GET, HEAD") == (answer.status, answer.headers["Allow"])
+        async with client.head("/hello") as answer:
+            length = answer.headers["Content-Length"]
+            assert (200, "5", b"") == (answer.status, length, await answer.read())
 
 
 async def test_a_page_that_fails_is_a_500_in_general_words_and_one_error_in_the_log():
@@ -66,19 +72,10 @@ async def test_a_head_that_is_too_large_is_refused():
     assert 400 == (await ask(PAGES, "/hello?" + "x" * 5000))[0]
 
 
-async def test_bytes_that_are_no_http_get_a_400_and_the_end_and_no_log_line(caplog):
-    async with serving(PAGES) as (server, _):
-        assert (await raw(server.port, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.0 400")
-
-    assert [] == [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-MARK = b"abracadabra"
-
-
 @pytest.mark.parametrize(
     ("said", "status"),
     [
+        (b"\x16\x03\x01 hello\r\n\r\n", 400),
         (MARK + b" \x1b[2J\r\n\r\n", 400),
         (MARK * 5_000 + b"\r\n\r\n", 400),
         (b"GET /" + MARK * 5_000 + b" HTTP/1.1\r\n\r\n", 400),
@@ -93,27 +90,249 @@ MARK = b"abracadabra"
         (b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + MARK, 405),
     ],
 )
-async def test_whatever_is_said_the_answer_is_short_and_ours_and_repeats_nothing(said, status):
-    async with serving(PAGES) as (server, _):
-        head, _, body = (await raw(server.port, said)).partition(b"\r\n\r\n")
+async def test_whatever_is_said_the_answer_is_short_and_ours_and_repeats_nothing(
+    said, status, caplog
+):
+    async with serving(PAGES) as (port, _):
+        head, _, body = (await raw(port, said)).partition(b"\r\n\r\n")
 
     line, *fields = head.decode().split("\r\n")
     headers = dict(field.split(": ", 1) for field in fields)
     assert (True, str(status)) == (line.startswith("HTTP/"), line.split()[1])
     assert HEADERS == {name: headers[name] for name in HEADERS}
     assert (False, True) == (MARK in head + body, len(body) < 100)
+    assert [] == [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_port_that_is_taken_is_said():
-    async with serving(PAGES) as (server, _):
-        with pytest.raises(PermissionFault, match=f"127.0.0.1:{server.port} cannot be bound"):
-            await WebServer(Listeners("127.0.0.1", server.port), PAGES).__aenter__()
+STATE = Check("state", ok=True)
+STREAM = Check("stream", ok=False, text="the kubelet\nhas no list stream open")
+API = Check("api", ok=False, text="the pod watch is down", required=False)
+STANDBY = Check("instance", ok=False, text="standby: another agent runs")
+FAILED = "[+]state ok\n[-]stream failed: the kubelet has no list stream open\nreadyz check failed\n"
+DEGRADED = "[!]api degraded: the pod watch is down\n"
+STANDS_BY = "[!]instance degraded: standby: another agent runs\n"
+STUCK = "[-]loop failed: the last heartbeat is 15 s old\nlivez check failed\n"
 
 
-async def test_an_ipv6_address_has_brackets_before_its_port():
+@pytest.mark.parametrize(
+    ("path", "age", "checks", "status", "text"),
+    [
+        ("/livez", 14.9, [STREAM], 200, "ok"),
+        ("/healthz", 14.9, [STREAM], 200, "ok"),
+        ("/livez", 15.0, [STATE], 503, STUCK),
+        ("/readyz", 0.5, [STATE], 200, "ok"),
+        ("/readyz?verbose", 0.5, [STATE], 200, "[+]state ok\nreadyz check passed\n"),
+        ("/readyz", 0.5, [STATE, STREAM], 503, FAILED),
+        ("/readyz?verbose=1", 0.5, [STATE, STREAM], 503, FAILED),
+        ("/readyz", 0.5, [STATE, API], 200, f"ok\n{DEGRADED}"),
+        (
+            *("/readyz?verbose", 0.5, [STATE, API], 200),
+            f"[+]state ok\n{DEGRADED}readyz check passed\n",
+        ),
+        ("/readyz?standby", 0.5, [STANDBY], 200, f"ok\n{STANDS_BY}"),
+        ("/readyz?standby&verbose", 0.5, [STANDBY], 200, f"{STANDS_BY}readyz check passed\n"),
+        (
+            *("/readyz", 0.5, [STANDBY], 503),
+            "[-]instance failed: standby: another agent runs\nreadyz check failed\n",
+        ),
+        (
+            *("/readyz?standby", 0.5, [STANDBY, STREAM], 503),
+            f"{STANDS_BY}{FAILED.removeprefix('[+]state ok' + chr(10))}",
+        ),
+        (
+            *("/readyz", 0.5, [Check("server", ok=False)], 503),
+            "[-]server failed: no reason given\nreadyz check failed\n",
+        ),
+    ],
+)
+async def test_probes_say_what_the_api_servers_say(path, age, checks, status, text):
+    probes = Probes(lambda: age, lambda: tuple(checks))
+    pages = {"/livez": probes.livez, "/healthz": probes.livez, "/readyz": probes.readyz}
+
+    assert (status, text) == (await ask(pages, path))[:2]
+
+
+async def test_version_is_json():
+    parts = {"version": "0.1.0", "python": "3.11.7", "revision": "abc", "schema": "1"}
+
+    status, text, headers = await ask({"/version": BuildInfo(**parts).page}, "/version")
+
+    assert (200, "application/json") == (status, headers["Content-Type"])
+    assert {**parts, "profile": "json"} == json.loads(text)
+
+
+# Connections.
+
+
+async def test_a_head_of_many_times_its_bound_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(server, "HEAD_TIMEOUT", 0.5)
+    many = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 8000) for number in range(100))
+    async with serving(PAGES) as (port, _):
+        with contextlib.suppress(ConnectionError):
+            assert b"" == await raw(port, GET[:-2] + many + b"\r\n")
+
+
+async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
+    monkeypatch.setattr(server, "HEAD_TIMEOUT", 0.05)
+    async with serving(PAGES) as (port, _):
+        with contextlib.suppress(ConnectionResetError):
+            assert b"" == await raw(port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
+
+
+class RawLines:
+    """A log that can be waited for."""
+
+    def __init__(self):
+        self.told = asyncio.Event()
+
+    def info(self, event, **_):
+        if event == "web.client_too_slow":
+            self.told.set()
+
+
+async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
+    monkeypatch.setattr(server, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(server, "log", lines := RawLines())
+    pages = {"/large": lambda _: web.Response(body=b"x" * 64_000_000)}
+    async with serving(pages) as (port, _):
+        with socket.socket() as lazy:
+            lazy.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(lazy, ("127.0.0.1", port))
+            await loop.sock_sendall(lazy, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await lines.told.wait()
+            received = bytearray()
+            while chunk := await loop.sock_recv(lazy, 1 << 20):
+                received += chunk
+
+    assert received.startswith(b"HTTP/1.1 200")
+    assert len(received) < 64_000_000
+
+
+@contextlib.asynccontextmanager
+async def connected(port, count, source="127.0.0.1", sent=GET[:1]):
+    """That many connections, the oldest first, of which each has sent that much."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for _ in range(count):
+            pair = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+            stack.callback(pair[1].close)
+            pair[1].write(sent)
+            made.append(pair)
+        yield made
+
+
+async def is_answered(pair, sent=GET[1:]):
+    """Whether this connection is answered once it has asked."""
+    reader, writer = pair
+    try:
+        writer.write(sent)
+        return (await reader.read()).endswith(b"hello")
+    except ConnectionError:
+        return False
+
+
+async def answered(port, times, source="127.0.0.1"):
+    """How many of `times` GETs are answered, each on a connection of its own."""
+    found = 0
+    for _ in range(times):
+        async with connected(port, 1, source, b"") as (pair,):
+            found += await is_answered(pair, GET)
+    return found
+
+
+@pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.2"])
+async def test_however_many_connections_stand_idle_who_asks_is_answered(own):
+    """The kubelet's probe, from an address of its own, or one that it shares with strangers."""
+    async with (
+        serving(PAGES) as (port, _),
+        connected(port, server.CONNECTIONS + 44),
+        connected(port, 40, "127.0.0.3"),
+    ):
+        assert 50 == await answered(port, 50, own)
+
+
+async def test_however_many_addresses_they_come_from_who_asks_is_answered():
+    async with serving(PAGES) as (port, _), contextlib.AsyncExitStack() as stack:
+        for number in range(server.CONNECTIONS + 44):
+            source = f"127.0.{1 + number // 200}.{1 + number % 200}"
+            await stack.enter_async_context(connected(port, 1, source))
+
+        assert 50 == await answered(port, 50, "127.0.1.1")
+
+
+@pytest.mark.skipif(
+    int(Path("/proc/sys/net/core/somaxconn").read_text(encoding="ascii")) < BURST,
+    reason="this kernel is set to let fewer connections wait",
+)
+async def test_a_burst_of_connections_waits_to_be_taken():
+    """A handshake that finds no room is begun again after a second, half of a probe's patience."""
+    async with serving(PAGES) as (port, _):
+        with contextlib.ExitStack() as burst:
+            for _ in range(BURST):  # while the loop does not turn
+                burst.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.9))
+
+
+async def test_the_oldest_of_whoever_holds_most_gives_way(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 6)
+    monkeypatch.setattr(server, "SHARE", 2)
+    async with (
+        serving(PAGES) as (port, _),
+        connected(port, 2, "127.0.0.2") as modest,
+        connected(port, 4, "127.0.0.3") as greedy,
+    ):
+        assert 1 == await answered(port, 1, "127.0.0.4")
+
+        assert [True, True] == [await is_answered(one) for one in modest]
+        assert [False, True, True, True] == [await is_answered(one) for one in greedy]
+
+
+async def test_who_takes_no_answer_gives_way_when_nobody_is_idle(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    large = {**PAGES, "/large": lambda _: web.Response(body=b"x" * 16_000_000)}
+    asked = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with serving(large) as (port, _), connected(port, 3, sent=asked) as lazy:
+        for reader, _ in lazy:
+            await reader.readexactly(8)
+
+        assert 10 == await answered(port, 10)
+
+
+async def test_a_storm_is_one_line_a_minute_with_how_many_were_left_out(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 2)
+    async with serving(PAGES) as (port, _):
+        with structlog.testing.capture_logs() as logs:
+            async with connected(port, 20) as idle:
+                assert [False] * 18 == [await is_answered(one) for one in idle[:18]]
+
+    assert [("web.full", "127.0.0.1", 0)] == [
+        (line["event"], line["peer"], line["more"]) for line in logs
+    ]
+
+
+# Where it listens.
+
+
+def at_socket(path):
+    return serve_pages(Listeners(port=None, socket_path=path), PAGES)
+
+
+async def refusal(opened):
+    """Why it cannot listen."""
+    with pytest.raises(PermissionFault) as error:
+        async with opened:
+            pass
+    return str(error.value)
+
+
+async def test_an_address_that_cannot_be_bound_is_said():
+    async with serving(PAGES) as (port, _):
+        said = await refusal(serve_pages(Listeners("127.0.0.1", port), PAGES))
+        assert f"127.0.0.1:{port} cannot be bound" in said
+
     # No machine has an address of the documentation's prefix.
-    with pytest.raises(PermissionFault, match=r"^\[2001:db8::7\]:9394 cannot be bound"):
-        await WebServer(Listeners("2001:db8::7", 9394), PAGES).__aenter__()
+    said = await refusal(serve_pages(Listeners("2001:db8::7", 9394), PAGES))
+    assert said.startswith("[2001:db8::7]:9394 cannot be bound")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +353,7 @@ def test_on_an_address_of_a_pod_the_port_is_on_loopback_too(host, second):
 
 async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first():
     listeners = Listeners("127.0.0.2", 0, near="127.0.0.1")
-    async with WebServer(listeners, PAGES) as server:
-        port = server.port
+    async with serve_pages(listeners, PAGES) as port:
         for host in ("127.0.0.1", "127.0.0.2"):
             async with aiohttp.request("GET", f"http://{host}:{port}/hello") as answer:
                 assert "hello" == await answer.text()
@@ -145,12 +363,11 @@ async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first
 
 
 async def test_a_second_address_that_is_taken_is_said_and_keeps_nobody_from_the_first():
-    async with serving(PAGES) as (other, _):
-        taken = other.port
+    async with serving(PAGES) as (taken, _):
         with structlog.testing.capture_logs() as logs:
             listeners = Listeners("127.0.0.2", taken, near="127.0.0.1")
-            async with WebServer(listeners, PAGES) as server:
-                address = f"http://127.0.0.2:{server.port}/hello"
+            async with serve_pages(listeners, PAGES) as port:
+                address = f"http://127.0.0.2:{port}/hello"
                 async with aiohttp.request("GET", address) as answer:
                     assert 200 == answer.status
 
@@ -167,32 +384,28 @@ async def over_unix(path):
         return await answer.text()
 
 
-async def test_the_unix_socket_is_for_its_group_only(tmp_path):
+async def test_the_unix_socket_is_for_its_group_only_and_is_removed_at_the_end(tmp_path):
     path = tmp_path / "run" / "api.sock"
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES) as server:
-        assert server.port is None
-        assert "hello" == await over_unix(path)
+    async with at_socket(path) as port:
+        assert (None, "hello") == (port, await over_unix(path))
         assert 0o660 == stat.S_IMODE(path.stat().st_mode)
         assert 0 == stat.S_IMODE(path.parent.stat().st_mode) & 0o027
 
     assert not path.exists()
+    async with at_socket(path):
+        path.unlink()
+        path.write_text("somebody's")
+
+    assert "somebody's" == path.read_text()
 
 
-async def test_a_socket_of_the_dead_is_replaced(tmp_path):
+async def test_a_socket_of_the_dead_is_replaced_and_one_of_the_living_is_left_alone(tmp_path):
     path = tmp_path / "api.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
-        assert "hello" == await over_unix(path)
-
-
-async def test_a_socket_of_the_living_is_left_alone(tmp_path):
-    path = tmp_path / "api.sock"
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
-        with pytest.raises(PermissionFault, match="served by another process"):
-            await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
-
+    async with at_socket(path):
+        assert "served by another process" in await refusal(at_socket(path))
         assert "hello" == await over_unix(path)
 
 
@@ -206,40 +419,20 @@ async def test_a_living_socket_with_a_full_queue_is_left_alone(tmp_path):
                 caller = callers.enter_context(socket.socket(socket.AF_UNIX))
                 caller.setblocking(False)
                 caller.connect(str(path))
-        with pytest.raises(PermissionFault, match="served by another process"):
-            await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+
+        assert "served by another process" in await refusal(at_socket(path))
 
 
-@pytest.mark.parametrize("kind", ["file", "link"])
-async def test_what_is_no_socket_is_not_removed(tmp_path, kind):
-    path = tmp_path / "api.sock"
-    if kind == "file":
-        path.write_text("mine")
-    else:
-        path.symlink_to(tmp_path / "elsewhere")
+async def test_what_is_no_socket_is_not_removed_and_what_cannot_be_bound_is_said(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("mine")
+    link.symlink_to(tmp_path / "elsewhere")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "elsewhere"))
+    for path in (file, link):
+        assert "is not a socket: remove it" in await refusal(at_socket(path))
+    assert (True, "mine") == (link.is_symlink(), file.read_text())
 
-    with pytest.raises(PermissionFault, match="not a socket"):
-        await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
-
-    assert path.is_symlink() or "mine" == path.read_text()
-
-
-async def test_a_directory_that_cannot_be_used_is_said_and_nothing_stays_bound(tmp_path):
-    (tmp_path / "file").write_text("")
-    server = WebServer(Listeners(port=0, socket_path=tmp_path / "file" / "api.sock"), PAGES)
-
-    with pytest.raises(PermissionFault, match=r"api\.sock cannot be bound"):
-        await server.__aenter__()
-    with pytest.raises(PermissionFault, match="AF_UNIX path too long"):
-        await WebServer(
-            Listeners(port=None, socket_path=tmp_path / ("x" * 120)), PAGES
-        ).__aenter__()
-
-
-async def test_a_socket_that_is_not_ours_any_more_is_not_removed(tmp_path):
-    path = tmp_path / "api.sock"
-    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
-        path.unlink()
-        path.write_text("somebody's")
-
-    assert "somebody's" == path.read_text()
+    both = Listeners(port=0, socket_path=file / "api.sock")
+    assert "api.sock cannot be bound" in await refusal(serve_pages(both, PAGES))
+    assert "AF_UNIX path too long" in await refusal(at_socket(tmp_path / ("x" * 120)))

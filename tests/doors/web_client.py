@@ -6,7 +6,7 @@ import contextlib
 import aiohttp
 from aiohttp import web
 
-from agent.web.server import Listeners, WebServer
+from agent.web.server import Listeners, serve_pages
 
 
 def hello(_request):
@@ -24,12 +24,12 @@ PAGES = {"/hello": hello, "/broken": broken}
 
 @contextlib.asynccontextmanager
 async def serving(pages, socket_path=None, port=0):
-    """The server and an HTTP client that asks its TCP listener."""
+    """The port and an HTTP client that asks its TCP listener."""
     async with (
-        WebServer(Listeners("127.0.0.1", port, socket_path), pages) as server,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+        serve_pages(Listeners("127.0.0.1", port, socket_path), pages) as found,
+        aiohttp.ClientSession(f"http://127.0.0.1:{found}") as client,
     ):
-        yield server, client
+        yield found, client
 
 
 async def ask(pages, path, **options):

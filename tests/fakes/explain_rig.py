@@ -121,16 +121,16 @@ class ExplainRig:
     def now(self, ahead: float = 0.0) -> dt.datetime:
         return SystemClock().now() + dt.timedelta(seconds=ahead)
 
-    def annotate_node(self, name: str, marks: Mapping[str, str | None]) -> None:
+    def annotate_node(self, name: str, marks: Mapping[str, str | None]) -> Json:
         patch = {"metadata": {"annotations": dict(marks)}}
-        self.store.update("nodes", "", name, lambda node: merge_patch(node, patch))
+        return self.store.update("nodes", "", name, lambda node: merge_patch(node, patch))
 
     def edit_pod(self, name: str, patch: Mapping[str, Any]) -> None:
         self.store.update("pods", "default", name, lambda pod: merge_patch(pod, dict(patch)))
 
-    def lock_node(self, name: str, owner: str, age: float = 5.0) -> None:
+    def lock_node(self, name: str, owner: str, age: float = 5.0) -> Json:
         stamp = self.now(-age)
-        self.annotate_node(name, {LOCK: encode_node_lock(stamp, "default", owner)})
+        return self.annotate_node(name, {LOCK: encode_node_lock(stamp, "default", owner)})
 
     def submit(self, name: str, limits: Mapping[str, object], **parts: Any) -> Json:
         """Create a pod, through the webhook unless `admitted` is False."""
@@ -158,11 +158,11 @@ class ExplainRig:
         self.edit_pod(name, {"spec": {"schedulerName": "hami-scheduler"}, "status": status})
         return pod
 
-    def event(self, pod: str, reason: str, message: str, age: float = 20.0) -> None:
+    def event(self, pod: str, reason: str, message: str, age: float = 20.0) -> Json:
         """An Event of a scheduler that is not modelled, or of a kubelet."""
         held = self.store.get("pods", "default", pod)
         about = {"kind": "Pod", "name": pod, "namespace": "default", "uid": held["metadata"]["uid"]}
-        self.store.create(
+        return self.store.create(
             "events",
             {
                 "metadata": {"name": f"{pod}.{self.store.version}", "namespace": "default"},

@@ -72,6 +72,8 @@ tests/release/test_release.py test_it_has_these_files_and_a_sum_of_each
     make test-release
 tests/deploy/test_settings_page.py test_the_reference_is_what_the_table_of_settings_gives
     make settings
+tests/cli/test_status.py test_what_people_see_is_as_it_was
+    make golden
 tests/deploy/test_metrics_document.py test_the_document_is_what_the_code_says
     make metrics
 tests/chart/test_manifests.py

@@ -9,7 +9,7 @@ import datetime as dt
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -42,10 +42,8 @@ from agent.sandbox.explain.story import (
     Gate,
     GateVerdict,
     PlacingChange,
-    counted,
     mib,
     request_words,
-    span,
 )
 from agent.sandbox.explain.world import NO_EDIT, Edit, World, refuse_node
 from agent.sandbox.scheduler.filter import filter_pod
@@ -61,6 +59,7 @@ from agent.sandbox.scheduler.requests import (
     container_request,
 )
 from agent.sandbox.scheduler.webhook import review_pod
+from agent.status import counted, span
 
 CHANGES_TOLD: Final = 3
 NODES_PER_KIND: Final = 16
@@ -129,11 +128,10 @@ def _nodes_to_try(world: World, pod: JsonObject) -> tuple[str, ...]:
 def _cluster_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
     for name in names:
         node = world.nodes[name]
-        if refuse_node(pod, node) and node.is_closed:
+        open_node = msgspec.structs.replace(node, is_closed=False)
+        if refuse_node(pod, node) and not refuse_node(pod, open_node):
             opened = Edit(opened=frozenset({name}))
-            is_only_closed = not refuse_node(pod, msgspec.structs.replace(node, is_closed=False))
-            if is_only_closed:
-                yield _Trial((1, 1), f"uncordon the Node {cap(name, 128)}", pod, opened, (name,))
+            yield _Trial((1, 1), f"uncordon the Node {cap(name, 128)}", pod, opened, (name,))
         state = world.registered(name)
         for uuid in sorted(state.cordoned if state else ()):
             edit = Edit(uncordoned=frozenset({uuid}))
@@ -166,7 +164,13 @@ def _pod_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator
         best, most = _greatest_cap(world, pod, names, kind)
         if best:
             size = (3, 1000 - 1000 * best // max(most, 1))
-            yield _Trial(size, _cap_words(kind, best, most), _capped(world, pod, kind, best))
+            said = {
+                MEMORY: f"{mib(best)} ({MEMORY}) instead of {mib(most)}",
+                CORES: f"{best} % of the cores ({CORES}) instead of {most} %",
+                COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
+            }[kind]
+            edited = _capped(world, pod, kind, best)
+            yield _Trial(size, f"ask for at most {said}", edited)
 
 
 def _without(pod: JsonObject, key: str) -> JsonObject:
@@ -202,9 +206,24 @@ def _greatest_cap(
 ) -> tuple[int, int]:
     """The greatest limit with which the pod fits somewhere, and what it asks for now.
 
-    The first is 0 if there is none.
+    The first is 0 if there is none. Percentages of memory are of the greatest GPU.
     """
-    best, most = 0, _asked(world, pod, kind)
+    states = filter(None, map(world.registered, world.nodes))
+    sizes = (gpu.capacity.registered_mib for state in states for gpu in state.gpus)
+    greatest = max(sizes, default=0)
+    asked = [0]
+    for container in all_containers(dict(pod)):
+        request = container_request(container, world.settings)
+        if request is None:
+            continue
+        percent = greatest * min(request.memory_percent, 100) // 100
+        amounts = {
+            MEMORY: request.memory_mib or percent,
+            CORES: min(request.core_percent, 100),
+            COUNT: request.count,
+        }
+        asked.append(amounts[kind])
+    best, most = 0, max(asked)
 
     def fits(limit: int, name: str) -> bool:
         return world.fit(_capped(world, pod, kind, limit), name).groups is not None
@@ -223,31 +242,13 @@ def _greatest_cap(
     return best, most
 
 
-def _asked(world: World, pod: JsonObject, kind: str) -> int:
-    """The most of a resource that a container asks for; percentages are of the greatest GPU."""
-    states = filter(None, map(world.registered, world.nodes))
-    sizes = (gpu.capacity.registered_mib for state in states for gpu in state.gpus)
-    greatest = max(sizes, default=0)
-    found = (container_request(one, world.settings) for one in all_containers(dict(pod)))
-    requests = [request for request in found if request]
-    asked = {
-        MEMORY: [
-            request.memory_mib or greatest * min(request.memory_percent, 100) // 100
-            for request in requests
-        ],
-        CORES: [min(request.core_percent, 100) for request in requests],
-        COUNT: [request.count for request in requests],
-    }
-    return max(asked[kind], default=0)
-
-
 def _capped(world: World, pod: JsonObject, kind: str, most: int) -> JsonObject:
     """The pod whose containers ask for at most `most` of one resource."""
-
-    def limit(container: dict[str, Any]) -> None:
+    edited = copy.deepcopy(dict(pod))
+    for container in all_containers(edited):
         request = container_request(container, world.settings)
         if request is None:
-            return
+            continue
         limits = dict((container.get("resources") or {}).get("limits") or {})
         if kind == MEMORY:
             limits.pop(MEMORY_PERCENT, None)
@@ -257,19 +258,7 @@ def _capped(world: World, pod: JsonObject, kind: str, most: int) -> JsonObject:
         else:
             limits[COUNT] = str(min(request.count, most))
         container["resources"] = {"limits": limits}
-
-    edited = copy.deepcopy(dict(pod))
-    for container in all_containers(edited):
-        limit(container)
     return edited
-
-
-def _cap_words(kind: str, best: int, most: int) -> str:
-    if kind == MEMORY:
-        return f"ask for at most {mib(best)} ({MEMORY}) instead of {mib(most)}"
-    if kind == CORES:
-        return f"ask for at most {best} % of the cores ({CORES}) instead of {most} %"
-    return f"ask for at most {counted(best, 'GPU')} in one container ({COUNT}) instead of {most}"
 
 
 def explain_pod(
@@ -308,28 +297,21 @@ def explain_pod(
         gates += [quota, searched]
     gates.append(binding_gate(world, pod, _next_node(world, pod, placement, rng), now))
     gates += [allocation_gate(world, pod), start_gate(pod), running_gate(world, pod, now)]
-    gates = list(_reached(gates))
     blocked = next((gate for gate in gates if gate.verdict is GateVerdict.BLOCKED), None)
+    if blocked is None:
+        return _told(world, gates, placement, changes, now)
     fits = placement is not None and bool(placement.fitting)
-    if blocked is not None and blocked.name in PLACING and _is_complete(world) and not fits:
+    if blocked.name in PLACING and _is_complete(world) and not fits:
         changes = _changes(world, pod, blocked)
-        gates = [_advised(gate, placement, changes) if gate is blocked else gate for gate in gates]
-    return _told(world, gates, placement, changes, now)
-
-
-def _advised(
-    gate: Gate, placement: ModelPlacement | None, changes: Sequence[PlacingChange]
-) -> Gate:
-    """The blocked gate with the smallest change as its advice.
-
-    The advice of a gate's own reason stays if that is the only reason of the Nodes. If they have
-    several, the reason of most Nodes may be one that no change removes.
-    """
+    # The advice of a gate's own reason stays if that is the only reason of the Nodes. If they have
+    # several, the reason of most Nodes may be one that no change removes.
     has_several = placement is not None and is_mixed(placement)
-    if not changes or (gate.advice and not has_several):
-        return gate
-    first = changes[0]
-    return msgspec.structs.replace(gate, advice=f"{first.said} -> {cap(first.node, 128)}")
+    place = gates.index(blocked)
+    if changes and (has_several or not blocked.advice):
+        advice = f"{changes[0].said} -> {cap(changes[0].node, 128)}"
+        gates[place] = msgspec.structs.replace(blocked, advice=advice)
+    later = [Gate(gate.name, GateVerdict.NOT_REACHED, "not reached") for gate in gates[place + 1 :]]
+    return _told(world, [*gates[: place + 1], *later], placement, changes, now)
 
 
 def _is_foreign(world: World, pod: JsonObject) -> bool:
@@ -392,17 +374,6 @@ def _next_node(
     return next(iter(filtered.nodes), "")
 
 
-def _reached(gates: Sequence[Gate]) -> Iterator[Gate]:
-    """The gates; those after the first that blocks are not reached."""
-    is_blocked = False
-    for gate in gates:
-        if is_blocked:
-            yield Gate(gate.name, GateVerdict.NOT_REACHED, "not reached")
-        else:
-            yield gate
-        is_blocked = is_blocked or gate.verdict is GateVerdict.BLOCKED
-
-
 def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[PlacingChange, ...]:
     if blocked.name != "admission":
         try:
@@ -432,12 +403,23 @@ def _told(
     changes: tuple[PlacingChange, ...],
     now: dt.datetime,
 ) -> Explanation:
-    snapshot, metadata = world.snapshot, world.snapshot.pod["metadata"]
+    snapshot, pod = world.snapshot, world.snapshot.pod
+    metadata, phase = pod["metadata"], str(pod["status"].get("phase") or "Pending")
+    namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+    born = decode_moment(metadata.get("creationTimestamp"))
+    age = f", created {span((now - born).total_seconds())} ago" if born else ""
+    deleted = " and being deleted" if metadata.get("deletionTimestamp") else ""
+    headline = f"Pod {cap(namespace, 64)}/{cap(name, 256)} is {cap(phase, 32)}{deleted}{age}."
+    asked = [
+        f"{cap(str(container.get('name', '')), 64)}: {request_words(request)}"
+        for container in all_containers(dict(pod))
+        if (request := container_request(container, world.settings))
+    ]
     return Explanation(
-        namespace=str(metadata.get("namespace", "")),
-        name=str(metadata.get("name", "")),
-        phase=str(snapshot.pod["status"].get("phase") or "Pending"),
-        headline=_headline(world, now),
+        namespace=namespace,
+        name=name,
+        phase=phase,
+        headline=headline + (f" It asks for {'; '.join(asked)}." if asked else ""),
         taken=snapshot.taken,
         gates=tuple(gates),
         nodes=placement.nodes if placement else (),
@@ -445,22 +427,3 @@ def _told(
         changes=changes,
         missing=tuple(f"{unread.part}: {cap(unread.why, 512)}" for unread in snapshot.unread),
     )
-
-
-def _headline(world: World, now: dt.datetime) -> str:
-    pod = world.snapshot.pod
-    metadata = pod["metadata"]
-    name = (
-        f"{cap(str(metadata.get('namespace', '')), 64)}/{cap(str(metadata.get('name', '')), 256)}"
-    )
-    born = decode_moment(metadata.get("creationTimestamp"))
-    age = f", created {span((now - born).total_seconds())} ago" if born else ""
-    phase = cap(str(pod["status"].get("phase") or "Pending"), 32)
-    deleted = " and being deleted" if metadata.get("deletionTimestamp") else ""
-    asked = [
-        f"{cap(str(container.get('name', '')), 64)}: {request_words(request)}"
-        for container in all_containers(dict(pod))
-        if (request := container_request(container, world.settings))
-    ]
-    wants = f" It asks for {'; '.join(asked)}." if asked else ""
-    return f"Pod {name} is {phase}{deleted}{age}.{wants}"

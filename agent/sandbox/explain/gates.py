@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent import cluster as annotations
-from agent.cluster import NodeLock
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_pod_devices
 from agent.kube.objects import decode_pod
-from agent.kube.reader import REFUSED, ClusterNode, ClusterSnapshot, JsonObject, PodEventView
-from agent.sandbox.explain.story import Gate, GateVerdict, ago, core_words, mib, span
+from agent.kube.reader import REFUSED, ClusterNode, JsonObject, PodEventView
+from agent.sandbox.explain.story import Gate, GateVerdict, ago, core_words, mib, when
 from agent.sandbox.explain.world import World
 from agent.sandbox.scheduler.requests import (
     CORES,
@@ -29,6 +28,7 @@ from agent.sandbox.scheduler.requests import (
 )
 from agent.sandbox.scheduler.usage import TERMINAL
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
+from agent.status import span
 
 ADMISSION: Final = "admission"
 QUOTA: Final = "quota"
@@ -145,7 +145,17 @@ def quota_gate(world: World, pod: JsonObject, *, is_refused: bool) -> Gate:
     if not world.snapshot.has("resourcequotas"):
         return Gate(QUOTA, GateVerdict.UNKNOWN, "the ResourceQuotas could not be read")
     namespace = cap(pod["metadata"].get("namespace", ""), 64)
-    facts = tuple(_limits(world, namespace))
+    held, factor = world.neighbours.held(namespace), max(world.settings.memory_factor, 1)
+    found: list[str] = []
+    for quota in world.snapshot.quotas:
+        hard, name = quota["spec"]["hard"], cap(quota["metadata"]["name"], 64)
+        memory = parse_quantity(hard.get(f"limits.{MEMORY}"))
+        cores = parse_quantity(hard.get(f"limits.{CORES}"))
+        if memory is not None:
+            found.append(f"{name}: {mib(held.memory_mib)} of {mib(memory * factor)} are held")
+        if cores is not None:
+            found.append(f"{name}: {held.core_percent} % of {cores} % of cores are held")
+    facts = tuple(found)
     if not facts:
         said = f"no ResourceQuota limits GPU memory or cores in {namespace}"
         return Gate(QUOTA, GateVerdict.PASSED, said)
@@ -156,31 +166,21 @@ def quota_gate(world: World, pod: JsonObject, *, is_refused: bool) -> Gate:
     return Gate(QUOTA, GateVerdict.PASSED, said, facts=facts)
 
 
-def _limits(world: World, namespace: str) -> Iterator[str]:
-    held = world.neighbours.held(namespace)
-    for quota in world.snapshot.quotas:
-        hard = quota["spec"]["hard"]
-        name = cap(quota["metadata"]["name"], 64)
-        factor = max(world.settings.memory_factor, 1)
-        memory = parse_quantity(hard.get(f"limits.{MEMORY}"))
-        cores = parse_quantity(hard.get(f"limits.{CORES}"))
-        if memory is not None:
-            yield f"{name}: {mib(held.memory_mib)} of {mib(memory * factor)} are held"
-        if cores is not None:
-            yield f"{name}: {held.core_percent} % of {cores} % of cores are held"
-
-
 def binding_gate(world: World, pod: JsonObject, chosen: str, now: dt.datetime) -> Gate:
     """Whether the Node `chosen` can be bound. `chosen` is empty if there is none yet."""
     if bound := pod["spec"].get("nodeName"):
-        return _bound(pod, bound, now)
+        text = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_TIME, "")
+        since = ""
+        if text.isascii() and text.isdecimal() and len(text) <= len("9999999999"):
+            since = f", {ago(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
+        return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(bound, 128)}{since}")
     node = world.nodes.get(chosen)
     failure = last_event(world, "BindingFailed")
     if node is not None and annotations.MUTEX_LOCK in node.annotations:
         return _locked(world, pod, node, failure, now)
     is_of_lock = failure and ("locked" in failure.message or "node lock" in failure.message)
     if failure is not None and not is_of_lock:
-        said = f"binding failed, {_when(failure, now)}: {cap(failure.message)}"
+        said = f"binding failed, {when(failure, now)}: {cap(failure.message)}"
         advice = "kube-scheduler tries again; look at what the message names"
         return Gate(BINDING, GateVerdict.BLOCKED, said, "E-BIND", advice)
     if node is None:
@@ -199,23 +199,11 @@ def last_event(world: World, *reasons: str) -> PodEventView | None:
     return found
 
 
-def _when(event: PodEventView, now: dt.datetime) -> str:
-    return ago(event.last, now) if event.last else "at an unknown time"
-
-
-def _bound(pod: JsonObject, node: str, now: dt.datetime) -> Gate:
-    text = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_TIME, "")
-    when = ""
-    if text.isascii() and text.isdecimal() and len(text) <= len("9999999999"):
-        when = f", {ago(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
-    return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(node, 128)}{when}")
-
-
 def _locked(
     world: World, pod: JsonObject, node: ClusterNode, failure: PodEventView | None, now: dt.datetime
 ) -> Gate:
     name = cap(node.name, 128)
-    facts = (f"last attempt {_when(failure, now)}: {cap(failure.message)}",) if failure else ()
+    facts = (f"last attempt {when(failure, now)}: {cap(failure.message)}",) if failure else ()
     text = node.annotations[annotations.MUTEX_LOCK]
     try:
         lock = decode_node_lock(text)
@@ -232,7 +220,14 @@ def _locked(
     if (lock.namespace, lock.name) == (metadata.get("namespace"), metadata.get("name")):
         said = f"the pod itself holds the lock of {name} for {span(age)}"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
-    if gone := _why_gone(world, lock):
+    gone = ""
+    if lock.name and world.snapshot.has("pods"):  # else its owner may release it
+        holder = world.by_name.get((lock.namespace, lock.name))
+        if holder is None:
+            gone = "that pod does not exist"
+        elif holder.phase in TERMINAL:
+            gone = f"that pod has ended ({holder.phase})"
+    if gone:
         said = f"{held}, and {gone}"
         advice = f"{take_over} or at its next attempt; {UNLOCK.format(node=name)}"
         return Gate(BINDING, GateVerdict.BLOCKED, said, "E-LOCK", advice, facts)
@@ -241,18 +236,6 @@ def _locked(
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
     advice = f"{take_over}; look at why that pod's containers have no GPUs yet"
     return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, too long", "E-LOCK", advice, facts)
-
-
-def _why_gone(world: World, lock: NodeLock) -> str:
-    """Why the owner of a lock cannot release it; empty if it may, or if the pods are unknown."""
-    if not lock.name or not world.snapshot.has("pods"):
-        return ""
-    holder = world.by_name.get((lock.namespace, lock.name))
-    if holder is None:
-        return "that pod does not exist"
-    if holder.phase in TERMINAL:
-        return f"that pod has ended ({holder.phase})"
-    return ""
 
 
 def refusal_id(message: str) -> str:
@@ -270,10 +253,15 @@ def agent_sentence(message: str) -> str:
 def allocation_gate(world: World, pod: JsonObject) -> Gate:
     """Whether the device plugin answered; a refusal with its id."""
     phase = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_PHASE, "")
-    refusal, identifier = "", "E-ALLOCATE"
-    if told := next(_refusals(world, pod), None):
-        identifier, refusal = told[0], told[1]
-        refusal = f"the agent refused the GPUs: {cap(agent_sentence(refusal), _TEXT)}"
+    # A refusal stands in the status, at a waiting container, or in an Event if the status is late.
+    texts = [str(pod["status"].get("message") or ""), *(message for *_, message in _waits(pod))]
+    if pod["status"].get("phase") in (None, "Pending", "Failed"):
+        event = last_event(world, REFUSED, "AllocationRefused")
+        texts += [event.message] if event else []
+    told = next(filter(refusal_id, texts), "")
+    refusal, identifier = "", refusal_id(told) or "E-ALLOCATE"
+    if told:
+        refusal = f"the agent refused the GPUs: {cap(agent_sentence(told), _TEXT)}"
     elif pod["status"].get("reason") == REFUSED:
         message = cap(str(pod["status"].get("message", "")), _TEXT)
         refusal = f"the kubelet refused the pod: {message}"
@@ -336,19 +324,6 @@ def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     return Gate(RUNNING, GateVerdict.NOT_REACHED, "not reached", facts=held)
 
 
-def _refusals(world: World, pod: JsonObject) -> Iterator[tuple[str, str]]:
-    """Ids and texts of refusals: of the status, of waiting containers, of Events."""
-    status = pod["status"]
-    texts = [str(status.get("message") or "")]
-    texts += [message for _, _, message in _waits(pod)]
-    if status.get("phase") in (None, "Pending", "Failed"):
-        event = last_event(world, REFUSED, "AllocationRefused")
-        texts += [event.message] if event else []
-    for text in texts:
-        if identifier := refusal_id(text):
-            yield identifier, text
-
-
 def _after(pod: JsonObject) -> str:
     if pod["status"].get("phase") == "Failed":
         return "the pod stays Failed; its controller creates a new one, or create it again"
@@ -392,24 +367,21 @@ def _held(world: World, pod: JsonObject, now: dt.datetime) -> Iterator[str]:
             index = indexes.get(share.uuid)
             gpu = f"GPU {index}" if index is not None else "GPU"
             name = str(container.get("name", ""))
-            unkept = view.unkept(name)
-            yield (
+            said = (
                 f"{cap(name, 64)}: {gpu} ({cap(share.uuid, 64)}), "
                 f"{mib(share.memory_mib)}, {core_words(share.core_percent)}"
-                f"{f', not kept: {unkept}' if unkept else ''}"
-                f"{_used(world.snapshot, name, share.uuid, now)}"
             )
+            if unkept := view.unkept(name):
+                said += f", not kept: {unkept}"
+            for use in world.snapshot.uses:
+                if (use.container, use.uuid) == (name, share.uuid) and use.used_mib is not None:
+                    said += f"; it uses {mib(use.used_mib)}"
+                    if use.last_kernel:
+                        said += f", its last kernel ran {ago(use.last_kernel, now)}"
+                    break
+            yield said
     if world.snapshot.use_unread:
         yield f"what it uses of that is not known: {cap(world.snapshot.use_unread, _TEXT)}"
-
-
-def _used(snapshot: ClusterSnapshot, container: str, uuid: str, now: dt.datetime) -> str:
-    """What the container uses of the GPU, as a clause; empty if it is not known."""
-    for use in snapshot.uses:
-        if (use.container, use.uuid) == (container, uuid) and use.used_mib is not None:
-            last = f", its last kernel ran {ago(use.last_kernel, now)}" if use.last_kernel else ""
-            return f"; it uses {mib(use.used_mib)}{last}"
-    return ""
 
 
 def _sick(world: World, pod: JsonObject) -> Iterator[str]:

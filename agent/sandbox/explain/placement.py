@@ -22,16 +22,16 @@ from agent.sandbox.explain.story import (
     GateVerdict,
     GpuVerdict,
     NodeVerdict,
-    ago,
-    counted,
     mib,
     refused_gpu,
+    when,
 )
 from agent.sandbox.explain.world import UNREGISTERED, World, refuse_node, version_of
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import GpuView
 from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.requests import pod_requests
+from agent.sandbox.scheduler.requests import Steering, pod_requests
+from agent.status import counted
 
 NODES_TOLD: Final = 20
 HOLDERS_TOLD: Final = 3
@@ -87,13 +87,19 @@ def place(world: World, pod: JsonObject) -> ModelPlacement:
     refused.sort(key=lambda name: (_distance(fits[name]), name))
     told = [*fitting[:HOLDERS_TOLD], *_one_of_each_kind_first(refused, fits)][:NODES_TOLD]
     requests = pod_requests(dict(pod), world.settings)
+    tried = [
+        (gpu.capacity.registered_mib, request)
+        for fit in fits.values()
+        if fit.gpus and (request := requests[fit.position]) is not None
+        for gpu in fit.gpus
+    ]
     return ModelPlacement(
         fitting=fitting,
         nodes=tuple(_verdict(world, pod, name, fits[name], requests) for name in told),
         reasons=dict(sorted(reasons.items())),
         refused=len(refused),
         without_gpus=len(bare),
-        is_oversized=_is_oversized(fits.values(), requests),
+        is_oversized=bool(tried) and all(size < one.memory_on(size) for size, one in tried),
     )
 
 
@@ -137,20 +143,6 @@ def told_by_events(events: Iterable[PodEventView]) -> ModelPlacement | None:
     return ModelPlacement((), verdicts[:NODES_TOLD], dict(sorted(reasons.items())), total, 0)
 
 
-def _is_oversized(fits: Iterable[NodeFit], requests: Sequence[ContainerRequest | None]) -> bool:
-    """Whether a refused container asks for more memory than every GPU that was tried has."""
-    tried = [
-        (gpu, request)
-        for fit in fits
-        if fit.gpus and (request := requests[fit.position]) is not None
-        for gpu in fit.gpus
-    ]
-    return bool(tried) and all(
-        gpu.capacity.registered_mib < request.memory_on(gpu.capacity.registered_mib)
-        for gpu, request in tried
-    )
-
-
 def _one_of_each_kind_first(names: Sequence[str], fits: Mapping[str, NodeFit]) -> list[str]:
     """The Nodes in their order, but one of each kind of refusal before the others."""
     kinds: set[tuple[str, ...]] = set()
@@ -184,11 +176,12 @@ def _verdict(
     gpus: tuple[GpuVerdict, ...] = ()
     if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
         steering = world.steering(pod)
-        in_order = sorted(fit.gpus, key=lambda gpu: gpu.capacity.index)
         gpus = tuple(
-            _gpu(gpu, fit, request, refused_gpu(_reason(gpu, fit), gpu, request, steering))
-            for gpu in in_order
+            _gpu(gpu, fit.refusals.get(gpu.capacity.uuid, ""), request, steering)
+            for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index)
         )
+    holders = [(-held_mib(one), f"{one.namespace}/{one.name}") for one in world.holders(name)]
+    biggest = sorted(holders)[:HOLDERS_TOLD]
     return NodeVerdict(
         name=name,
         is_fit=False,
@@ -197,25 +190,21 @@ def _verdict(
         codes=codes_of(fit.reason),
         gpus=gpus,
         has_gpus=world.has_gpus(world.nodes[name]),
-        biggest=_biggest(world.holders(name)),
+        biggest=tuple(f"{cap(who, 128)} {mib(-held)}" for held, who in biggest),
     )
 
 
-def _reason(gpu: GpuView, fit: NodeFit) -> str:
-    return fit.refusals.get(gpu.capacity.uuid, "")
-
-
-def _gpu(gpu: GpuView, fit: NodeFit, request: ContainerRequest, said: str) -> GpuVerdict:
+def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steering) -> GpuVerdict:
     has, used = gpu.capacity, gpu.load
     return GpuVerdict(
         uuid=has.uuid,
         index=has.index,
         model=has.type_name,
-        reason=_reason(gpu, fit),
-        said=said,
+        reason=reason,
+        said=refused_gpu(reason, gpu, request, steering),
         registered_mib=has.registered_mib,
         promised_mib=used.memory_mib,
-        asked_mib=request.memory_on(gpu.capacity.registered_mib),
+        asked_mib=request.memory_on(has.registered_mib),
         core_percent=has.core_percent,
         promised_percent=used.core_percent,
         asked_percent=min(request.core_percent, 100),
@@ -234,27 +223,15 @@ def _said(
         why = "its kubelet offers 0 slices of nvidia.com/gpu"
         if read_offer(node.annotations, version_of(node)) is None:
             why = "its register annotation is missing or cannot be read"
-        return f"unregistered: {why}{_agent(world, name)}"
+        if agent := world.agents.get(name):
+            why += f"; its agent {cap(agent.name, 128)} is {cap(agent.state, 64)}"
+        elif world.agents:  # else agents are no pods in this cluster
+            why += "; no pod of the agent is on it"
+        return f"unregistered: {why}"
     if fit.reason == "NodeInsufficientDevice" and request is not None:
         gpus = counted(len(fit.gpus), "GPU")
         return f"it has {gpus}, and one container asks for {request.count}"
     return fit.reason
-
-
-def _agent(world: World, node: str) -> str:
-    """How the agent's pod on the Node is; empty where agents are no pods."""
-    if not world.agents:
-        return ""
-    if agent := world.agents.get(node):
-        return f"; its agent {cap(agent.name, 128)} is {cap(agent.state, 64)}"
-    return "; no pod of the agent is on it"
-
-
-def _biggest(holders: Iterable[GpuHolder]) -> tuple[str, ...]:
-    """The pods with most memory on the Node, as text."""
-    sums = [(held_mib(holder), f"{holder.namespace}/{holder.name}") for holder in holders]
-    sums.sort(key=lambda held: (-held[0], held[1]))
-    return tuple(f"{cap(name, 128)} {mib(memory)}" for memory, name in sums[:HOLDERS_TOLD])
 
 
 def held_mib(holder: GpuHolder) -> int:
@@ -282,7 +259,7 @@ def foreign_gate(world: World, now: dt.datetime) -> Gate:
     if event is None:
         said = "kube-scheduler alone places this pod, and it has told no failure"
         return Gate(PLACEMENT, GateVerdict.WAITING, said)
-    said = f"kube-scheduler places it nowhere, {_when(event, now)}: {cap(event.message)}"
+    said = f"kube-scheduler places it nowhere, {when(event, now)}: {cap(event.message)}"
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, ADVICE[KUBE_SCHEDULER])
 
 
@@ -295,7 +272,7 @@ def searched_gate(world: World, placement: ModelPlacement, now: dt.datetime) -> 
     if kube is not None and _FOREIGN.search(kube.message):
         nodes = counted(len(placement.fitting), "Node")
         said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
-        told = (f"kube-scheduler, {_when(kube, now)}: {cap(kube.message)}",)
+        told = (f"kube-scheduler, {when(kube, now)}: {cap(kube.message)}",)
         advice = "its message names what is missing besides GPUs"
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
     return _somewhere(world, placement, event, now)
@@ -307,9 +284,11 @@ def _somewhere(
     fits = f"it fits on {counted(len(placement.fitting), 'Node')} now"
     first = cap(placement.fitting[0], 128)
     fits += f" ({first})" if len(placement.fitting) == 1 else f" ({first} and others)"
-    if event is None or _succeeded_later(world, event):
+    later = last_event(world, "FilteringSucceed", "BindingFailed")
+    has_passed = later and later.last and event and event.last and later.last >= event.last
+    if event is None or has_passed:
         return Gate(PLACEMENT, GateVerdict.PASSED, fits)
-    told = (f"last attempt {_when(event, now)}: {cap(event.message)}",)
+    told = (f"last attempt {when(event, now)}: {cap(event.message)}",)
     if _is_stale(world, placement, event, now):
         said = f"{fits}, but the scheduler refused it after the Node's report had changed"
         advice = (
@@ -353,7 +332,7 @@ def _last_refusal(world: World) -> PodEventView | None:
 
 
 def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.datetime) -> Gate:
-    told = (f"last attempt {_when(event, now)}: {cap(event.message)}",) if event else ()
+    told = (f"last attempt {when(event, now)}: {cap(event.message)}",) if event else ()
     if placement.without_gpus:
         told = (*told, f"not counted: {counted(placement.without_gpus, 'Node')} without GPUs")
     if not placement.refused:
@@ -363,7 +342,14 @@ def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.date
     said = f"none of {placement.refused:,} Nodes with GPUs fits"
     if placement.refused == 1:
         said = "the only Node with GPUs does not fit"
-    reason = _main_reason(placement)
+    # The reason of most Nodes; among equals, that of most GPUs of the nearest Node. That too few
+    # GPUs fit follows from the reasons of the others, if there are others.
+    gpus = Counter(gpu.reason for node in placement.nodes[:1] for gpu in node.gpus)
+    reason = max(
+        placement.reasons,
+        key=lambda code: (code not in _DERIVED, placement.reasons[code], gpus[code]),
+        default="",
+    )
     if reason == "CardInsufficientMemory" and placement.is_oversized:
         told = (*told, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, ADVICE.get(reason, ""), told)
@@ -372,20 +358,6 @@ def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.date
 def is_mixed(placement: ModelPlacement) -> bool:
     """Whether the Nodes have several reasons, of which none follows from the others."""
     return len(placement.reasons.keys() - _DERIVED) > 1
-
-
-def _main_reason(placement: ModelPlacement) -> str:
-    """The reason of most Nodes; among equals, that of most GPUs of the nearest Node.
-
-    That too few GPUs fit follows from the reasons of the others, if there are others.
-    """
-    if not placement.reasons:
-        return ""
-    gpus = Counter(gpu.reason for node in placement.nodes[:1] for gpu in node.gpus)
-    return max(
-        placement.reasons,
-        key=lambda code: (code not in _DERIVED, placement.reasons[code], gpus[code]),
-    )
 
 
 def _is_stale(
@@ -412,14 +384,3 @@ def _is_unread(world: World, placement: ModelPlacement) -> bool:
     knows_cordons = any("CardCordoned" in event.message for event in world.snapshot.events)
     nodes = (world.nodes[name] for name in placement.fitting)
     return knows_cordons and any(annotations.HANDSHAKE not in node.annotations for node in nodes)
-
-
-def _succeeded_later(world: World, refused: PodEventView) -> bool:
-    event = last_event(world, "FilteringSucceed", "BindingFailed")
-    if event is None or event.last is None or refused.last is None:
-        return False
-    return event.last >= refused.last
-
-
-def _when(event: PodEventView, now: dt.datetime) -> str:
-    return ago(event.last, now) if event.last else "at an unknown time"

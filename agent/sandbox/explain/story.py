@@ -9,8 +9,10 @@ import msgspec
 
 from agent.allocate.steps import ContainerRequest
 from agent.errors import cap
+from agent.kube.reader import PodEventView
 from agent.sandbox.scheduler.model import GpuView
 from agent.sandbox.scheduler.requests import Steering
+from agent.status import span
 
 NODE_UNREGISTERED: Final = "NodeUnregistered"
 """The runbook's id for HAMi's text `node unregistered`."""
@@ -53,7 +55,7 @@ class Gate(msgspec.Struct, frozen=True):
     facts: tuple[str, ...] = ()
 
 
-class GpuVerdict(msgspec.Struct, frozen=True):
+class GpuVerdict(msgspec.Struct, frozen=True, rename="camel"):
     """One GPU for the container that does not fit; `reason` is empty if the GPU fits.
 
     `promised_…` is what other pods were given, whether they use it or not.
@@ -74,7 +76,7 @@ class GpuVerdict(msgspec.Struct, frozen=True):
     used_slots: int
 
 
-class NodeVerdict(msgspec.Struct, frozen=True):
+class NodeVerdict(msgspec.Struct, frozen=True, rename="camel"):
     """One Node: whether the pod fits, else HAMi's reason and each GPU.
 
     - `reason`: the scheduler's text, such as `2/8 CardInsufficientMemory`.
@@ -93,7 +95,7 @@ class NodeVerdict(msgspec.Struct, frozen=True):
     biggest: tuple[str, ...] = ()
 
 
-class PlacingChange(msgspec.Struct, frozen=True):
+class PlacingChange(msgspec.Struct, frozen=True, rename="camel"):
     """A change with which the scheduler's model places the pod on `node`."""
 
     said: str
@@ -136,11 +138,13 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
     has, used = gpu.capacity, gpu.load
     free_mib = has.registered_mib - used.memory_mib
     free_percent = has.core_percent - used.core_percent
+    types = _wanted(steering.use_types, steering.avoid_types, steering.mode)
+    uuids = _wanted(steering.use_uuids, steering.avoid_uuids, None)
     sentences = {
         "CardNotHealth": "the agent reports it as unhealthy",
         "CardCordoned": "it is cordoned (hami.io/device-cordon)",
-        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, {_wanted_type(steering)}",
-        "CardUuidMismatch": f"{cap(has.uuid, 64)} found, {_wanted_uuid(steering)}",
+        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, {types}",
+        "CardUuidMismatch": f"{cap(has.uuid, 64)} found, {uuids}",
         "CardTimeSlicingExhausted": f"{used.slots} of {has.split_count} slices are held",
         "CardInsufficientMemory": (
             f"{mib(free_mib)} free ({has.registered_mib:,} registered - {used.memory_mib:,} "
@@ -154,18 +158,14 @@ def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: 
             f"all {has.core_percent} % of its cores are promised to others"
         ),
         "ExclusiveDeviceAllocateConflict": (
-            f"the pod wants it alone, and {held_slices(used.slots)}"
+            "the pod wants it alone, and "
+            f"{used.slots} of its slices {'is' if used.slots == 1 else 'are'} held"
         ),
         "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
         "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} GPUs are asked for",
         "ResourceQuotaNotFit": "the namespace's ResourceQuota has no room for this share",
     }
     return sentences[reason]
-
-
-def held_slices(number: int) -> str:
-    """How many slices of a GPU are held, as a clause."""
-    return "1 of its slices is held" if number == 1 else f"{number} of its slices are held"
 
 
 def request_words(request: ContainerRequest) -> str:
@@ -189,17 +189,9 @@ def mib(number: int) -> str:
     return f"{number:,} MiB"
 
 
-def span(seconds: float) -> str:
-    """A duration in its two greatest units, such as `12 min` or `3 h 5 min`; at least 0 s."""
-    whole = max(0, int(seconds))
-    days, rest = divmod(whole, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, last = divmod(rest, 60)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes >= 2 else f"{minutes * 60 + last} s"
+def when(event: PodEventView, now: dt.datetime) -> str:
+    """How long ago the Event was last seen."""
+    return ago(event.last, now) if event.last else "at an unknown time"
 
 
 def ago(moment: dt.datetime, now: dt.datetime) -> str:
@@ -207,30 +199,14 @@ def ago(moment: dt.datetime, now: dt.datetime) -> str:
     return f"{span((now - moment).total_seconds())} ago"
 
 
-def counted(number: int, noun: str) -> str:
-    """The number with its noun, in the plural where it needs one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _wanted_type(steering: Steering) -> str:
+def _wanted(
+    wanted: tuple[str, ...] | None, avoided: tuple[str, ...] | None, mode: str | None
+) -> str:
     parts = []
-    if steering.use_types is not None:
-        parts.append(f"{_listed(steering.use_types)} wanted")
-    if steering.avoid_types is not None:
-        parts.append(f"{_listed(steering.avoid_types)} excluded")
-    if steering.mode is not None:
-        parts.append(f"mode {cap(steering.mode, 64)} wanted")
+    if wanted is not None:
+        parts.append(f"{cap(' or '.join(wanted), 128) or 'none'} wanted")
+    if avoided is not None:
+        parts.append(f"{cap(' or '.join(avoided), 128) or 'none'} excluded")
+    if mode is not None:
+        parts.append(f"mode {cap(mode, 64)} wanted")
     return ", ".join(parts) or "another wanted"
-
-
-def _wanted_uuid(steering: Steering) -> str:
-    parts = []
-    if steering.use_uuids is not None:
-        parts.append(f"{_listed(steering.use_uuids)} wanted")
-    if steering.avoid_uuids is not None:
-        parts.append(f"{_listed(steering.avoid_uuids)} excluded")
-    return ", ".join(parts) or "another wanted"
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return cap(" or ".join(words), 128) or "none"

@@ -5,8 +5,9 @@ are assumed. Before that, each Node is held to what kube-scheduler itself asks o
 """
 
 import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -47,18 +48,15 @@ def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
 
 
 def _is_tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
-    return any(_tolerates(toleration, taint) for toleration in tolerations)
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
-    if toleration.get("effect") not in (None, "", taint.effect):
-        return False
-    operator, key = toleration.get("operator") or "Equal", toleration.get("key") or ""
-    if not key:
-        return bool(operator == "Exists")
-    if key != taint.key:
-        return False
-    return bool(operator == "Exists" or (toleration.get("value") or "") == taint.value)
+    for toleration in tolerations:
+        if toleration.get("effect") not in (None, "", taint.effect):
+            continue
+        exists, key = toleration.get("operator") == "Exists", toleration.get("key") or ""
+        if key and key != taint.key:
+            continue
+        if exists or (key and (toleration.get("value") or "") == taint.value):
+            return True
+    return False
 
 
 def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
@@ -70,10 +68,16 @@ def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
 
 
 def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value, wanted = labels.get(rule.get("key") or ""), rule.get("values") or ()
+    value = labels.get(rule.get("key") or "")
+    wanted: Sequence[str] = rule.get("values") or ()
     operator = str(rule.get("operator"))
     if operator in ("Gt", "Lt"):
-        return _is_beyond(value, wanted, is_greater=operator == "Gt")
+        try:
+            (bound,) = wanted
+            number, limit = int(value or ""), int(bound)
+        except ValueError:  # kube-scheduler, too, takes no other text as a number
+            return False
+        return number > limit if operator == "Gt" else number < limit
     answers = {
         "In": value is not None and value in wanted,
         "NotIn": value is None or value not in wanted,
@@ -81,15 +85,6 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
         "DoesNotExist": value is None,
     }
     return answers.get(operator, False)
-
-
-def _is_beyond(value: str | None, wanted: Iterable[str], *, is_greater: bool) -> bool:
-    try:
-        (bound,) = wanted
-        number, limit = int(value or ""), int(bound)
-    except ValueError:  # kube-scheduler, too, takes no other text as a number
-        return False
-    return number > limit if is_greater else number < limit
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -128,7 +123,7 @@ class World:
         for quota in snapshot.quotas:
             self.quotas.see("ADDED", dict(quota))
         self.agents = {agent.node: agent for agent in snapshot.agents}
-        self._registered: dict[str, RegisteredNode | None] = {}
+        self._registered: dict[tuple[str, Edit], RegisteredNode | None] = {}
         self._fits: dict[str, NodeFit] = {}
         """The fits of the pod itself in the cluster as it is."""
         self._wishes: tuple[JsonObject, Edit, Wishes] | None = None
@@ -138,57 +133,51 @@ class World:
         """The pods that hold GPUs of the Node."""
         return tuple(self._holders.get(node, ()))
 
-    def usage(self, node: str, without: Iterable[str] = ()) -> Usage:
-        """The reservations on the Node, except those of pods with the UIDs `without`."""
-        usage = Usage()
-        left = frozenset(without)
-        for holder in self._holders.get(node, ()):
-            if holder.uid not in left:
-                _count(usage, holder)
-        return usage
-
     def registered(self, name: str, edit: Edit = NO_EDIT) -> RegisteredNode | None:
         """The Node as the scheduler has it registered; None if it has not."""
-        if edit == NO_EDIT:
-            if name not in self._registered:
-                self._registered[name] = self._read(name, edit)
-            return self._registered[name]
-        return self._read(name, edit)
+        key = (name, edit)
+        if key not in self._registered:
+            node = self.nodes[name]
+            offer = read_offer(node.annotations, version_of(node))
+            if node.slices <= 0 or offer is None or not offer.gpus:
+                self._registered[key] = None  # HAMi drops a node whose kubelet offers nothing
+            else:
+                usage = Usage()
+                for holder in self._holders.get(name, ()):
+                    if holder.uid not in edit.ended:
+                        _count(usage, holder)
+                offer = dataclasses.replace(offer, cordoned=offer.cordoned - edit.uncordoned)
+                self._registered[key] = offer.state(name, usage.loads(name))
+        return self._registered[key]
 
     def fit(self, pod: JsonObject, name: str, edit: Edit = NO_EDIT) -> NodeFit:
         """Whether the pod fits on the Node, by the model. Raises BadWeightsError."""
-        if pod is not self.snapshot.pod or edit != NO_EDIT:
-            return self._tried(pod, name, edit)
-        if name not in self._fits:
-            self._fits[name] = self._tried(pod, name, edit)
-        return self._fits[name]
-
-    def _tried(self, pod: JsonObject, name: str, edit: Edit) -> NodeFit:
-        node = self.nodes[name]
-        if name not in edit.opened and (refusal := refuse_node(pod, node)):
-            return NodeFit(None, refusal)
-        state = self.registered(name, edit)
-        if state is None:
-            return NodeFit(None, UNREGISTERED)
-        return fit_pod(state, self.wishes(pod, edit))
-
-    def wishes(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Wishes:
-        """The pod's requests, as the model takes them. Raises BadWeightsError."""
-        if self._wishes is None or self._wishes[0] is not pod or self._wishes[1] != edit:
-            self._wishes = (pod, edit, self._wished(pod, edit))
-        return self._wishes[2]
+        is_plain = pod is self.snapshot.pod and edit == NO_EDIT
+        if is_plain and name in self._fits:
+            return self._fits[name]
+        refusal = "" if name in edit.opened else refuse_node(pod, self.nodes[name])
+        if refusal:
+            fit = NodeFit(None, refusal)
+        elif (state := self.registered(name, edit)) is None:
+            fit = NodeFit(None, UNREGISTERED)
+        else:
+            fit = fit_pod(state, self._wished(pod, edit))
+        if is_plain:
+            self._fits[name] = fit
+        return fit
 
     def _wished(self, pod: JsonObject, edit: Edit) -> Wishes:
+        """The pod's requests, as the model takes them. Raises BadWeightsError."""
+        if self._wishes is not None and self._wishes[0] is pod and self._wishes[1] == edit:
+            return self._wishes[2]
         held = dict(pod)
         wishes = Wishes(pod_requests(held, self.settings), init_count(held), self.steering(pod))
-        if edit.without_quotas or not self.snapshot.quotas:
-            return wishes
-        namespace = pod["metadata"].get("namespace", "")
-
-        def fits(memory_mib: int, core_percent: int) -> bool:
-            return self.quotas.fits(namespace, memory_mib, core_percent)
-
-        return dataclasses.replace(wishes, fits_quota=fits)
+        if self.snapshot.quotas and not edit.without_quotas:
+            namespace = pod["metadata"].get("namespace", "")
+            fits = functools.partial(self.quotas.fits, namespace)
+            wishes = dataclasses.replace(wishes, fits_quota=fits)
+        self._wishes = (pod, edit, wishes)
+        return wishes
 
     def steering(self, pod: JsonObject) -> Steering:
         """The pod's constraints. Raises BadWeightsError."""
@@ -198,17 +187,6 @@ class World:
         """Whether the Node has, or had, something of GPUs."""
         keys = (annotations.REGISTER, annotations.HANDSHAKE)
         return node.slices > 0 or any(key in node.annotations for key in keys)
-
-    def _read(self, name: str, edit: Edit) -> RegisteredNode | None:
-        node = self.nodes[name]
-        if node.slices <= 0:  # HAMi drops a node whose kubelet offers nothing
-            return None
-        offer = read_offer(node.annotations, version_of(node))
-        if offer is None or not offer.gpus:
-            return None
-        cordoned = offer.cordoned - edit.uncordoned
-        loads = self.usage(name, edit.ended).loads(name)
-        return dataclasses.replace(offer, cordoned=cordoned).state(name, loads)
 
 
 def version_of(node: ClusterNode) -> Version:

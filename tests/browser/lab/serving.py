@@ -3,17 +3,15 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from agent.web.api import ReadApi, Readers
+from agent.status import StatusFacts
+from agent.web.api import PREFIX, ReadApi
 from agent.web.page import PageDoor
-from agent.web.server import Listeners, WebServer
-from agent.web.status import StatusFacts
+from agent.web.server import Listeners, serve_pages
 
 
 @contextlib.asynccontextmanager
 async def serving_page(facts: Callable[[], StatusFacts | None]) -> AsyncIterator[str]:
     """The address."""
-    readers = Readers()
-    pages = {"/": PageDoor(facts, readers).page}
-    listeners = Listeners("127.0.0.1", 0)
-    async with WebServer(listeners, pages, None, ReadApi(facts, readers)) as server:
-        yield f"http://127.0.0.1:{server.port}"
+    pages = {"/": PageDoor(facts).page, PREFIX: ReadApi(facts).answer}
+    async with serve_pages(Listeners("127.0.0.1", 0), pages) as port:
+        yield f"http://127.0.0.1:{port}"

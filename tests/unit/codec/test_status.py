@@ -1,4 +1,4 @@
-"""The status of a node from its objects alone."""
+"""The status of a node from its objects alone, and the envelope of the answers of `/api/v1`."""
 
 import msgspec
 import pytest
@@ -6,8 +6,18 @@ import pytest
 from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Phase, Role
 from agent.errors import MalformedText
 from agent.hami.register import encode_register, registered
-from agent.status import observed_status
-from tests.builders import G1, NOON, RESOURCE, a_container, a_gpu, a_pod, a_shared_gpu, an_inventory
+from agent.status import NodeStatus, envelope, observed_status, open_envelope
+from tests.builders import (
+    G1,
+    G2,
+    NOON,
+    RESOURCE,
+    a_container,
+    a_gpu,
+    a_pod,
+    a_shared_gpu,
+    an_inventory,
+)
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
 NODE = NodeView(
@@ -59,6 +69,8 @@ def test_pods_hold_what_their_annotation_says_until_they_end():
         row.confirmed,
     )
     assert pods[0].containers[0].name == row.container
+    elsewhere = a_pod(annotations={ALLOCATED: f"{G2},NVIDIA,1,1:;"}, uid="elsewhere")
+    assert found.gpus == seen([*pods, elsewhere]).gpus
 
 
 def test_init_containers_count_as_the_scheduler_counts_them():
@@ -110,3 +122,26 @@ def test_a_report_for_schedulers_before_2_8_is_read():
     (gpu,) = seen(node=msgspec.structs.replace(NODE, annotations={REGISTER: text})).gpus
 
     assert (G1, 10, 16384, "Tesla T4") == (gpu.uuid, gpu.slices, gpu.sellable_mib, gpu.model)
+
+
+ABOUT = NodeStatus(name="n")
+
+
+def test_what_is_wrapped_is_read_back_with_its_time() -> None:
+    found, at = open_envelope(envelope("Node", ABOUT, NOON), "Node", NodeStatus)
+
+    assert (ABOUT, NOON) == (found, at)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (envelope("Gpus", ABOUT, NOON), "the answer is a Gpus of hami-agent/v1; expected a Node"),
+        (envelope("Node", (), NOON), "the answer is no Node of hami-agent/v1"),
+        (envelope("Node", ABOUT, NOON.replace(year=1969)), "the answer is of the year 1969"),
+    ],
+    ids=["another kind", "another form", "no time"],
+)
+def test_another_answer_is_refused_with_what_is_wrong(content: bytes, why: str) -> None:
+    with pytest.raises(MalformedText, match=why):
+        open_envelope(content, "Node", NodeStatus)

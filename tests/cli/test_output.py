@@ -1,0 +1,94 @@
+"""Tables fit the terminal; what the output can show, and what is said while a command waits."""
+
+import contextlib
+import io
+import sys
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from agent.cli.output import Column, shorten, table, terminal_width, wide, working
+
+COLUMNS = (
+    Column("GPU"),
+    Column("MODEL", rank=2, flexible=True),
+    Column("SLICES", right=True),
+    Column("UTIL", rank=1, right=True),
+)
+ROWS = (("0", "H100 80GB HBM3", "3/10", "7%"), ("10", "A100", "10/10", "100%"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "lines"),
+    [
+        (
+            *(ROWS, 80),
+            [
+                "GPU  MODEL           SLICES  UTIL",
+                "0    H100 80GB HBM3    3/10    7%",
+                "10   A100             10/10  100%",
+            ],
+        ),
+        (
+            *(ROWS, 26),
+            [
+                "GPU  MODEL    SLICES  UTIL",
+                "0    H100 8…    3/10    7%",
+                "10   A100      10/10  100%",
+            ],
+        ),
+        (ROWS, 20, ["GPU  SLICES  UTIL", "0      3/10    7%", "10    10/10  100%"]),
+        (ROWS, 12, ["GPU  SLICES", "0      3/10", "10    10/10"]),
+        (ROWS, 8, ["GPU  SL…", "0      …", "10    1…"]),
+        ((), 80, ["GPU  MODEL  SLICES  UTIL"]),
+    ],
+    ids=["room", "cut", "left out", "the next left out", "cut at the edge", "no rows"],
+)
+def test_a_table_cuts_what_may_be_cut_then_leaves_out_and_never_wraps(rows, width, lines):
+    assert lines == list(table(COLUMNS, rows, width))
+
+
+@given(st.lists(st.lists(st.text(max_size=30), min_size=4, max_size=4)), st.integers(4, 200))
+def test_no_line_is_wider_than_the_terminal(rows, width):
+    assert all(wide(line) <= width for line in table(COLUMNS, rows, width))
+
+
+@given(st.text(), st.integers(1, 40))
+def test_a_shortened_text_fits_and_one_that_fits_is_unchanged(text, width):
+    short = shorten(text, width)
+
+    assert wide(short) <= width
+    assert short == text or wide(text) > width
+
+
+class FakeTerminal(io.StringIO):
+    """Standard error on a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_a_wait_is_named_and_leaves_no_trace(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := FakeTerminal())
+    with contextlib.suppress(ValueError), working("reading"):
+        assert "reading ..." == terminal.getvalue()
+        int("x")
+
+    assert "reading ...\r\x1b[K" == terminal.getvalue()
+
+
+def test_a_script_hears_nothing_of_a_wait(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
+    with working("reading"):
+        pass
+
+    assert not pipe.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "width"),
+    [("80", 80), ("5", 20), ("", 120), ("wide", 120), ("-1", 120), ("9" * 5000, 120)],
+)
+def test_without_a_terminal_the_width_is_that_of_columns_if_it_is_one(given, width):
+    assert width == terminal_width({"COLUMNS": given})
