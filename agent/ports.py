@@ -7,12 +7,10 @@ Every async method raises only errors of agent.errors. The caller sets deadlines
 
 import datetime as dt
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from agent.cluster import (
     NodeChange,
-    NodeCondition,
     NodeEvent,
     NodeView,
     PodChange,
@@ -148,17 +146,6 @@ class SocketWatch(Protocol):
         ...
 
 
-class FileWatch(Protocol):
-    """Watches files that others write, in any directory."""
-
-    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        """Call `changed` once the files are watched, then whenever one may have changed.
-
-        The files and their directories may be missing, appear, vanish, be replaced or be links.
-        """
-        ...
-
-
 class NodeApi(Protocol):
     """This Node at the API server. Methods keep their own deadline of 10 s a request."""
 
@@ -179,14 +166,6 @@ class NodeApi(Protocol):
 
     async def release_lock(self, key: str, value: str) -> None:
         """JSON patch: test that annotation `key` is `value`, then remove. Raises ApiInvalid."""
-        ...
-
-
-class NodeStatusApi(Protocol):
-    """The status of this Node. The method keeps its own deadline of 10 s."""
-
-    async def set_condition(self, condition: NodeCondition) -> None:
-        """Create or replace one condition; the others stay. Raises ApiError."""
         ...
 
 

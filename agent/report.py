@@ -5,7 +5,7 @@ import contextlib
 import enum
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 import msgspec
@@ -31,7 +31,7 @@ from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import Cause, GpuFault, GpuUuid, Inventory, Trouble
 from agent.node.devices import cordon_events, read_cordon
-from agent.ports import Clock, NodeApi, NodeStatusApi, PodApi
+from agent.ports import Clock, NodeApi, PodApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
 
@@ -263,10 +263,15 @@ class LeftOut:
 
 
 class GpuCondition:
-    """Keeps the Node condition GpuDegraded up to date. Without an API it does nothing."""
+    """Keeps the Node condition GpuDegraded up to date. `write` creates or replaces it."""
 
-    def __init__(self, api: NodeStatusApi | None, inventory: Cell[Inventory], clock: Clock) -> None:
-        self._api = api
+    def __init__(
+        self,
+        write: Callable[[NodeCondition], Awaitable[None]],
+        inventory: Cell[Inventory],
+        clock: Clock,
+    ) -> None:
+        self._write = write
         self._inventory = inventory
         self._clock = clock
         self._written: NodeCondition | None = None
@@ -276,9 +281,6 @@ class GpuCondition:
 
         It does not write a condition that differs only in `since`.
         """
-        if self._api is None:
-            await asyncio.Event().wait()
-            return
         async for inventory in self._inventory.follow():
             if inventory.generation == 0:
                 continue
@@ -288,7 +290,7 @@ class GpuCondition:
                     continue
                 if wanted.status == written.status:  # it has lasted since then
                     wanted = msgspec.structs.replace(wanted, since=written.since)
-            await self._api.set_condition(wanted)
+            await self._write(wanted)
             self._written = wanted
 
 

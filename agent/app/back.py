@@ -140,7 +140,10 @@ async def open_back(
             clock=clock,
             random=adapters.random,
         )
-        conditions = KubeNode(session, settings.node) if settings.node_condition else None
+        runs: dict[str, Run] = {}
+        if settings.node_condition:
+            write = KubeNode(session, settings.node).set_condition
+            runs["condition"] = GpuCondition(write, facts.inventory, clock).run
         usage, pressure = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
@@ -162,14 +165,14 @@ async def open_back(
             ),
             reconcile=reconcile,
             usage=usage,
-            runs={
+            runs=runs
+            | {
                 "node": node.run,
                 "pods": pods.run,
                 "kubelet_start": source.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
                 "announcer": Announcer(pod_api, front.notices).run,
-                "condition": GpuCondition(conditions, facts.inventory, clock).run,
                 "report": report_labelled,
                 "usage": usage.run,
                 "pressure": pressure.run,

@@ -216,7 +216,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
         look=host.look,
-        files=adapters.files,
+        watch=adapters.files.follow,
         asked=host.asked,
         disk=adapters.disk,
         notifier=host.notifier,

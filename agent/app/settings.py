@@ -8,7 +8,8 @@ is refused, with all that came with it, while pods hold slices; the last of them
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
@@ -23,7 +24,7 @@ from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
 from agent.node.devices import SCHEDULER
-from agent.ports import Disk, FileWatch, ServiceNotifier
+from agent.ports import Disk, ServiceNotifier
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.schema import Settings, Values
 from agent.settings.sources import NodeFacts, Sources
@@ -67,7 +68,7 @@ class SettingsPorts(msgspec.Struct, frozen=True):
     """
 
     look: Callable[[Sources], Awaitable[SourcesRead]]
-    files: FileWatch
+    watch: Callable[[Collection[Path], Callable[[], None]], Coroutine[None, None, NoReturn]]
     asked: asyncio.Event
     disk: Disk
     notifier: ServiceNotifier
@@ -265,7 +266,7 @@ class SettingsService:
             files = self._files
             async with asyncio.TaskGroup() as group:
                 tasks = (
-                    group.create_task(self._outside.files.follow(files, self._news.set)),
+                    group.create_task(self._outside.watch(files, self._news.set)),
                     group.create_task(self._listen()),
                 )
                 while self._files == files:

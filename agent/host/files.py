@@ -392,15 +392,15 @@ class DirectoryWatch:
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncIterator["_Sight"]:
         """Watch the directory, and its parent to see it come and go; without inotify, only poll."""
-        loop = asyncio.get_running_loop()
-        with contextlib.closing(_Opening(self._directory, self._mask)) as opening:
-            opened = await self._ask(opening.open)
-            if not isinstance(opened, tuple):
-                opening.close()  # if it opens late, nothing uses it
-                yield _Sight(self._turn, obstacle=opened or "no answer")
+        loop, sight = asyncio.get_running_loop(), _Sight(self._directory, self._mask, self._turn)
+        with contextlib.closing(sight):
+            await self._ask(sight.open)
+            sight.postpone()
+            inotify = sight.inotify
+            if inotify is None:
+                sight.close()  # if it opens late, nothing uses it
+                yield sight
                 return
-            inotify, parent = opened
-            sight = _Sight(self._turn, inotify, parent)
             loop.add_reader(inotify.fd, sight.wake)
             try:
                 yield sight
@@ -513,7 +513,7 @@ class FileDirectory(DirectoryWatch):
 
 
 class HostFileWatch:
-    """The FileWatch port: watches the directories of files, and the ConfigMap link in each.
+    """Watches the directories of files, and the ConfigMap link in each.
 
     `offload` runs the inspections.
     """
@@ -522,7 +522,10 @@ class HostFileWatch:
         self._offload = offload
 
     async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        """See agent.ports.FileWatch."""
+        """Call `changed` once the files are watched, then whenever one may have changed.
+
+        The files and their directories may be missing, appear, vanish, be replaced or be links.
+        """
         names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
         for path in paths:
             names[path.absolute().parent].add(path.name)
@@ -540,30 +543,61 @@ class HostFileWatch:
 
 
 class _Sight:
-    """One period of watching; it ends when the watched directory is replaced or removed."""
+    """One period of watching; it ends when the watched directory is replaced or removed.
 
-    def __init__(
-        self,
-        turn: int,
-        inotify: Inotify | None = None,
-        parent: Watch | None = None,
-        obstacle: str = "",
-    ) -> None:
+    - `inotify`: None: the files are only inspected; `obstacle` says why.
+    - `parent`: the watch of the directory above.
+    """
+
+    def __init__(self, directory: Path, mask: Mask, turn: int) -> None:
+        self._directory = directory
+        self._mask = mask
         self._turn = turn
-        self.inotify = inotify
-        self.parent = parent
-        self.obstacle = obstacle
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.inotify: Inotify | None = None
+        self.parent: Watch | None = None
+        self.obstacle = "no answer"
         self.is_over = False
         self._ready = asyncio.Event()
-        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
+        self._due = 0.0
+
+    def open(self) -> bool:
+        """Begin to watch, on another thread; what opens after close() is closed at once."""
+        with contextlib.ExitStack() as stack:
+            try:
+                inotify = stack.enter_context(Inotify(sync_timeout=0))
+                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+            except OSError as error:
+                self.obstacle = error.strerror or str(error)
+                return False
+            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
+                inotify.add_watch(self._directory, self._mask | ENDS | Mask.ONLYDIR)
+            with self._lock:
+                if not self._is_closed:
+                    self.inotify, self.parent, self.obstacle = inotify, parent, ""
+                    stack.pop_all()
+        return True
+
+    def close(self) -> None:
+        """End the watch, now or as soon as it is open."""
+        with self._lock:
+            self._is_closed = True
+            inotify, self.inotify = self.inotify, None
+        if inotify is not None:
+            inotify.close()
 
     def wake(self) -> None:
         """Note that events can be read."""
         self._ready.set()
 
+    def postpone(self) -> None:
+        """Make the next inspection due at the next turn of this watch."""
+        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
+
     def looked(self) -> None:
         """Note an inspection of the files; without inotify it ends the period."""
-        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
+        self.postpone()
         self.is_over = self.is_over or self.inotify is None
 
     async def events(self) -> list[Event]:
@@ -580,38 +614,3 @@ class _Sight:
                     if events:  # wake() may come twice for the same ones
                         return events
         return []
-
-
-class _Opening:
-    """Opens an inotify instance on another thread, and closes it even if it opens late."""
-
-    def __init__(self, directory: Path, mask: Mask) -> None:
-        self._directory = directory
-        self._mask = mask
-        self._lock = threading.Lock()
-        self._inotify: Inotify | None = None
-        self._over = False
-
-    def open(self) -> tuple[Inotify, Watch] | str:
-        """Begin to watch; return also the watch of the parent, or why watching is impossible."""
-        with contextlib.ExitStack() as stack:
-            try:
-                inotify = stack.enter_context(Inotify(sync_timeout=0))
-                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
-            except OSError as error:
-                return error.strerror or str(error)
-            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
-                inotify.add_watch(self._directory, self._mask | ENDS | Mask.ONLYDIR)
-            with self._lock:
-                if not self._over:
-                    self._inotify = inotify
-                    stack.pop_all()
-            return inotify, parent
-
-    def close(self) -> None:
-        """Close the instance, now or as soon as it is open."""
-        with self._lock:
-            self._over = True
-            inotify, self._inotify = self._inotify, None
-        if inotify is not None:
-            inotify.close()

@@ -342,14 +342,14 @@ class WatchLines:
             self._rest.clear()
 
 
-# The ports NodeApi, NodeStatusApi and PodApi over the API server.
+# The ports NodeApi and PodApi over the API server.
 
 JSON_PATCH = "application/json-patch+json"
 DEFAULT_PACE = WatchTimes()
 
 
 class KubeNode:
-    """This Node at the API server (ports NodeApi and NodeStatusApi)."""
+    """This Node at the API server (port NodeApi), and its condition."""
 
     def __init__(self, session: KubeSession, node: str, pace: WatchTimes = DEFAULT_PACE) -> None:
         self._session = session

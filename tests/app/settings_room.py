@@ -21,7 +21,7 @@ from tests.fakes.disk import MemoryDisk
 
 @dataclasses.dataclass
 class FakeWatch:
-    """The FileWatch port: `change` says that something changed."""
+    """Watches files: `change` says that something changed."""
 
     followed: list[frozenset[Path]] = dataclasses.field(default_factory=list)
     change: Callable[[], None] = lambda: None
@@ -94,7 +94,7 @@ class SettingsRoom:
         self.cells = new_facts(settings)
         outside = SettingsPorts(
             look=self.look,  # type: ignore[arg-type]
-            files=self.watch,
+            watch=self.watch.follow,
             asked=self.asked,
             disk=self.disk,
             notifier=self.systemd,

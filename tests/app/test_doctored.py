@@ -311,7 +311,10 @@ async def test_in_plain_mode_no_api_server_is_asked_and_none_is_missed(bare, stu
     assert ("P-WITNESS", "note") in found, "it follows from the kubelet"
 
 
-async def test_the_largest_container_directories_are_named(bare, tmp_path: Path):
+async def test_the_largest_container_directories_are_named_and_no_driver_is_asked_for_them(
+    bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor, "last_scan", None)
     containers = tmp_path / "hook/vgpu/containers"
     uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
     for number, entries in enumerate((2, 10_001, 10_500, 11_000, 12_000)):

@@ -14,51 +14,36 @@ from agent.kit.cell import Cell
 from agent.kubelet.register import RegistrationState
 
 
-async def met_after(state):
-    began = asyncio.get_running_loop().time()
-    await met(state)
+def elapsed(began: float) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-async def test_ready_waits_for_the_first_word_about_the_kubelet():
-    state = Cell(RegistrationState())
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(met_after(state))
-        await asyncio.sleep(1)
-        assert not waiting.done()
-        state.set(RegistrationState(text="waiting for the kubelet: its socket is not there"))
-
-    assert 1 == pytest.approx(waiting.result())
-
-
-async def test_ready_waits_no_longer_than_the_meeting_may_last():
-    assert MEETING == pytest.approx(await met_after(Cell(RegistrationState())))
+async def test_ready_waits_for_the_first_word_about_the_kubelet_but_not_for_ever():
+    state, loop = Cell(RegistrationState()), asyncio.get_running_loop()
+    began = loop.time()
+    await met(state)
+    assert MEETING == pytest.approx(elapsed(began))
+    loop.call_later(1, state.set, RegistrationState(text="its socket is not there"))
+    began = loop.time()
+    await met(state)
+    assert 1 == pytest.approx(elapsed(began))
 
 
 PLUGINS = Path("/var/lib/kubelet/device-plugins")
 
 
 async def test_a_directory_that_was_lost_ends_the_process_and_is_named():
-    with pytest.raises(DirectoryLost, match=r"^/var/lib/kubelet/device-plugins was created again"):
-        await lost(Cell(RegistrationState()), PLUGINS, iter([False, False, True]).__next__)
-
-
-async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once():
-    state = Cell(RegistrationState())
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    loop.call_later(1, state.set, RegistrationState(text="no socket serves"))
-
-    with pytest.raises(DirectoryLost):
-        await lost(state, PLUGINS, iter([False, True]).__next__)
-
-    assert 1 == pytest.approx(loop.time() - began)
-
-
-async def test_a_directory_that_stays_is_no_reason_to_end():
+    state, loop = Cell(RegistrationState()), asyncio.get_running_loop()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(60):
-            await lost(Cell(RegistrationState()), PLUGINS, lambda: False)
+            await lost(state, PLUGINS, lambda: False)
+    with pytest.raises(DirectoryLost, match=r"^/var/lib/kubelet/device-plugins was created again"):
+        await lost(state, PLUGINS, iter([False, False, True]).__next__)
+    began = loop.time()
+    loop.call_later(1, state.set, RegistrationState(text="no socket serves"))
+    with pytest.raises(DirectoryLost):
+        await lost(state, PLUGINS, iter([False, True]).__next__)
+    assert 1 == pytest.approx(elapsed(began))  # bad news is a reason to look at once
 
 
 class BeatenWatchdog(Systemd):

@@ -1,4 +1,4 @@
-"""What root in a container does to the directory that it has mounted, met without capabilities."""
+"""What root in a container does to its directory, and what disks do, met without capabilities."""
 
 import contextlib
 import itertools
@@ -13,6 +13,7 @@ import pytest
 from tests.host.hook_space import (
     HERE,
     IDENTITIES,
+    NAME,
     NO_PRIVILEGES,
     OTHER,
     beside,
@@ -256,3 +257,196 @@ prepare()
     assert ["removed", "prepared"] == lines
     assert ["0 "] == said(hook, "clear()\n", *NO_PRIVILEGES)
     assert [leaf] == list(leaf.parent.iterdir())
+
+
+# What root in a container keeps in its directory is counted without capabilities.
+
+
+@IDENTITIES
+def test_a_directory_that_was_closed_is_told_and_stays_as_it_is(hook, leaf, identity):
+    closed = [(0, 0), (0o400, 0), (0o300, 0), (0o700, OTHER), (0o744, OTHER)]
+    leaves = beside(leaf, 5)
+    for one, (mode, owner) in zip(leaves, closed, strict=True):
+        (one / "shut" / "in").mkdir(parents=True)
+        for number in range(5):
+            (one / "shut" / "in" / f"{number}").touch()
+        os.chown(one / "shut", owner, owner)
+        (one / "shut").chmod(mode)
+
+    lines = said(hook, each(leaves, "measure()"), *identity)
+
+    assert [True] * 5 == [line.endswith(" 1 True") for line in lines]
+    found = [(one / "shut").stat() for one in leaves]
+    assert closed == [(one.st_mode & 0o7777, one.st_uid) for one in found]
+
+
+def test_in_one_that_may_be_listed_and_not_looked_into_counting_ends_too(hook, leaf):
+    (leaf / "shut").mkdir()
+    for number in range(10_100):
+        (leaf / "shut" / f"{number}").touch()
+    (leaf / "shut").chmod(0o400)
+
+    assert ["10001 1 True"] == said(hook, "measure()\n", *NO_PRIVILEGES)
+
+
+@IDENTITIES
+def test_what_other_users_made_and_left_open_is_counted(hook, leaf, identity):
+    (leaf / "d").mkdir()
+    (leaf / "d" / "file").write_text("")
+    for path in (leaf / "d", leaf / "d" / "file"):
+        os.chown(path, OTHER, OTHER)
+    (leaf / "d" / "file").chmod(0)
+
+    assert ["2 0 False"] == said(hook, "measure()\n", *identity)
+
+
+@IDENTITIES
+def test_a_container_that_closes_its_own_directory_is_told(hook, leaf, identity):
+    leaves = beside(leaf, 2)
+    for mode, one in zip((0, 0o300), leaves, strict=True):
+        one.chmod(mode)
+
+    assert ["0 1 True"] * 2 == said(hook, each(leaves, "measure()"), *identity)
+    assert [0, 0o300] == [one.stat().st_mode & 0o7777 for one in leaves]
+
+
+def test_what_is_mounted_in_it_is_told_and_not_entered(hook, leaf):
+    (leaf / "a").mkdir()
+    mounting = f"sh('mount', '-t', 'tmpfs', 'none', {str(leaf / 'a')!r})\n"
+    filling = f"[open(f'{leaf}/a/{{n}}', 'w').close() for n in range(100)]\n"
+
+    assert ["1 1 True"] == said(hook, f"{mounting}{filling}measure()\n")
+
+
+def test_a_directory_with_a_file_system_of_its_own_harms_nobody_and_is_not_told(hook, leaf):
+    mounting = f"sh('mount', '-t', 'tmpfs', 'none', {str(leaf)!r})\n"
+    filling = f"[open(f'{leaf}/{{n}}', 'w').close() for n in range(10_100)]\n"
+
+    assert ["0 0 False"] == said(hook, f"{mounting}{filling}measure()\n")
+
+
+def test_a_tenant_that_renames_meanwhile_leads_the_look_nowhere(hook, leaf):
+    """However names change, no look ends in an error, or outside: /usr has more entries."""
+    looks = "for _ in range(30):\n    measure()\n"
+    links = (
+        'os.symlink("/usr", f"m{number % 5}/link")',
+        'os.rename(f"m{number % 5}/o", "o")',
+        'os.symlink("/usr", f"m{number % 5}/o")',
+    )
+    with renaming(leaf, *links):
+        lines = said(hook, looks, *NO_PRIVILEGES)
+
+    assert 30 == len(lines)
+    assert [] == [line for line in lines if not line.endswith(" 0 False")]
+
+
+# HAMi-core's directories on real file systems: full, read-only, without root's privileges.
+#
+# Each runs in a process with mounts of its own.
+
+
+@pytest.mark.parametrize("inodes", [2, 3])
+def test_a_full_disk_is_said_and_once_it_has_room_it_is_used(hook, inodes):
+    full, then = said(
+        hook,
+        f"sh('mount', '-t', 'tmpfs', '-o', 'mode=755,nr_inodes={inodes}', 'none', str(hook))\n"
+        "prepare()\n"
+        "sh('mount', '-o', 'remount,nr_inodes=99', str(hook))\n"
+        "prepare()\n",
+    )
+
+    step = {2: "containers", 3: NAME}[inodes]
+    assert f"{step}: No space left on device; free some space there." in full
+    assert full.endswith("[HA-5003]")
+    assert "prepared" == then
+
+
+def test_a_read_only_disk_is_said_and_what_is_there_already_is_used(hook):
+    fresh, then, kept = said(
+        hook,
+        "sh('mount', '-t', 'tmpfs', '-o', 'mode=755,ro', 'none', str(hook))\n"
+        "prepare()\n"
+        "sh('mount', '-o', 'remount,rw', str(hook))\n"
+        "prepare()\n"
+        "sh('mount', '-o', 'remount,ro', str(hook))\n"
+        "prepare(wipe=False)\n",
+    )
+
+    assert "vgpu: Read-only file system; mount it read-write." in fresh
+    assert fresh.endswith("[HA-5003]")
+    assert ["prepared", "prepared"] == [then, kept]
+
+
+def test_root_without_privileges_is_enough(hook):
+    """As the manifests and the unit run the agent; libvgpu.so's files belong to any user."""
+    lines = said(
+        hook,
+        "prepare()\n"
+        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
+        "(leaf / 'a.cache').write_text('')\n"
+        "prepare(wipe=False)\n"
+        "print((leaf / 'a.cache').exists())\n"
+        "prepare()\n"
+        "print((leaf / 'a.cache').exists())\n"
+        "remove()\n",
+        *NO_PRIVILEGES,
+    )
+
+    assert ["prepared", "prepared", "True", "prepared", "False", "removed"] == lines
+
+
+def test_files_of_containers_users_are_removed_without_privileges(hook, leaf):
+    (leaf / "a.cache").write_text("")
+    (leaf / "open").mkdir()
+    (leaf / "open" / "b").write_text("")
+    for path in (leaf / "a.cache", leaf / "open", leaf / "open" / "b"):
+        os.chown(path, 65534, 65534)
+    (leaf / "open").chmod(0o777)
+
+    assert ["removed", "0 "] == said(hook, "remove()\nclear()\n", *NO_PRIVILEGES)
+    assert [] == list(leaf.parent.iterdir())
+
+
+def test_a_look_without_a_write_finds_a_full_and_a_read_only_disk(hook):
+    lines = said(
+        hook,
+        "sh('mount', '-t', 'tmpfs', '-o', 'mode=755,size=64k', 'none', str(hook))\n"
+        "prepare()\n"
+        "check()\n"
+        "(hook / 'full').write_bytes(b'')\n"
+        "try:\n"
+        "    (hook / 'full').write_bytes(bytes(2 ** 20))\n"
+        "except OSError:\n"
+        "    check()\n"
+        "(hook / 'full').unlink()\n"
+        "check()\n"
+        "sh('mount', '-o', 'remount,ro', str(hook))\n"
+        "check()\n",
+    )
+
+    assert ["prepared", "well", "well"] == [lines[0], lines[1], lines[3]]
+    assert "No space left on device; free some space there." in lines[2]
+    assert "Read-only file system; mount it read-write." in lines[4]
+
+
+@pytest.mark.parametrize("limit", ["nr_inodes=300", "size=256k"])
+def test_a_container_that_filled_the_disk_is_removed_from_the_full_disk(hook, limit):
+    """A rename and a removal need no room."""
+    lines = said(
+        hook,
+        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
+        "prepare()\n"
+        "try:\n"
+        "    for number in range(1000):\n"
+        "        (leaf / f'd{number}').mkdir()\n"
+        "        (leaf / f'd{number}' / 'file').write_bytes(bytes(4096))\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+        "remove()\n"
+        "clear()\n"
+        "prepare()\n",
+        *("sh", "-c", f'mount -t tmpfs -o mode=755,{limit} none "$0" && exec "$@"', str(hook)),
+        *NO_PRIVILEGES,
+    )
+
+    assert ["prepared", "No space left on device", "removed", "0 ", "prepared"] == lines

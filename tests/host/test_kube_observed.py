@@ -118,16 +118,18 @@ async def test_stamps_for_old_schedulers_are_no_news():
         assert [REGISTER] == list(room.told()[0])
 
 
-async def test_watches_that_end_and_outages_change_nothing():
+async def test_watches_that_end_outages_and_a_node_that_goes_unseen_change_nothing():
     async with observing() as room:
         room.report.api.end_watches()
         room.report.api.begin_outage()
         await asyncio.sleep(300)
+        assert 1 == len(room.told())
+        room.report.api.delete_node()
         room.report.api.end_outage()
         await asyncio.sleep(300)
 
         assert 1 == len(room.told())
-        assert room.report.state.value.reported
+        assert room.report.node.value is None
 
 
 async def test_nothing_is_written_to_a_node_that_was_not_seen():

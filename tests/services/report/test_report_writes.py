@@ -16,7 +16,7 @@ from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiGone, ApiNotFou
 from agent.hami.register import decode_register, encode_register, registered
 from agent.model import Condition, Inventory
 from agent.report import CONFLICT, DELAYS, SPREAD, ReportState
-from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.builders import a_health, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.report.reporting import Reporting, reported, reporting
 
@@ -134,24 +134,6 @@ async def test_without_any_gpu_left_the_known_ones_are_told_unhealthy_and_never_
     assert api.node is not None
     left = decode_register(api.node.annotations[REGISTER])
     assert [False, False] == [gpu.healthy for gpu in left]
-
-
-@pytest.mark.timeout(60)
-async def test_after_a_day_without_an_api_server_the_newest_inventory_arrives():
-    newest = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(index=7))], generation=9)
-
-    async with reported() as room:
-        api = room.api
-        api.begin_outage()
-        room.inventory.set(an_inventory(count=1, generation=2))
-        await asyncio.sleep(86_400)
-        room.inventory.set(newest)
-        api.end_outage()
-        await room.settled()
-
-    assert room.told(newest)
-    assert 2 == sum(count for _, count in room.reporter.writes.items())
-    assert api.calls["annotate_node"] < 86_400 / 20
 
 
 @pytest.mark.parametrize(

@@ -80,24 +80,20 @@ def test_a_generated_name_does_not_return():
 
 
 @pytest.mark.parametrize(
-    "conditions",
+    ("conditions", "scheduled"),
     [
-        [],
-        None,
-        "True",
-        [None, {}, {"type": ["PodScheduled"]}],
-        [{"type": "Ready", "status": "True"}],
+        ([], False),
+        (None, False),
+        ("True", False),
+        ([None, {}, {"type": ["PodScheduled"]}], False),
+        ([{"type": "Ready", "status": "True"}], False),
+        ([{"type": "Ready"}, {"type": "PodScheduled", "status": "True"}], True),
+        # A scheduler that gave up its own bind too late bound it all the same.
+        ([{"type": "Ready"}, {"type": "PodScheduled", "status": "False"}], True),
     ],
 )
-def test_without_its_condition_no_scheduler_bound_it(conditions: object):
-    assert not decode_pod(pod_object(status={"conditions": conditions}), GPU).scheduled
-
-
-@pytest.mark.parametrize("status", ["True", "False"])
-def test_a_pod_whose_scheduler_gave_up_its_own_bind_too_late_was_bound_by_it(status: str):
-    conditions = [{"type": "Ready"}, {"type": "PodScheduled", "status": status}]
-
-    assert decode_pod(pod_object(status={"conditions": conditions}), GPU).scheduled
+def test_a_pod_with_its_condition_was_bound_by_a_scheduler(conditions: object, scheduled: object):
+    assert scheduled is decode_pod(pod_object(status={"conditions": conditions}), GPU).scheduled
 
 
 def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
@@ -290,22 +286,22 @@ def test_only_annotations_of_hami_are_kept_and_a_mirror_pod_is_static():
     assert ("UnexpectedAdmissionError", "[HA-2001]") == (pod.reason, pod.message)
 
 
-def test_what_the_scheduler_gave_is_decoded_once():
-    metadata = {"annotations": {ALLOCATED: f"{G1},NVIDIA,3000,30:;"}}
-    assert ((a_share(),), ()) == decode_pod(pod_object(metadata=metadata), GPU).groups
+@pytest.mark.parametrize(
+    ("text", "groups", "error"),
+    [
+        (f"{G1},NVIDIA,3000,30:;", ((a_share(),), ()), ""),
+        (vectors("pod_decode")["pod_decode-056"].given, None, ""),  # no annotation
+        (f"{G1},NVIDIA,3000:;", None, "devices text, group 0"),
+        (f"{G1},NVIDIA,-1,0:;", None, "devices text, group 0"),
+    ],
+)
+def test_what_the_scheduler_gave_is_decoded_once_or_is_a_reason(text, groups, error):
+    marks = {} if text is None else {ALLOCATED: text}
+    pod = decode_pod(pod_object(metadata={"annotations": marks}), GPU)
 
-
-def test_a_pod_without_the_annotation_has_no_groups():
-    assert vectors("pod_decode")["pod_decode-056"].given is None
-    pod = decode_pod(pod_object(), GPU)
-    assert (None, "") == (pod.groups, pod.groups_error)
-
-
-@pytest.mark.parametrize("text", [f"{G1},NVIDIA,3000:;", f"{G1},NVIDIA,-1,0:;"])
-def test_groups_that_cannot_be_granted_are_a_reason_and_no_failure(text: str):
-    pod = decode_pod(pod_object(metadata={"annotations": {ALLOCATED: text}}), GPU)
-    assert pod.groups is None
-    assert "devices text, group 0" in pod.groups_error
+    assert groups == pod.groups
+    assert error in pod.groups_error
+    assert bool(error) is bool(pod.groups_error)
 
 
 @pytest.mark.parametrize("missing", ["uid", "name"])
@@ -377,26 +373,18 @@ def test_a_container_is_over_when_nothing_starts_it_again(kind, policy, own, exi
     assert (None, True, ended) == (found.running_id, found.has_run, found.ended_at)
 
 
-def test_the_last_start_of_a_container_are_known():
+def test_the_last_start_is_known_and_between_two_tries_a_container_has_run():
     first, last = "2026-09-01T12:00:07Z", "2026-09-01T12:00:09Z"
-    state = {"running": {"startedAt": last}}
     before = {"terminated": {"exitCode": 1, "startedAt": first, "finishedAt": last}}
-    status = {"containerStatuses": [{"name": "main", "state": state, "lastState": before}]}
+    found = []
+    for state in ({"running": {"startedAt": last}}, {"waiting": {}}):
+        status = {"containerStatuses": [{"name": "main", "state": state, "lastState": before}]}
+        found += decode_pod(pod_object(status=status), GPU).containers
+    found += decode_pod(pod_object(), GPU).containers
 
-    (container,) = decode_pod(pod_object(status=status), GPU).containers
-    (unseen,) = decode_pod(pod_object(), GPU).containers
-
-    at = dt.datetime(2026, 9, 1, 12, 0, 9, tzinfo=dt.UTC)
-    assert (at, None) == (container.started_at, unseen.started_at)
-
-
-def test_a_container_between_two_tries_has_run():
-    last = {"terminated": {"exitCode": 1, "finishedAt": "2026-09-01T12:00:07Z"}}
-    status = {"containerStatuses": [{"name": "main", "state": {"waiting": {}}, "lastState": last}]}
-
-    (container,) = decode_pod(pod_object(status=status), GPU).containers
-
-    assert (True, None) == (container.has_run, container.ended_at)
+    times = [dt.datetime(2026, 9, 1, 12, 0, at, tzinfo=dt.UTC) for at in (9, 7)]
+    assert [*times, None] == [one.started_at for one in found]
+    assert (True, None) == (found[1].has_run, found[1].ended_at)
 
 
 @pytest.mark.parametrize(
