@@ -139,6 +139,16 @@ async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leav
     assert "next" == await patient.call("a", lambda: "next")
 
 
+async def test_what_waits_behind_a_call_that_gets_stuck_is_refused(threads, stuck):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(hang(threads, stuck, "a"))
+        await settles(lambda: stuck.entered == 1)
+        behind = threads.launch("a", str)
+        with pytest.raises(TimeoutError, match="has not returned"):
+            async with asyncio.timeout(PATIENT):
+                await behind
+
+
 async def test_nobody_waits_for_a_call_whose_time_is_up(patient, stuck):
     patient.launch("a", stuck)
     assert not await patient.empty()
@@ -345,8 +355,9 @@ async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_mor
     assert 3 == machine.asked
 
 
+@pytest.mark.parametrize("comes", ["the call back", "a thread"])
 async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_threads(
-    patient, stuck, monkeypatch
+    patient, stuck, monkeypatch, comes
 ):
     machine = BusyMachine(monkeypatch)
     first = patient.launch("slow", stuck)
@@ -356,6 +367,10 @@ async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_
     await settles(lambda: machine.asked > 1)
     with pytest.raises(TimeoutError, match="no thread can be started"):
         patient.launch("later", lambda: "later")
+    if comes == "a thread":
+        machine.gives = True
+        async with asyncio.timeout(PATIENT):
+            assert "behind" == await second
     stuck.let_go()
 
     assert ["late", "behind"] == [await first, await second]
