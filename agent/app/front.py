@@ -30,9 +30,8 @@ from agent.kit.running_time import Lag
 from agent.kit.tasks import supervise
 from agent.kit.ticks import Lull
 from agent.kube.watches import RecentlyRegistered
-from agent.kubelet.door import SliceAllocator
+from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
-from agent.kubelet.server import PluginServer, check_directory
 from agent.ledger import ContainerEdits, LastGood, Row
 from agent.model import GpuUuid, Health, Scan, SliceId, SliceList
 from agent.ports import ServiceNotifier

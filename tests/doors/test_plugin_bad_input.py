@@ -22,7 +22,7 @@ from agent.errors import RefusalReason
 from agent.hami.pod import LENGTH_LIMIT
 from agent.kit.cell import Cell
 from agent.kube.objects import decode_pod
-from agent.kubelet.server import PluginServer
+from agent.kubelet.door import PluginServer
 from agent.state import CURRENT
 from agent.wire.v1beta1 import (
     AllocateRequest,

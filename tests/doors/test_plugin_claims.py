@@ -17,7 +17,7 @@ from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
 from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.kubelet.server import PluginServer
+from agent.kubelet.door import PluginServer
 from agent.ledger import State
 from agent.model import GpuUuid, Inventory, ProbeOutcome, Scan, SharingSettings, SliceList
 from agent.state import StateService

@@ -10,8 +10,8 @@ import pytest
 
 from agent.errors import KubeletError, SettingsError
 from agent.kit.cell import Cell
-from agent.kubelet import server as server_module
-from agent.kubelet.server import PluginServer
+from agent.kubelet import door as door_module
+from agent.kubelet.door import PluginServer
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list
@@ -147,7 +147,7 @@ async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path: Pat
 async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(server_module, "LAST_CALLS", 0.2)
+    monkeypatch.setattr(door_module, "LAST_CALLS", 0.2)
     async with (
         asyncio.TaskGroup() as group,
         a_door(tmp_path) as door,
@@ -164,7 +164,7 @@ async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Python 3.11.2, which is Debian 12's, cut it off: see PluginServer.run."""
-    monkeypatch.setattr(server_module, "LAST_CALLS", 0.0)
+    monkeypatch.setattr(door_module, "LAST_CALLS", 0.0)
     async with (
         asyncio.TaskGroup() as group,
         a_door(tmp_path) as door,

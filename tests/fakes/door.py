@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from agent.kit.cell import Cell
-from agent.kubelet.door import Fence
-from agent.kubelet.server import PluginServer
+from agent.kubelet.door import Fence, PluginServer
 from agent.model import SliceGroup, SliceList
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
