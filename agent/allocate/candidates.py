@@ -2,12 +2,12 @@
 
 import dataclasses
 import datetime as dt
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from agent.allocate.room import GpuUse, Shortage
-from agent.allocate.steps import MatchSettings
+from agent.allocate.room import GpuUse, RequestRules, Shortage
 from agent.cluster import (
     BIND_PHASE,
     PHASE_SUCCESS,
@@ -22,6 +22,33 @@ from agent.cluster import (
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Effect, EffectKind, Holding, KubeletEpoch, Ledger, Row
 from agent.model import GpuUuid, Inventory, Share
+
+# Settings for matching an Allocate with a pod.
+
+
+class UnlockedPods(enum.StrEnum):
+    """Which pods without a node lock are served: none, those for which HAMi takes none, or all.
+
+    HAMi up to and including 2.10 takes none where init containers alone request GPUs.
+    """
+
+    STRICT = "strict"
+    SCHEDULED = "scheduled"
+    UNIQUE = "unique"
+
+
+class MatchSettings(msgspec.Struct, frozen=True):
+    """`resource`: the resource name of the Allocate. `unlocked_pods`: see UnlockedPods.
+
+    `scheduler_name`, `requests`: the name of HAMi's scheduler, and how it reads requests.
+    """
+
+    node: str
+    resource: str = "nvidia.com/gpu"
+    unlocked_pods: UnlockedPods = UnlockedPods.SCHEDULED
+    scheduler_name: str = "hami-scheduler"
+    requests: RequestRules = RequestRules()
+
 
 # Pairs the groups of a pod's devices annotation with its containers.
 

@@ -17,8 +17,10 @@ from agent.allocate.candidates import (
     ListPods,
     LookAtNode,
     LookAtPod,
+    MatchSettings,
     Question,
     ReadRecords,
+    UnlockedPods,
     admitted,
     candidates,
     is_at_admission,
@@ -31,11 +33,11 @@ from agent.allocate.room import (
     Shortage,
     claim_of,
     counts,
+    read_request,
     scheduled,
     scheduled_role,
     shortage,
 )
-from agent.allocate.steps import MatchSettings, UnlockedPods, read_request
 from agent.cluster import ALLOCATED, VGPU_NODE, NodeLock, PodUid, PodView, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import Row

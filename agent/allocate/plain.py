@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from agent.allocate.calls import AllocateCall, AllocateCalls
 from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order, gpu_edits
 from agent.allocate.prefer import nearest
-from agent.allocate.steps import AllocateStep
+from agent.allocate.service import AllocateCall, AllocateCalls, AllocateStep
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
 from agent.kit.cell import Cell
@@ -222,7 +221,7 @@ class KubeletShares:
         call.turn.yields = call.turn.doubted
         call.overlapped |= call.turn.doubted
         async with call.disk.within():
-            with self.calls.waits.waiting("hook-path"):
+            with self.calls.waiting("hook-path"):
                 facts = await self._peers.hooks.facts()
         call.step = AllocateStep.CHECK
         held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import msgspec
 
-from agent.allocate.calls import AllocationPeers, AllocationViews
+from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
 from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
-from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
+from agent.allocate.service import Allocation
 from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.cluster import PodTable
@@ -158,14 +158,15 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     node = NodeWatch(api.node, facts.node, adapters.random)
     pods = PodWatch(api.pods, facts.pods, clock, adapters.random, facts.resource)
     source = _source(settings, adapters, front, api, pods, node)
-    storage = Storage(commit=state.commit, hooks=adapters.hooks)
     report_state = Cell(ReportState())
     owed: Cell[tuple[Effect, ...]] = Cell(())
     return Back(
         api=api,
         node=node,
         pods=pods,
-        allocation=Allocation(source, storage, front.notices.say, front.refused),
+        allocation=Allocation(
+            source, state.commit, adapters.hooks, front.notices.say, front.refused
+        ),
         report=Reporter(
             api.node,
             ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),
@@ -218,12 +219,15 @@ def _source(
             facts.inventory,
             front.state.ledger,
             facts.outlived,
+            facts.match,
+            facts.edits,
             knowing.recent.greatest,
         ),
         AllocationPeers(
             witness=api.witness,
             records=api.records,
             containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
+            hooks=adapters.hooks,
             refresh=pods.refresh,
             look_at_pod=pods.look,
             look_at_node=node.refresh,
@@ -233,8 +237,6 @@ def _source(
             look=node.look,
             lag=front.allocator.lag,
         ),
-        adapters.hooks,
-        AllocationSettings(match=facts.match, edits=facts.edits),
     )
 
 
@@ -275,7 +277,6 @@ async def open_plain(
         KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random, front.allocator.lag),
         plain,
     )
-    storage = Storage(front.state.commit, adapters.hooks)
     reconcile = Reconcile(
         views=ReconcileViews(
             Cell(PodTable(synced=True)),
@@ -298,7 +299,9 @@ async def open_plain(
     )
     with contextlib.closing(witness):
         yield PlainBack(
-            Allocation(source, storage, front.notices.say, front.refused),
+            Allocation(
+                source, front.state.commit, adapters.hooks, front.notices.say, front.refused
+            ),
             reconcile,
             NoticeLog(front.notices),
             _join_usage(settings, adapters, front),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.steps import MatchSettings
+from agent.allocate.candidates import MatchSettings
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.hami.register import ReportSettings
 from agent.kit.cell import Cell

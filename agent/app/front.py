@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from agent.allocate.edits import check_library
-from agent.allocate.steps import AllocateStep
+from agent.allocate.service import AllocateStep
 from agent.app.adapters import Adapters
 from agent.app.facts import SharedCells, new_facts
 from agent.app.policies import EXPECTED, POLICIES

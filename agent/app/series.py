@@ -72,6 +72,6 @@ def series_of(front: Front, back: Back | PlainBack) -> MetricSources:
         )
     durations = (
         traffic.durations,
-        back.allocation.waits.durations,
+        back.allocation.waits,
     )
     return MetricSources(tallies, durations, readings)

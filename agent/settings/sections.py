@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from agent.allocate.candidates import MatchSettings
 from agent.allocate.plain import PlainSettings
-from agent.allocate.steps import MatchSettings, RequestRules
+from agent.allocate.room import RequestRules
 from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
 from agent.health.judge import HealthSettings

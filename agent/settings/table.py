@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from agent.allocate.candidates import UnlockedPods
 from agent.allocate.edits import CDI_KIND, CDI_PREFIX, STRATEGIES
-from agent.allocate.steps import UnlockedPods
 from agent.hami.register import ReportProfile
 from agent.health.judge import XidSwitches, read_switches
 from agent.health.xids import XidClass

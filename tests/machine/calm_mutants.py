@@ -10,9 +10,8 @@ import msgspec
 from agent import settle as core_settlement
 from agent import settle as settlement
 from agent.allocate import inquiry
-from agent.allocate.candidates import Evidence, Grant, LookAtPod
+from agent.allocate.candidates import Evidence, Grant, LookAtPod, MatchSettings
 from agent.allocate.match import decide as decide_truly
-from agent.allocate.steps import MatchSettings
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import Effect, EffectKind

@@ -14,11 +14,10 @@ from agent.allocate import candidates, inquiry
 from agent.allocate import candidates as witness
 from agent.allocate import match as grant
 from agent.allocate import match as matching
-from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant
+from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant, MatchSettings
 from agent.allocate.inquiry import Inquiry
 from agent.allocate.match import exactly_one
 from agent.allocate.room import RoomClaim
-from agent.allocate.steps import MatchSettings
 from agent.cluster import PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row

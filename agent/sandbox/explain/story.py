@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.steps import ContainerRequest
+from agent.allocate.room import ContainerRequest
 from agent.errors import cap
 from agent.sandbox.scheduler.model import GpuView
 from agent.sandbox.scheduler.requests import Steering

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
 from agent.cluster import NodeView, Role
 from agent.ledger import EffectKind
 from agent.model import Share

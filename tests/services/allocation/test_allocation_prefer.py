@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.allocate.inquiry import WATCH_PAUSE
-from agent.allocate.service import PREFER_BUDGET
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
+from agent.allocate.inquiry import PREFER_BUDGET, WATCH_PAUSE
 from agent.errors import KubeletError
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed

@@ -8,8 +8,15 @@ import pytest
 
 from agent.allocate import inquiry
 from agent.allocate.candidates import ReadRecords
-from agent.allocate.inquiry import API_BUDGET, KUBELET_BUDGET, LIST_PAUSE, LOCK_PAUSE, OWNER_BUDGET
-from agent.allocate.steps import VAIN, VAIN_REFILL
+from agent.allocate.inquiry import (
+    API_BUDGET,
+    KUBELET_BUDGET,
+    LIST_PAUSE,
+    LOCK_PAUSE,
+    OWNER_BUDGET,
+    VAIN,
+    VAIN_REFILL,
+)
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.kit.running_time import MOST, WINDOW

@@ -6,7 +6,7 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
 from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, EffectKind

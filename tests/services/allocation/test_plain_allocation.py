@@ -6,7 +6,7 @@ import errno
 import pytest
 import structlog
 
-from agent.allocate.steps import DISK_BUDGET
+from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.hookdirs import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, BOOKING, CLOSE

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from agent.allocate.steps import DISK_BUDGET, AllocateStep, disk_refusal
+from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.errors import PermissionFault, Refusal, RefusalReason, StateError
 from agent.inventory import CHECK_PERIOD, LEAST, NodeCheck, Withholder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.allocate.plain import PlainSettings
-from agent.allocate.steps import RequestRules
+from agent.allocate.room import RequestRules
 from agent.errors import SettingsError
 from agent.settings.fields import Values
 from agent.settings.sections import build

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Books, Evidence, Grant, Question
+from agent.allocate.candidates import Books, Evidence, Grant, MatchSettings, Question, UnlockedPods
 from agent.allocate.match import decide
-from agent.allocate.steps import MatchSettings, UnlockedPods
 from agent.cluster import PodTable, PodView, Tombstone
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerHolding, ContainerKey, Holding, KubeletEpoch, Ledger, Row

@@ -5,8 +5,8 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Evidence
-from agent.allocate.steps import MatchSettings, RequestRules
+from agent.allocate.candidates import Evidence, MatchSettings
+from agent.allocate.room import RequestRules
 from agent.cluster import PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.model import Condition

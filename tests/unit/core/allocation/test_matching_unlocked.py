@@ -5,8 +5,16 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.allocate.candidates import AwaitLock, Books, Evidence, LookAtNode, LookAtPod
-from agent.allocate.steps import MatchSettings, RequestRules, UnlockedPods
+from agent.allocate.candidates import (
+    AwaitLock,
+    Books,
+    Evidence,
+    LookAtNode,
+    LookAtPod,
+    MatchSettings,
+    UnlockedPods,
+)
+from agent.allocate.room import RequestRules
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
 from tests.builders import NODE, a_container, a_lock, a_pod, a_row

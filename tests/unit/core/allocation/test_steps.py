@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.allocate.steps import AllocateStep, disk_refusal
+from agent.allocate.service import AllocateStep, disk_refusal
 from agent.errors import RefusalReason, StateError
 
 
