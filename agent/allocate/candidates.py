@@ -84,18 +84,16 @@ def pair_groups(
             f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
             "of the pod request GPUs; delete the pod and create it again.",
         )
-    paired = zip(filled, asking if all_asking else regular, strict=True)
-    return tuple(_assigned(index, container, group) for (index, group), container in paired)
-
-
-def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -> Assignment:
-    if len(shares) != container.count:
-        raise Refusal(
-            RefusalReason.COUNT_MISMATCH,
-            f"container {container.name} requests {container.count} GPUs, but the scheduler wrote "
-            f"{len(shares)} for it; delete the pod and create it again.",
-        )
-    return Assignment(index, container.name, shares)
+    paired = []
+    for (index, shares), container in zip(filled, asking if all_asking else regular, strict=True):
+        if len(shares) != container.count:
+            raise Refusal(
+                RefusalReason.COUNT_MISMATCH,
+                f"container {container.name} requests {container.count} GPUs, but the scheduler "
+                f"wrote {len(shares)} for it; delete the pod and create it again.",
+            )
+        paired.append(Assignment(index, container.name, shares))
+    return tuple(paired)
 
 
 # The types of a decision about an Allocate: its evidence, its questions and its grant.
@@ -317,17 +315,22 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
 
     Without pods that another Allocate in flight has claimed or whose first Allocate was refused.
     """
-    present = (_next(count, pod, evidence, settings) for pod in _asking(count, evidence))
-    deleted = (_next(count, pod, evidence, settings) for pod in _deleted_pods(evidence))
-    every = (
-        *(each for each in present if each is not None),
-        *(msgspec.structs.replace(each, deleted=True) for each in deleted if each is not None),
-    )
-    return tuple(
-        each
-        for each in every
-        if each.pod.uid not in evidence.claimed and each.pod.key not in evidence.absent
-    )
+    found = []
+    for pod, deleted in (
+        *((pod, False) for pod in _asking(count, evidence)),
+        *((pod, True) for pod in _deleted_pods(evidence)),
+    ):
+        if pod.uid in evidence.claimed or pod.key in evidence.absent:
+            continue
+        # While the agent has not asked PodResources about the pod, the call may be for any of its
+        # containers that wait, because records may be missing here.
+        is_asked = pod.key in evidence.known or not evidence.books.witnessed
+        containers = (possible if is_asked else waiting)(pod, evidence, settings.resource)
+        for each in containers:
+            if each.container.count == count:
+                found.append(msgspec.structs.replace(each, deleted=deleted))
+                break
+    return tuple(found)
 
 
 def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
@@ -416,19 +419,6 @@ def _asking(count: int, evidence: Evidence) -> list[PodView]:
     }
     present = [pod for pod in pods.values() if not pod.terminal]
     return sorted(present, key=lambda pod: (pod.created, pod.namespace, pod.name))
-
-
-def _next(
-    count: int, pod: PodView, evidence: Evidence, settings: MatchSettings
-) -> Candidate | None:
-    """The first container of the pod that an Allocate for `count` slices may be for.
-
-    While the agent has not asked PodResources about the pod it may be any that waits, because
-    records may be missing here.
-    """
-    is_asked = pod.key in evidence.known or not evidence.books.witnessed
-    found = (possible if is_asked else waiting)(pod, evidence, settings.resource)
-    return next((each for each in found if each.container.count == count), None)
 
 
 def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
@@ -527,15 +517,47 @@ checkpoint there are up to 110, and the kubelet answers 100 calls a second."""
 def to_ask(
     found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> Question | None:
-    """The next question that has to be answered before a candidate is taken; None: none is left."""
-    if not evidence.records_read and _needs_records(found, evidence):
+    """The next question that has to be answered before a candidate is taken; None: none is left.
+
+    The owner of the node lock is asked about first.
+    """
+    # The decision needs the kubelet's checkpoint file:
+    # - if Get is missing, or for init containers, which are listed nowhere else;
+    # - if this kubelet once named ids for a candidate's container and now does not: one of the two
+    #   answers was about another pod of that name;
+    # - with many candidates: those in the file need no PodResources Get.
+    if not evidence.records_read and (
+        len(found) > MANY
+        or any(
+            not evidence.books.witnessed
+            or (each.row is not None and each.row.is_booked_by(evidence.books.epoch))
+            or any(container.role is Role.INIT for container in each.pod.gpu_containers)
+            for each in found
+        )
+    ):
         return ReadRecords()
     containers = (container for each in found for container in each.pod.containers)
     running = frozenset(each.running_id for each in containers if each.running_id)
     unchecked = running - evidence.checked
     if unchecked:
         return CheckRunning(unchecked)
-    return _whom_to_ask(found, evidence, settings) if evidence.books.witnessed else None
+    if not evidence.books.witnessed:
+        return None
+    left = [each for each in found if each.pod.key not in evidence.known]
+    # The kubelet admits one pod after the other. So with many candidates, once one is known to be
+    # admitted, only those remain whose containers the kubelet may be restarting in parallel.
+    if len(found) > MANY and any(
+        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
+        for each in admitted(found, evidence, settings)
+    ):
+        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
+    if not left:
+        return None
+    # Static pods come last: a tenant can create mirror pods that no kubelet admits.
+    owner = evidence.lock.owner if evidence.lock else None
+    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
+    first, *behind = left
+    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
 
 
 def admitted(
@@ -543,48 +565,6 @@ def admitted(
 ) -> tuple[Candidate, ...]:
     """The candidates that the kubelet is admitting by its own answer."""
     return tuple(each for each in found if _is_admitted(each, evidence, settings))
-
-
-def _needs_records(found: tuple[Candidate, ...], evidence: Evidence) -> bool:
-    """Whether the decision needs the kubelet's checkpoint file.
-
-    - Init containers are listed nowhere else.
-    - If this kubelet once named ids for a candidate's container and now does not, one of the two
-      answers was about another pod of that name.
-    - With many candidates, those in the file need no PodResources Get.
-    """
-    if not evidence.books.witnessed:
-        return bool(found)
-    epoch = evidence.books.epoch
-    return len(found) > MANY or any(
-        (each.row is not None and each.row.is_booked_by(epoch))
-        or any(container.role is Role.INIT for container in each.pod.gpu_containers)
-        for each in found
-    )
-
-
-def _whom_to_ask(
-    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> AskKubelet | None:
-    """The pod to ask about next and those behind it; None: no further pod needs a question.
-
-    The owner of the node lock comes first. Static pods come last, because a tenant can create
-    mirror pods that no kubelet admits. The kubelet admits one pod after the other. So with many
-    candidates, once one is known to be admitted, only those remain whose containers the kubelet may
-    be restarting in parallel.
-    """
-    owner = evidence.lock.owner if evidence.lock else None
-    left = [each for each in found if each.pod.key not in evidence.known]
-    if len(found) > MANY and any(
-        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
-        for each in admitted(found, evidence, settings)
-    ):
-        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
-    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
-    if not left:
-        return None
-    first, *behind = left
-    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
 
 
 def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:

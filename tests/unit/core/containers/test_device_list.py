@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.edits import STRATEGIES, EditRequest, check_device_list, container_edits
+from agent.allocate.edits import STRATEGIES, EditRequest, check_edit_settings, container_edits
 from agent.errors import SettingsError
 from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from tests.builders import G1, G2, POD_UID, a_share
@@ -102,4 +102,4 @@ def test_the_annotation_is_the_containers_own_and_always_the_same():
 )
 def test_a_name_that_no_runtime_reads_is_refused(changed: dict[str, Any], words: str):
     with pytest.raises(SettingsError, match=words):
-        check_device_list(msgspec.structs.replace(EditSettings(), **changed))
+        check_edit_settings(msgspec.structs.replace(EditSettings(), **changed))
