@@ -14,7 +14,7 @@ from agent.kubelet import door as door_module
 from agent.kubelet.door import PluginServer
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list
+from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list, a_plugin
 from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
@@ -37,12 +37,9 @@ def names(directory: Path) -> set[str]:
 
 
 async def test_it_answers_by_the_time_that_it_has_an_endpoint(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (door, plugin):
         assert (await asyncio.to_thread(plugin.options)).get_preferred_allocation_available
         assert 0o600 == door.path.stat().st_mode & 0o777
-        plugin.close()
 
 
 async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path):
@@ -59,8 +56,7 @@ async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path
 
 
 async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_path: Path):
-    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
-        plugin = GrpcPlugin(door.path)
+    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
         before = await an_open_allocate(door, plugin, group)
 
         rebinding = group.create_task(door.server.rebind())
@@ -74,12 +70,10 @@ async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_pa
         assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
         assert caught.value.details().endswith("[HA-5004]")
         await rebinding
-        plugin.close()
 
 
 async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tmp_path: Path):
-    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
-        plugin = GrpcPlugin(door.path)
+    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
         before = await an_open_allocate(door, plugin, group)
         rebinding = group.create_task(door.server.rebind())
         await asyncio.sleep(0)
@@ -95,7 +89,6 @@ async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tm
 
         assert "a" == (await before).container_responses[0].envs["IDS"]
         await ending
-        plugin.close()
 
 
 class ServedKubelet:
