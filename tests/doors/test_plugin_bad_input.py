@@ -160,21 +160,6 @@ async def test_it_is_refused_in_a_sentence_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    "containers", [(), ([],), (["GPU-a-0"], [])], ids=["none", "no ids", "one without ids"]
-)
-async def test_an_empty_request_is_invalid_and_nothing_is_written(tmp_path: Path, containers):
-    async with a_kubelet(tmp_path) as kubelet:
-        kubelet.admit(decode_pod(pod_object(f"{ONE};"), RESOURCE))
-        before = await kubelet.stored()
-
-        status, text = await kubelet.refused(*containers)
-
-        assert Status.INVALID_ARGUMENT is status
-        assert "The kubelet requested no slice. [HA-1001]" == text
-        assert before == await kubelet.stored()
-
-
-@pytest.mark.parametrize(
     "asked",
     [
         [f"{G1}-0", f"{G1}-0"],

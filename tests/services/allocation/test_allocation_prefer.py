@@ -74,24 +74,6 @@ async def test_ids_that_rows_hold_are_offered_last():
         assert ids(0) == await desk.service.prefer(ids(0), (), 1)
 
 
-async def test_nothing_is_changed_by_a_preference():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-
-        await desk.service.prefer(OFFERED, (), 1)
-
-        assert () == desk.ledger.rows
-        assert set() == desk.hooks.names
-        assert {} == desk.results
-
-
-async def test_what_must_be_included_on_another_gpu_is_included():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-
-        assert ids(2) == await desk.service.prefer(OFFERED, ids(2), 1)
-
-
 async def test_a_replay_is_steered_to_its_gpu():
     async with a_desk() as desk:
         desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))

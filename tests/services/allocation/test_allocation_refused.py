@@ -20,11 +20,9 @@ from agent.allocate.inquiry import (
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.kit.running_time import MOST, WINDOW
-from agent.model import Condition
 from agent.reconcile.rules import THROTTLED_PAUSE
-from agent.state import CURRENT
 from agent.witness import CALL_DEADLINE
-from tests.builders import NODE, a_gpu, a_health, a_lock, a_row, a_shared_gpu, an_inventory
+from tests.builders import NODE, a_lock, a_row
 from tests.machine.virtual import VirtualLoop, starved
 from tests.services.allocation.allocating import G2, a_desk, ids, placed
 
@@ -132,17 +130,6 @@ async def test_a_disk_that_takes_nothing_refuses_with_the_reason_and_keeps_nothi
         assert refusal.transient
         assert () == desk.ledger.rows
         assert () == desk.ledger.outbox
-
-
-async def test_a_hook_directory_that_cannot_be_made_refuses_before_anything_is_written():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
-
-        refusal = await refused(desk, RefusalReason.HOST_DIRECTORY)
-
-        assert "read-only" in refusal.sentence
-        assert None is await desk.disk.read(CURRENT)
 
 
 async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
@@ -301,20 +288,6 @@ async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once
 
         assert 0 == pytest.approx(elapsed() - began)
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
-
-
-async def test_a_bad_gpu_is_named_with_its_condition():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        sick = a_shared_gpu(
-            gpu=a_gpu(index=0), health=a_health(condition=Condition.BAD, text="XID 79")
-        )
-        desk.inventory.set(an_inventory(gpus=(sick,)))
-
-        refusal = await refused(desk, RefusalReason.BAD_GPU)
-
-        assert "XID 79" in refusal.sentence
-        assert not refusal.transient
 
 
 async def test_a_decision_without_end_is_cut_off(monkeypatch):

@@ -269,6 +269,17 @@ TABLE = {
     "the GPU is shared no longer": RefusalCase(
         RefusalReason.UNKNOWN_GPU, on_gpu(given(f"{ONE};"), present=False), f"GPU {G1}", AGAIN
     ),
+    "no runtime finds the GPU": RefusalCase(
+        RefusalReason.UNKNOWN_GPU,
+        changed(
+            given(f"{ONE};"),
+            inventory=an_inventory(
+                gpus=[a_shared_gpu(present=False, obstacle="no CDI specification defines it")]
+            ),
+        ),
+        "(no CDI specification defines it)",
+        AGAIN,
+    ),
     "the GPU is bad": RefusalCase(
         RefusalReason.BAD_GPU, with_bad_gpu(given(f"{ONE};")), "is bad: XID 79", "on another GPU"
     ),
