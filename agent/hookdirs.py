@@ -19,9 +19,8 @@ import msgspec
 from agent.cluster import NodeEvent
 from agent.errors import StateError
 from agent.kit.cell import Cell
-from agent.kit.dissolve import DIRECTORY, PLACE, dissolve, set_mode
-from agent.kit.offload import Offload
-from agent.kit.writable import check_writable
+from agent.kit.disk import DIRECTORY, PLACE, check_writable, dissolve, set_mode
+from agent.kit.tasks import Offload
 from agent.ledger import HookFacts
 
 # What removing set-aside directories left: the Event about those that stay, and the room.

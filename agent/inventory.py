@@ -9,7 +9,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -25,9 +24,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.verdicts import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault
 from agent.kit.cell import Cell, News
-from agent.kit.ring import Ring
-from agent.kit.running_time import Lag
-from agent.kit.ticks import until_tick
+from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import EditSettings
 from agent.model import (
     MIG_MODE,
@@ -48,31 +45,12 @@ from agent.model import (
     SliceGroup,
     SliceId,
     SliceList,
-    diff,
     listed_ids,
     registered_core_percent,
     registered_mib,
     type_name,
 )
 from agent.ports import Clock, Driver, Specifications
-
-# Whether the node offers slices at all.
-#
-# If a node refuses every new pod but still offers slices, controllers keep creating pods and the
-# scheduler keeps sending them there. While slices are withheld, the kubelet rejects every bound
-# pod.
-
-
-class Withholding(msgspec.Struct, frozen=True):
-    """`reasons`: why every new pod would be refused, one sentence each; empty: none would be."""
-
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def holds(self) -> bool:
-        """True while no slice is on offer."""
-        return bool(self.reasons)
-
 
 # Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
 
@@ -118,7 +96,10 @@ class Discovery:
         while True:
             self._wanted.clear()
             is_done = await self._scan()
-            is_wanted = await self._rest(until_tick(self._interval) if is_done else delay)
+            is_wanted = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until_tick(self._interval) if is_done else delay):
+                    is_wanted = await self._wanted.wait()
             if is_done:
                 delay = first
             elif not is_wanted:  # a rescan on demand gives the driver no time to recover
@@ -149,14 +130,6 @@ class Discovery:
     def _fail(self, text: str) -> None:
         if self.problem.set(text):
             log.warning("driver.fails", err=text)
-
-    async def _rest(self, seconds: float) -> bool:
-        """Wait for at most `seconds`. True: a scan on demand is wanted before."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._wanted.wait()
-        except TimeoutError:
-            return False
 
 
 # Samples the usage of each GPU every 5 s and keeps the samples for 15 minutes, in memory.
@@ -197,29 +170,16 @@ class Samples:
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
-            await self._round()
+            inventory = self._inventory.value
+            for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
+                del self._rings[uuid], self._newest[uuid]
+            async with asyncio.TaskGroup() as tasks:
+                for gpu in inventory.gpus:
+                    # A GPU that is filtered out may still be in use: it is asked, too.
+                    is_lost = gpu.health.condition is Condition.LOST
+                    if gpu.there and not is_lost and not gpu.health.silent:
+                        tasks.create_task(self._ask(gpu.uuid))
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
-
-    def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
-        """The samples of one GPU in the last KEPT seconds, the oldest first."""
-        ring = self._rings.get(uuid)
-        since = _loop_time() - KEPT
-        rows = ring.rows() if ring else ()
-        return tuple(self._sampled(uuid, row) for row in rows if row[0] >= since)
-
-    def newest(self, uuid: GpuUuid) -> Sampled | None:
-        """The usage of one GPU now; None: it is not asked or does not report it."""
-        sampled = self._newest.get(uuid)
-        return None if sampled is None or sampled.at < self._at(_loop_time() - FRESH) else sampled
-
-    async def _round(self) -> None:
-        inventory = self._inventory.value
-        for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
-            del self._rings[uuid], self._newest[uuid]
-        async with asyncio.TaskGroup() as tasks:
-            for gpu in inventory.gpus:
-                if _answers(gpu):
-                    tasks.create_task(self._ask(gpu.uuid))
 
     async def _ask(self, uuid: GpuUuid) -> None:
         try:
@@ -232,17 +192,24 @@ class Samples:
         self._newest[uuid] = Sampled(self._at(_loop_time()), sample)
         ring.add(_loop_time(), *(math.nan if value is None else value for value in values))
 
-    def _sampled(self, uuid: GpuUuid, row: tuple[float, ...]) -> Sampled:
-        gpu, memory, used = (None if math.isnan(value) else int(value) for value in row[1:])
-        return Sampled(self._at(row[0]), GpuSample(uuid, gpu, memory, used))
+    def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
+        """The samples of one GPU in the last KEPT seconds, the oldest first."""
+        ring = self._rings.get(uuid)
+        since = _loop_time() - KEPT
+        history = list[Sampled]()
+        for at, *values in ring.rows() if ring else ():
+            if at >= since:
+                gpu, memory, used = (None if math.isnan(one) else int(one) for one in values)
+                history.append(Sampled(self._at(at), GpuSample(uuid, gpu, memory, used)))
+        return tuple(history)
+
+    def newest(self, uuid: GpuUuid) -> Sampled | None:
+        """The usage of one GPU now; None: it is not asked or does not report it."""
+        sampled = self._newest.get(uuid)
+        return None if sampled is None or sampled.at < self._at(_loop_time() - FRESH) else sampled
 
     def _at(self, elapsed: float) -> dt.datetime:
         return self._origin + dt.timedelta(seconds=elapsed)
-
-
-def _answers(gpu: SharedGpu) -> bool:
-    """Whether the GPU can be asked. A GPU that is filtered out may still be in use."""
-    return gpu.there and gpu.health.condition is not Condition.LOST and not gpu.health.silent
 
 
 def _loop_time() -> float:
@@ -250,6 +217,10 @@ def _loop_time() -> float:
 
 
 # Checks the node for faults for which every new pod would be refused, and withholds all slices.
+#
+# If a node refuses every new pod but still offers slices, controllers keep creating pods and the
+# scheduler keeps sending them there. While slices are withheld, the kubelet rejects every bound
+# pod.
 #
 # A check raises what an Allocate would raise at that step. A short stall of a disk is no fault: an
 # Allocate waits for it.
@@ -264,7 +235,7 @@ LEAST: Final = 0.5
 class NodeCheck(msgspec.Struct, frozen=True):
     """A check of the node. `check` raises AgentError if `step` would fail for every new pod.
 
-    `turn`: see agent.kit.ticks.
+    `turn`: see agent.kit.timing.
     """
 
     step: AllocateStep
@@ -277,21 +248,22 @@ Cue = Callable[[Callable[[], None]], Coroutine[None, None, None]]
 
 
 class Withholder:
-    """Sole writer of `state`. `withhold` is called when slices are withheld or offered again.
+    """Sole writer of `reasons`: why every new pod would be refused, one sentence each.
 
-    `cues` make it run the checks at once. `say` posts an Event about the Node.
+    While there are any, no slice is on offer: `withhold` is called with whether that is so when it
+    changes. `cues` make it run the checks at once. `say` posts an Event about the Node.
     """
 
     def __init__(
         self,
         checks: Sequence[NodeCheck],
-        withhold: Callable[[Withholding], None],
+        withhold: Callable[[bool], None],
         say: Callable[[NodeEvent], None],
         cues: Sequence[Cue] = (),
     ) -> None:
-        self.state: Cell[Withholding] = Cell(Withholding())
+        self.reasons: Cell[tuple[str, ...]] = Cell(())
         self._checks = checks
-        self._reasons: dict[NodeCheck, str] = {}
+        self._found: dict[NodeCheck, str] = {}
         self._wanted = {check: asyncio.Event() for check in checks}
         self._withhold = withhold
         self._cues = cues
@@ -334,33 +306,29 @@ class Withholder:
                 fault = error
             self._note(check, fault)
             with contextlib.suppress(TimeoutError):
-                holds = self.state.value.holds
-                async with asyncio.timeout(
-                    LEAST if holds else until_tick(CHECK_PERIOD, check.turn)
-                ):
+                pause = LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn)
+                async with asyncio.timeout(pause):
                     await wanted.wait()
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
 
     def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
         """Record the result of a check and decide again."""
-        self._reasons[check] = _sentence(error, check.step)
-        texts = (self._reasons.get(each, "") for each in self._checks)
+        self._found[check] = _sentence(error, check.step)
+        texts = (self._found.get(each, "") for each in self._checks)
         reasons = tuple(dict.fromkeys(filter(None, texts)))
-        before, state = self.state.value, Withholding(reasons)
-        self.state.set(state)
-        if state.holds != before.holds:
-            self._withhold(state)
-            self._tell(state)
-            self.look()  # the others may wait for longer than is right now
-
-    def _tell(self, state: Withholding) -> None:
-        if state.holds:
-            why = "; ".join(state.reasons)
+        was_withheld = bool(self.reasons.value)
+        self.reasons.set(reasons)
+        if bool(reasons) == was_withheld:
+            return
+        self._withhold(bool(reasons))
+        if reasons:
+            why = "; ".join(reasons)
             log.error("slices.withheld", err=why)
             text = f"Every new pod would be refused, so no slice is on offer: {why}"
             self._say(NodeEvent("NothingOffered", text, warning=True))
         else:
             log.info("slices.offered_again")
+        self.look()  # the others may wait for longer than is right now
 
 
 def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> str:
@@ -396,48 +364,42 @@ class Listing:
         self._basis: tuple[Inventory, Held] | None = None
         self._ids: dict[GpuUuid, tuple[_Wanted, tuple[SliceId, ...]]] = {}
 
-    def refresh(self) -> None:
-        """Publish a list if the inventory or the held ids changed since the last one."""
-        if self._basis != (self._inventory.value, self._held.value):
-            self._publish()
-
     async def run(self) -> None:
         """Follow inventory and held ids until both cells close."""
+
+        async def follow(cell: Cell[T]) -> None:
+            async for _ in cell.follow():
+                self.refresh()
+
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(self._inventory))
-            tasks.create_task(self._follow(self._held))
+            tasks.create_task(follow(self._inventory))
+            tasks.create_task(follow(self._held))
 
-    async def _follow(self, cell: Cell[T]) -> None:
-        async for _ in cell.follow():
-            self.refresh()
-
-    def _publish(self) -> None:
-        inventory, old = self._inventory.value, self._slices.value
-        if inventory.generation == 0:
-            return  # no scan yet: an empty list would take every slice from the kubelet
+    def refresh(self) -> None:
+        """Publish a list if the inventory or the held ids changed since the last one."""
+        inventory, held, old = self._inventory.value, self._held.value, self._slices.value
+        if self._basis == (inventory, held) or inventory.generation == 0:
+            return  # before the first scan, an empty list would take every slice from the kubelet
+        self._basis = inventory, held
         self._ids = {uuid: ids for uuid, ids in self._ids.items() if inventory.find(uuid)}
-        self._basis = inventory, self._held.value
-        groups = tuple(map(self._group, inventory.gpus))
-        if old.generation > 0 and groups == old.groups:
+        groups = list[SliceGroup]()
+        for gpu in inventory.gpus:
+            # A node can have thousands of ids: those of a GPU are made only when they change.
+            wanted = gpu.split_count, held.get(gpu.uuid, ())
+            if gpu.uuid not in self._ids or self._ids[gpu.uuid][0] != wanted:
+                self._ids[gpu.uuid] = wanted, listed_ids(gpu.uuid, *wanted)
+            numa = gpu.gpu.numa if gpu.numa_hint else None
+            ids = self._ids[gpu.uuid][1]
+            groups.append(SliceGroup(gpu.uuid, ids, inventory.offers(gpu), numa))
+        if old.generation > 0 and tuple(groups) == old.groups:
             return
-        self._slices.set(SliceList(old.generation + 1, groups))
+        self._slices.set(SliceList(old.generation + 1, tuple(groups)))
         log.info(
             "list.changed",
             generation=old.generation + 1,
             slices=sum(len(group.ids) for group in groups),
             healthy=sum(len(group.ids) for group in groups if group.healthy),
         )
-
-    def _group(self, gpu: SharedGpu) -> SliceGroup:
-        numa = gpu.gpu.numa if gpu.numa_hint else None
-        return SliceGroup(gpu.uuid, self._listed(gpu), self._inventory.value.offers(gpu), numa)
-
-    def _listed(self, gpu: SharedGpu) -> tuple[SliceId, ...]:
-        wanted = gpu.split_count, self._held.value.get(gpu.uuid, ())
-        known = self._ids.get(gpu.uuid)
-        if known is None or known[0] != wanted:
-            known = self._ids[gpu.uuid] = wanted, listed_ids(gpu.uuid, *wanted)
-        return known[1]
 
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
@@ -509,104 +471,88 @@ class InventoryKeeper:
                     async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
                         defined = await self._specifications.names(edits.cdi_spec_dirs)
             self._defined, self._is_unread = defined, False
-            self._publish()
+            self.refresh()
             await changes.wait(period)
-
-    def refresh(self) -> None:
-        """Publish at once what follows from the present settings."""
-        self._publish()
 
     def found(self, scan: Scan) -> None:
         """Take over a scan of the driver."""
         self._scan = scan
         self._facts.update({gpu.uuid: gpu for gpu in scan.gpus})
-        self._publish()
+        self.refresh()
 
     def judged(self, health: Mapping[GpuUuid, Health]) -> None:
         """Take over the health of these GPUs."""
         self._health.update(health)
-        self._publish()
+        self.refresh()
 
-    def withhold(self, state: Withholding) -> None:
+    def withhold(self, is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
         """Withhold all slices, or offer them again, whatever the health of the GPUs."""
-        self._withheld = state.holds
-        self._publish()
+        self._withheld = is_withheld
+        self.refresh()
 
     def hold(self, held: Held) -> None:
         """Replace the set of slices in use."""
         self.held.set(held)
-        self._publish()
+        self.refresh()
 
-    def _publish(self) -> None:
+    def refresh(self) -> None:
         """Compute the inventory again and publish it if it changed."""
         settings = self._settings.value
         if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
             return
-        held, unwell = frozenset(self.held.value), self._unwell()
-        scan = named(self._scan, self._missing(self._scan, held | unwell))
-        offer = _SharedGpus(scan, settings, self._facts)
-        shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
-        missed = (gpu for gpu in shared.values() if not gpu.present)
-        offer.faults += [GpuFault(g.uuid, g.obstacle, index=g.gpu.index) for g in missed]
-        absent = offer.absent(sorted(held - shared.keys()), unwell - shared.keys())
-        shared |= {gpu.uuid: self._keep(gpu, settings, offer) for gpu in absent}
-        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in offer.here}
-        old = self._inventory.value
-        new = Inventory(
-            generation=old.generation,
-            gpus=tuple(sorted(shared.values(), key=_place)),
-            driver_version=scan.driver_version,
-            withheld=self._withheld,
-        )
-        self._tell(tuple(offer.faults))
-        if new != old:
-            self._note_gone(old, new)
-            change = diff(old, new)
-            log.debug(
-                "inventory.changed",
-                generation=old.generation + 1,
-                added=change.added,
-                removed=change.removed,
-                changed=change.changed,
-            )
-            self._inventory.set(msgspec.structs.replace(new, generation=old.generation + 1))
-
-    def _unwell(self) -> frozenset[GpuUuid]:
-        """GPUs remembered as not ok, and GPUs of the inventory that the driver never described.
-
-        A GPU whose health checks are switched off does not count.
-        """
-        kept = (gpu.uuid for gpu in self._inventory.value.gpus if not gpu.gpu.name)
-        not_ok = (
+        old, held = self._inventory.value, frozenset(self.held.value)
+        # GPUs that are remembered as not ok, and those that the driver never described. A GPU whose
+        # health checks are switched off does not count.
+        unwell = {gpu.uuid for gpu in old.gpus if not gpu.gpu.name} | {
             uuid
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
+        }
+        # The GPUs that neither this scan nor an earlier one has named.
+        seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
+        scan = named(self._scan, (held | unwell) - seen - self._facts.keys())
+        offer = _SharedGpus(scan, settings, self._facts)
+        shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
+        offer.faults += [
+            GpuFault(gpu.uuid, gpu.obstacle, index=gpu.gpu.index)
+            for gpu in shared.values()
+            if not gpu.present
+        ]
+        for gpu in tuple(offer.absent(sorted(held - shared.keys()), unwell - shared.keys())):
+            absent = self._share(gpu, settings)
+            is_unknown = not gpu.name and gpu.uuid not in held
+            shared[gpu.uuid] = msgspec.structs.replace(
+                absent,
+                split_count=0 if is_unknown else absent.split_count,
+                present=False,
+                there=gpu.uuid in offer.here,
+                obstacle=next((fault.text for fault in offer.faults if fault.gpu == gpu.uuid), ""),
+                wanted=offer.wants(gpu),
+            )
+        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in offer.here}
+        before, faults = self.left_out.value, tuple(offer.faults)
+        self.left_out.set(faults)
+        for fault in faults:
+            if fault not in before:
+                log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
+        new = Inventory(
+            generation=old.generation,
+            gpus=tuple(
+                sorted(
+                    shared.values(),
+                    key=lambda one: (one.gpu.index == NO_INDEX, one.gpu.index, one.uuid),
+                )
+            ),
+            driver_version=scan.driver_version,
+            withheld=self._withheld,
         )
-        return frozenset((*kept, *not_ok))
-
-    def _missing(self, scan: Scan, known: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
-        """The GPUs of `known` that neither this scan nor an earlier one has named."""
-        seen = {*(gpu.uuid for gpu in scan.gpus), *(fault.gpu for fault in scan.faults)}
-        return frozenset(known) - seen - self._facts.keys()
-
-    def _note_gone(self, old: Inventory, new: Inventory) -> None:
-        here = {gpu.uuid for gpu in new.gpus}
-        self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in here}
-        kept = [pair for pair in self._gone.items() if pair[0] not in here]
+        if new == old:
+            return
+        self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
+        kept = [pair for pair in self._gone.items() if pair[0] not in shared]
         self._gone = dict(kept[-MOST_GONE:])
-
-    def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_SharedGpus") -> SharedGpu:
-        """A GPU that stays in the inventory as not present."""
-        shared = self._share(gpu, settings)
-        unknown = not gpu.name and gpu.uuid not in self.held.value
-        return msgspec.structs.replace(
-            shared,
-            split_count=0 if unknown else shared.split_count,
-            present=False,
-            there=gpu.uuid in offer.here,
-            obstacle=next((fault.text for fault in offer.faults if fault.gpu == gpu.uuid), ""),
-            wanted=offer.wants(gpu),
-        )
+        log.debug("inventory.changed", generation=old.generation + 1, gpus=sorted(shared))
+        self._inventory.set(msgspec.structs.replace(new, generation=old.generation + 1))
 
     def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
         if gpu.uuid not in self._health:
@@ -624,17 +570,6 @@ class InventoryKeeper:
             obstacle="; ".join(obstacle or ()),
             numa_hint=settings.numa_topology,
         )
-
-    def _tell(self, faults: tuple[GpuFault, ...]) -> None:
-        before = self.left_out.value
-        if self.left_out.set(faults):
-            for fault in faults:
-                if fault not in before:
-                    log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
-
-
-def _place(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
-    return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
 
 
 class _SharedGpus:

@@ -592,30 +592,6 @@ class Inventory(msgspec.Struct, frozen=True):
         return (f"it {gpu.plight}",) if gpu.health.serving else ()
 
 
-class InventoryDiff(msgspec.Struct, frozen=True):
-    """What differs between two snapshots, by UUID."""
-
-    added: tuple[GpuUuid, ...] = ()
-    removed: tuple[GpuUuid, ...] = ()
-    changed: tuple[GpuUuid, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """True when nothing differs."""
-        return not (self.added or self.removed or self.changed)
-
-
-def diff(old: Inventory, new: Inventory) -> InventoryDiff:
-    """The UUIDs that `new` adds, removes and changes, each in the order of its snapshot."""
-    before = {gpu.uuid: gpu for gpu in old.gpus}
-    after = {gpu.uuid: gpu for gpu in new.gpus}
-    return InventoryDiff(
-        added=tuple(uuid for uuid in after if uuid not in before),
-        removed=tuple(uuid for uuid in before if uuid not in after),
-        changed=tuple(u for u, gpu in after.items() if u in before and before[u] != gpu),
-    )
-
-
 # What the driver and probes report about a GPU, before any verdict.
 
 

@@ -31,7 +31,7 @@ from agent.hami.region import (
     recognise,
 )
 from agent.hookdirs import LISTED, NAME, open_containers, open_in, state_errors
-from agent.kit.offload import Offload
+from agent.kit.tasks import Offload
 
 # Tells which processes of containers exist, by the host's /proc and its cgroup tree.
 #
@@ -75,7 +75,12 @@ class ContainerProcesses:
         """Begin a round about the containers of these directories."""
         self._rounds += 1
         uids = frozenset(map(_uid, names))
-        self._is_host = bool(uids) and self._sees_the_host()
+        # Whether this is the host's PID namespace, and processes of others are not hidden.
+        namespace = ""
+        with contextlib.suppress(OSError):
+            namespace = str((self._proc / "self/ns/pid").readlink())
+        sees_init = namespace == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
+        self._is_host = bool(uids) and sees_init
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
         self._gone &= uids
         self._is_due = self._rounds % SEARCH_EVERY == 0
@@ -83,14 +88,6 @@ class ContainerProcesses:
             for remembered in (self._owners, self._known):
                 for path in [path for path in remembered if not path.is_dir()]:
                     del remembered[path]
-
-    def _sees_the_host(self) -> bool:
-        """Whether this is the host's PID namespace, and processes of others are not hidden."""
-        try:
-            namespace = (self._proc / "self/ns/pid").readlink()
-        except OSError:
-            return False
-        return str(namespace) == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
 
     def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
         """Those of the PIDs in the container of that directory that exist; None: not known."""
@@ -329,12 +326,33 @@ class HostRegions:
                 return ()
             with os.scandir(containers) as entries:
                 names = [entry.name for entry in itertools.islice(entries, LISTED)]
-            return [name for name in names if _holds_back(containers, name)]
+            held = list[str]()
+            for name in names:
+                with (
+                    contextlib.suppress(NoRegion),
+                    _opened(containers, name, os.O_RDONLY) as (file, size),
+                ):
+                    offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
+                    if holds_back(os.pread(file, offsets.tail_size, offsets.tail)):
+                        held.append(name)
+            return held
 
     def _write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
+        reasons = dict[str, str]()
         with self._containers() as containers:
-            reasons = {name: _written(containers, name, change) for name, change in changes.items()}
-        return {name: reason for name, reason in reasons.items() if reason}
+            for name, change in changes.items():
+                try:
+                    with _opened(containers, name, os.O_RDWR) as (file, size):
+                        offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
+                        for offset, word in encode_change(offsets, change):
+                            # A write beyond its end would make a file that was shortened longer.
+                            if os.fstat(file).st_size != size:
+                                reasons[name] = TRUNCATED
+                                break
+                            os.pwrite(file, word, offset)
+                except NoRegion as error:
+                    reasons[name] = error.reading.reason or f"it is {error.reading.state}"
+        return reasons
 
     @contextlib.contextmanager
     def _containers(self) -> Iterator[int | None]:
@@ -346,27 +364,6 @@ class HostRegions:
                 self._hook.stat()
                 containers = None
             yield containers
-
-
-def _holds_back(containers: int, name: str) -> bool:
-    with contextlib.suppress(NoRegion), _opened(containers, name, os.O_RDONLY) as (file, size):
-        offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
-        return holds_back(os.pread(file, offsets.tail_size, offsets.tail))
-    return False
-
-
-def _written(containers: int | None, name: str, change: RegionChange) -> str:
-    """Write the change; return why it was not written, or an empty string."""
-    try:
-        with _opened(containers, name, os.O_RDWR) as (file, size):
-            offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
-            for offset, word in encode_change(offsets, change):
-                if os.fstat(file).st_size != size:
-                    return TRUNCATED
-                os.pwrite(file, word, offset)
-    except NoRegion as error:
-        return error.reading.reason or f"it is {error.reading.state}"
-    return ""
 
 
 @contextlib.contextmanager

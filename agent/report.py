@@ -25,9 +25,9 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
 from agent.health.news import believed, gpu_degraded, gpu_events, turning
-from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
-from agent.kit.tally import Tally
+from agent.kit.tasks import Backoff
+from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import Cause, GpuFault, GpuUuid, Inventory, Trouble
 from agent.node.devices import cordon_events, read_cordon

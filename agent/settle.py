@@ -36,9 +36,9 @@ from agent.errors import (
     StateError,
 )
 from agent.hami.pod import consume, held_lock
-from agent.kit.backoff import Allowance, Backoff
 from agent.kit.cell import Cell, News
-from agent.kit.tally import Tally
+from agent.kit.tasks import Allowance, Backoff
+from agent.kit.timing import Tally
 from agent.ledger import Effect, EffectKind, Ledger
 from agent.ports import Clock, NodeApi, PodApi
 

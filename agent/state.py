@@ -15,8 +15,7 @@ from agent.cluster import DEFAULT_PRIORITY, NodeEvent, PodUid, Role
 from agent.errors import Refusal, StateCorrupt, StateError, cap
 from agent.health.judge import stepped
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
-from agent.kit.tally import Tally
+from agent.kit.timing import Lag, Tally
 from agent.ledger import (
     PLAIN,
     ContainerEdits,

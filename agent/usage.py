@@ -2,8 +2,9 @@
 
 import asyncio
 import datetime as dt
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 import msgspec
@@ -12,11 +13,9 @@ import structlog
 from agent.allocate.room import takes_room
 from agent.cluster import NodeEvent, PodTable
 from agent.errors import StateError
-from agent.hami.region import MemoryUse, Region, RegionChange, RegionGpu, RegionState, RegionSums
+from agent.hami.region import MemoryUse, Region, RegionChange, RegionState, RegionSums
 from agent.kit.cell import Cell
-from agent.kit.ring import Ring
-from agent.kit.running_time import Lag
-from agent.kit.ticks import until_tick
+from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import ContainerKey, Ledger, Row, container_directory
 from agent.model import MIB, GpuUuid, Inventory
 from agent.ports import Clock, Regions
@@ -76,7 +75,10 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
     region = sums.region
     if region is None:
         return ContainerUse(at, sums.state, reason=sums.reason)
-    uuids = _uuids(region.gpus, tuple(dict.fromkeys(given)))
+    uuids: Sequence[str] = [gpu.uuid for gpu in region.gpus]
+    distinct, known = frozenset(uuids), tuple(dict.fromkeys(given))
+    if known and not (len(distinct) == len(uuids) and distinct <= frozenset(known)):
+        uuids = known  # by position; GPUs beyond those that were given have none
     return ContainerUse(
         at=at,
         state=sums.state,
@@ -113,15 +115,6 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
     return use
 
 
-def _uuids(gpus: Sequence[RegionGpu], given: Sequence[GpuUuid]) -> Sequence[str]:
-    """The uuids of the region's first GPUs. GPUs beyond those that were given have none."""
-    named = [gpu.uuid for gpu in gpus]
-    distinct = frozenset(named)
-    if not given or (len(distinct) == len(named) and distinct <= frozenset(given)):
-        return named
-    return given
-
-
 # What containers used of their GPUs, as it is kept: a few numbers for each round.
 
 
@@ -138,17 +131,6 @@ class PastUse(msgspec.Struct, frozen=True):
 
     at: dt.datetime
     gpus: tuple[PastGpuUse, ...]
-
-
-def numbers_of(use: ContainerUse) -> tuple[int, ...]:
-    """Memory and SM percent of each GPU in turn: what a row of the history has after its time."""
-    return tuple(number for gpu in use.gpus for number in (gpu.memory.total, gpu.sm_percent))
-
-
-def past_use(at: dt.datetime, uuids: tuple[str, ...], numbers: tuple[float, ...]) -> PastUse:
-    """The inverse of `numbers_of`, for the GPUs `uuids`."""
-    pairs = zip(uuids, numbers[::2], numbers[1::2], strict=True)
-    return PastUse(at, tuple(PastGpuUse(uuid, int(used), int(sm)) for uuid, used, sm in pairs))
 
 
 # Decides which containers are limited and held back while others use the same GPUs.
@@ -250,7 +232,16 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
     - It is limited while it is held back, or while more than one of its own priority is active on
       one of its GPUs.
     """
-    active, working = _activity(users.values())
+    # How many are active by GPU and priority, and the smallest priority that works on each GPU.
+    active = Counter[tuple[GpuUuid, int]]()
+    working: dict[GpuUuid, int] = {}
+    for user in users.values():
+        launches = user.counted_down > 0
+        for gpu in user.gpus if user.priority >= 0 else ():
+            if launches or user.is_active:
+                active[gpu, user.priority] += 1
+            if launches or user.is_working:
+                working[gpu] = min(user.priority, working.get(gpu, user.priority))
     held, limited = set[str](), set[str]()
     changes = dict[str, RegionChange]()
     for name, user in users.items():
@@ -258,37 +249,14 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
             held.add(name)
         if name in held or any(active[gpu, user.priority] > 1 for gpu in user.gpus):
             limited.add(name)
-        change = _change(user, is_held=name in held, is_limited=name in limited)
-        if change is not None:
+        recent = min(user.recent_kernel, HELD) if name in held else max(user.counted_down, 0)
+        change = RegionChange(
+            is_limiting=name in limited if (name in limited) != user.is_limiting else None,
+            recent_kernel=recent if recent != user.recent_kernel else None,
+        )
+        if change != RegionChange():
             changes[name] = change
     return Feedback(frozenset(held), frozenset(limited), changes)
-
-
-def _activity(
-    users: Iterable[RegionUser],
-) -> tuple[Counter[tuple[GpuUuid, int]], Mapping[GpuUuid, int]]:
-    """How many are active by GPU and priority, and the smallest priority that works on each GPU."""
-    active = Counter[tuple[GpuUuid, int]]()
-    working: dict[GpuUuid, int] = {}
-    for user in users:
-        launches = user.counted_down > 0
-        for gpu in user.gpus if user.priority >= 0 else ():
-            if launches or user.is_active:
-                active[gpu, user.priority] += 1
-            if launches or user.is_working:
-                working[gpu] = min(user.priority, working.get(gpu, user.priority))
-    return active, working
-
-
-def _change(user: RegionUser, *, is_held: bool, is_limited: bool) -> RegionChange | None:
-    """What to write into the region; None if it is as it should be."""
-    recent = min(user.recent_kernel, HELD) if is_held else max(user.counted_down, 0)
-    if recent == user.recent_kernel and is_limited == user.is_limiting:
-        return None
-    return RegionChange(
-        is_limiting=is_limited if is_limited != user.is_limiting else None,
-        recent_kernel=recent if recent != user.recent_kernel else None,
-    )
 
 
 def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
@@ -303,13 +271,6 @@ def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
 LIMIT_EVENT: Final = "MemoryLimitReached"
 FULL: Final = 0.98
 """The share of the limit from which on hardly any allocation can succeed."""
-
-
-def full_gpus(use: ContainerUse) -> Iterator[ContainerGpuUse]:
-    """The GPUs whose memory limit the container has filled."""
-    for gpu in use.gpus:
-        if gpu.memory_limit and gpu.memory.total >= FULL * gpu.memory_limit:
-            yield gpu
 
 
 def limit_event(row: Row, full: ContainerGpuUse, label: str) -> NodeEvent:
@@ -338,7 +299,7 @@ log = structlog.get_logger(__name__)
 
 PERIOD: Final = 5.0
 TURN: Final = 1
-"""See agent.kit.ticks."""
+"""See agent.kit.timing."""
 DEADLINE: Final = 3.0
 """Seconds for reading all regions."""
 WRITE_DEADLINE: Final = 1.0
@@ -413,11 +374,13 @@ class ContainerUsage:
             return ()
         uuids, ring = self._kept[key]
         since = _loop_time() - KEPT
-        return tuple(
-            past_use(self._origin + dt.timedelta(seconds=row[0]), uuids, row[1:])
-            for row in ring.rows()
-            if row[0] >= since
-        )
+        past = list[PastUse]()
+        for at, *numbers in ring.rows():
+            if at >= since:
+                pairs = zip(uuids, numbers[::2], numbers[1::2], strict=True)
+                gpus = (PastGpuUse(uuid, int(memory), int(sm)) for uuid, memory, sm in pairs)
+                past.append(PastUse(self._origin + dt.timedelta(seconds=at), tuple(gpus)))
+        return tuple(past)
 
     async def run(self) -> NoReturn:
         """Read all regions at each tick of PERIOD, for ever."""
@@ -430,7 +393,20 @@ class ContainerUsage:
             await asyncio.shield(self._write(self._feedback.release))
 
     async def _round(self) -> None:
-        self._follow()
+        # Take the rows of the ledger that may have processes, and drop what is kept of others.
+        self._rows = {
+            container_directory(row.key.pod_uid, row.key.container): row
+            for row in self._ledger.value.rows
+            if row.has_directory and takes_room(row, self._pods.value)
+        }
+        keys = {row.key for row in self._rows.values()}
+        self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
+        self._worked = {key: at for key, at in self._worked.items() if key in keys}
+        self._troubles = {
+            (event, name): trouble
+            for (event, name), trouble in self._troubles.items()
+            if not name or name in self._rows
+        }
         try:
             async with Lag().within(DEADLINE):
                 readings = await self._regions.read(tuple(self._rows)) if self._rows else {}
@@ -449,7 +425,14 @@ class ContainerUsage:
             left = ()
         before = self._feedback.release
         if self._switches:
-            self._feedback = feedback(dict(self._users(readings, at)))
+            users = dict[str, RegionUser]()
+            for name, row in self._rows.items():
+                sums = readings[name]
+                if sums.region is not None:
+                    if uses_sm(sums, at):
+                        self._worked[row.key] = at
+                    users[name] = region_user(row, sums.region, at, self._worked.get(row.key))
+            self._feedback = feedback(users)
         release = {
             name: RegionChange(recent_kernel=0) for name in left if name not in self._feedback.held
         }
@@ -461,17 +444,6 @@ class ContainerUsage:
         }
         is_written = await self._write({**release, **self._feedback.changes})
         self._is_first &= not is_written
-
-    def _users(
-        self, readings: Mapping[str, RegionSums], at: dt.datetime
-    ) -> Iterator[tuple[str, RegionUser]]:
-        for name, row in self._rows.items():
-            sums = readings[name]
-            if sums.region is None:
-                continue
-            if uses_sm(sums, at):
-                self._worked[row.key] = at
-            yield name, region_user(row, sums.region, at, self._worked.get(row.key))
 
     async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
         """Write the changes; False if the directories as a whole take none."""
@@ -492,22 +464,6 @@ class ContainerUsage:
     def _is_stale(self) -> bool:
         return _loop_time() - self._newest_at > FRESH
 
-    def _follow(self) -> None:
-        """Take the rows of the ledger that may have processes, and drop what is kept of others."""
-        self._rows = {
-            container_directory(row.key.pod_uid, row.key.container): row
-            for row in self._ledger.value.rows
-            if row.has_directory and takes_room(row, self._pods.value)
-        }
-        keys = {row.key for row in self._rows.values()}
-        self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
-        self._worked = {key: at for key, at in self._worked.items() if key in keys}
-        self._troubles = {
-            (event, name): trouble
-            for (event, name), trouble in self._troubles.items()
-            if not name or name in self._rows
-        }
-
     def _keep(self, readings: Mapping[str, RegionSums], at: dt.datetime) -> None:
         now = _loop_time()
         registered = {
@@ -524,7 +480,8 @@ class ContainerUsage:
                 kept = self._kept.get(row.key)
                 if kept is None or kept[0] != uuids:
                     kept = self._kept[row.key] = uuids, Ring(ROWS, 1 + 2 * len(uuids))
-                kept[1].add(now, *numbers_of(use))
+                numbers = ((gpu.memory.total, gpu.sm_percent) for gpu in use.gpus)
+                kept[1].add(now, *itertools.chain.from_iterable(numbers))
         self._newest, self._newest_at = newest, now
 
     def _report(self, event: str, reason: str, directory: str = "") -> None:
@@ -575,20 +532,22 @@ class MemoryPressure:
     async def run(self) -> NoReturn:
         """Look at each tick of PERIOD, for ever."""
         while True:
-            self._look()
+            rows = {row.key: row for row in self._ledger.value.rows if row.pod_uid}
+            self._told &= rows.keys()
+            for key in rows.keys() - self._told:
+                use = self._newest(key)
+                if use is None:
+                    continue
+                filled = (
+                    gpu
+                    for gpu in use.gpus
+                    if gpu.memory_limit and gpu.memory.total >= FULL * gpu.memory_limit
+                )
+                full = next(filled, None)
+                if full is not None:
+                    self._told.add(key)
+                    if key not in self._unseen:
+                        label = self._inventory.value.label(GpuUuid(full.uuid))
+                        self._say(limit_event(rows[key], full, label))
+                self._unseen.discard(key)
             await asyncio.sleep(until_tick(PRESSURE_PERIOD))
-
-    def _look(self) -> None:
-        rows = {row.key: row for row in self._ledger.value.rows if row.pod_uid}
-        self._told &= rows.keys()
-        for key in rows.keys() - self._told:
-            use = self._newest(key)
-            if use is None:
-                continue
-            full = next(full_gpus(use), None)
-            if full is not None:
-                self._told.add(key)
-                if key not in self._unseen:
-                    label = self._inventory.value.label(GpuUuid(full.uuid))
-                    self._say(limit_event(rows[key], full, label))
-            self._unseen.discard(key)

@@ -15,9 +15,8 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.cluster import PodUid
 from agent.errors import KubeletError, MalformedText, WitnessThrottled, WitnessUnsupported, cap
-from agent.kit.offload import Offload
-from agent.kit.running_time import Lag
-from agent.kit.tasks import apart
+from agent.kit.tasks import Offload, apart
+from agent.kit.timing import Lag
 from agent.kit.unix import UnixChannel
 from agent.ledger import ContainerHolding, ContainerKey, Holding
 from agent.model import SliceId

@@ -60,9 +60,9 @@ from agent.errors import (
     WitnessUnsupported,
 )
 from agent.hami.pod import former_locks, held_lock
-from agent.kit.backoff import Allowance, retry
 from agent.kit.cell import Cell
-from agent.kit.running_time import Budget, Lag, Starved
+from agent.kit.tasks import Allowance, retry
+from agent.kit.timing import Budget, Lag, Starved
 from agent.kit.turns import Turns
 from agent.ledger import (
     ContainerKey,

@@ -12,7 +12,7 @@ from agent.allocate.service import AllocateCall, AllocateCalls, AllocateStep
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
+from agent.kit.timing import Lag
 from agent.kit.turns import Turns
 from agent.ledger import (
     PLAIN,

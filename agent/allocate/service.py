@@ -13,8 +13,7 @@ import structlog
 from agent.allocate.room import Shortage
 from agent.cluster import NodeEvent, PodTable, PodUid
 from agent.errors import Refusal, RefusalReason, StateError
-from agent.kit.running_time import Budget, Lag, Starved
-from agent.kit.tally import Durations, Tally
+from agent.kit.timing import Budget, Durations, Lag, Starved, Tally
 from agent.kit.turns import Turn, Turns
 from agent.ledger import (
     ContainerEdits,

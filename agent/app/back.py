@@ -1,7 +1,11 @@
-"""Joins what answers the kubelet and what follows: with the API server, or in plain mode."""
+"""Joins what answers the kubelet and what follows, and runs all standing tasks in tiers."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -10,18 +14,21 @@ from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, Plai
 from agent.allocate.service import Allocation
 from agent.app.adapters import Adapters
 from agent.app.front import Front
+from agent.app.policies import EXPECTED, POLICIES
 from agent.cluster import PodTable
-from agent.errors import SettingsError
+from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
-from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
+from agent.kit.cell import Cell, News
+from agent.kit.tasks import Task, supervise
+from agent.kit.timing import Lag, Tally, until_tick
 from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, ObservedPods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
+from agent.kubelet.register import RegistrationState
 from agent.ledger import Effect
 from agent.node.findings import Check
-from agent.ports import NodeApi, PodApi, Witness
+from agent.ports import NodeApi, PodApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
@@ -37,250 +44,174 @@ OPEN_DEADLINE = 2.0
 Run = Callable[[], Awaitable[None]]
 
 
-class UsageServices(msgspec.Struct, frozen=True):
-    """The services that read and write HAMi-core's regions."""
-
-    containers: ContainerUsage
-    pressure: MemoryPressure
-
-    @property
-    def runs(self) -> Mapping[str, Run]:
-        """Their standing activities by task name."""
-        return {"usage": self.containers.run, "pressure": self.pressure.run}
-
-
-class ApiServer(msgspec.Struct, frozen=True):
-    """Clients of the API server and of the kubelet."""
-
-    session: KubeSession
-    events: EventPoster
-    node: NodeApi
-    pods: PodApi
-    witness: Witness
-    records: KubeletRecordsFile
-
-
 class Back(msgspec.Struct, frozen=True):
-    """Watches of the API server, answers, and the services that reconcile."""
+    """What answers the kubelet, and what follows from the answers.
 
-    api: ApiServer
-    node: NodeWatch
-    pods: PodWatch
-    allocation: Allocation
-    report: Reporter
-    report_state: Cell[ReportState]
-    outbox: Outbox
-    settlement: Settlement
-    source: SchedulerShares
-    reconcile: Reconcile
-    announcer: Announcer
-    condition: GpuCondition
-    usage: UsageServices
-
-    @property
-    def runs(self) -> Mapping[str, Run]:
-        """Its standing activities by task name."""
-        return {
-            "node": self.node.run,
-            "pods": self.pods.run,
-            "kubelet_start": self.source.run,
-            "reconcile": self.reconcile.run,
-            "settlement": self.settlement.run,
-            "outbox": self.outbox.run,
-            "announcer": self.announcer.run,
-            "condition": self.condition.run,
-            "report": self.report.run,
-            **self.usage.runs,
-        }
-
-    def checks(self) -> tuple[Check, ...]:
-        """The readiness checks of the report."""
-        state, node = self.report_state.value, self.api.node
-        report = Check("report", state.reported, state.reason, required=False)
-        if not isinstance(node, ObservedNode):
-            return (report,)
-        text = f"would write {', '.join(sorted(node.pending))}; the log says what"
-        return report, Check("observed", not node.pending, text, required=False)
-
-
-class PlainBack(msgspec.Struct, frozen=True):
-    """The services of plain mode: answers, and the reconcile with the kubelet."""
+    - `runs`: its standing activities by task name.
+    - `checks`, `tallies`: readiness and counters of what talks to the API server.
+    - `events`: None in plain mode, which has no API server.
+    """
 
     allocation: Allocation
     reconcile: Reconcile
-    announcer: NoticeLog
-    usage: UsageServices
-
-    @property
-    def runs(self) -> Mapping[str, Run]:
-        """Its standing activities by task name."""
-        return {
-            "reconcile": self.reconcile.run,
-            "announcer": self.announcer.run,
-            **self.usage.runs,
-        }
+    usage: ContainerUsage
+    runs: Mapping[str, Run]
+    checks: Callable[[], tuple[Check, ...]] = tuple
+    tallies: tuple[Tally, ...] = ()
+    events: EventPoster | None = None
 
 
 @contextlib.asynccontextmanager
 async def open_back(
     settings: Settings, connection: Connection, adapters: Adapters, front: Front
 ) -> AsyncIterator[Back]:
-    """Open its adapters and join its services; close all at the end."""
-    paths = settings.paths
+    """Open the clients of API server and kubelet, join the services; close all at the end."""
+    facts, state, clock, paths = front.facts, front.state, adapters.clock, settings.paths
     async with contextlib.AsyncExitStack() as stack:
         session = KubeSession(connection, adapters.random)
         stack.push_async_callback(session.close)
-        events = EventPoster(session, settings.node, adapters.clock)
+        events = EventPoster(session, settings.node, clock)
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
-        api = ApiServer(
-            session=session,
-            events=events,
-            node=KubeNode(session, settings.node),
-            pods=KubePods(session, settings.node, settings.sharing.resource, events),
-            witness=witness,
-            records=KubeletRecordsFile(paths.plugins, adapters.worker),
-        )
+        records = KubeletRecordsFile(paths.plugins, adapters.worker)
+        node_api: NodeApi = KubeNode(session, settings.node)
+        pod_api: PodApi = KubePods(session, settings.node, settings.sharing.resource, events)
         if settings.observe:
-            api = msgspec.structs.replace(
-                api, node=ObservedNode(api.node), pods=ObservedPods(api.pods)
-            )
+            node_api, pod_api = ObservedNode(node_api), ObservedPods(pod_api)
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
         with contextlib.suppress(SettingsError, TimeoutError):
             async with Lag().within(OPEN_DEADLINE):
                 await session.open()
-        yield _join(settings, adapters, front, api)
-
-
-def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) -> Back:
-    facts, state, clock = front.facts, front.state, adapters.clock
-    node = NodeWatch(api.node, facts.node, adapters.random)
-    pods = PodWatch(api.pods, facts.pods, clock, adapters.random, facts.resource)
-    source = _source(settings, adapters, front, api, pods, node)
-    report_state = Cell(ReportState())
-    owed: Cell[tuple[Effect, ...]] = Cell(())
-    return Back(
-        api=api,
-        node=node,
-        pods=pods,
-        allocation=Allocation(
-            source, state.commit, adapters.hooks, front.notices.say, front.refused
-        ),
-        report=Reporter(
-            api.node,
-            ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),
+        node = NodeWatch(node_api, facts.node, adapters.random)
+        pods = PodWatch(pod_api, facts.pods, clock, adapters.random, facts.resource)
+        source = SchedulerShares(
+            AllocationViews(
+                facts.pods,
+                facts.node,
+                facts.inventory,
+                state.ledger,
+                facts.outlived,
+                facts.match,
+                facts.edits,
+                front.knowing.recent.greatest,
+            ),
+            AllocationPeers(
+                witness=witness,
+                records=records,
+                containers=CgroupContainers(paths.cgroup, adapters.worker),
+                hooks=adapters.hooks,
+                refresh=pods.refresh,
+                look_at_pod=pods.look,
+                look_at_node=node.refresh,
+                epoch=front.knowing.kubelet.now,
+                streams=front.server.traffic.streams,
+                clock=clock,
+                look=node.look,
+                lag=front.allocator.lag,
+            ),
+        )
+        reconcile = Reconcile(
+            views=ReconcileViews(
+                facts.pods,
+                state.ledger,
+                front.knowing.kubelet.epoch,
+                source.calls.taken,
+                front.endpoint.rivals.gone,
+            ),
+            peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
+            rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
+            commit=state.commit,
+        )
+        reported = Cell(ReportState())
+        report = Reporter(
+            node_api,
+            ReportCells(facts.inventory, facts.node, node.returns, facts.report, reported),
             node.saw,
             front.notices.say,
             clock,
             adapters.random,
-        ),
-        report_state=report_state,
-        outbox=Outbox(
+        )
+        owed: Cell[tuple[Effect, ...]] = Cell(())
+        outbox = Outbox(
             views=OutboxViews(state.ledger, facts.pods, owed, facts.outlived),
-            nodes=api.node,
-            pods=api.pods,
+            nodes=node_api,
+            pods=pod_api,
             commit=state.commit,
             clock=clock,
             random=adapters.random,
-        ),
-        settlement=Settlement(
-            pods=facts.pods,
-            node=facts.node,
-            ledger=state.ledger,
-            owed=owed,
-            clock=clock,
-        ),
-        source=source,
-        reconcile=_reconcile(adapters, front, api, source),
-        announcer=Announcer(api.pods, front.notices),
-        condition=GpuCondition(
-            KubeNodeStatus(api.session, settings.node) if settings.node_condition else None,
-            facts.inventory,
-            clock,
-        ),
-        usage=_join_usage(settings, adapters, front),
-    )
+        )
+        settlement = Settlement(
+            pods=facts.pods, node=facts.node, ledger=state.ledger, owed=owed, clock=clock
+        )
+        conditions = KubeNodeStatus(session, settings.node) if settings.node_condition else None
+        usage, pressure = _join_usage(settings, adapters, front)
 
+        async def report_labelled() -> None:
+            # The Node's labels come before the first report: profiles may depend on them.
+            await front.settings.labelled.wait()
+            await report.run()
 
-def _source(
-    settings: Settings,
-    adapters: Adapters,
-    front: Front,
-    api: ApiServer,
-    pods: PodWatch,
-    node: NodeWatch,
-) -> SchedulerShares:
-    facts, knowing = front.facts, front.knowing
-    return SchedulerShares(
-        AllocationViews(
-            facts.pods,
-            facts.node,
-            facts.inventory,
-            front.state.ledger,
-            facts.outlived,
-            facts.match,
-            facts.edits,
-            knowing.recent.greatest,
-        ),
-        AllocationPeers(
-            witness=api.witness,
-            records=api.records,
-            containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
-            hooks=adapters.hooks,
-            refresh=pods.refresh,
-            look_at_pod=pods.look,
-            look_at_node=node.refresh,
-            epoch=knowing.kubelet.now,
-            streams=front.server.traffic.streams,
-            clock=adapters.clock,
-            look=node.look,
-            lag=front.allocator.lag,
-        ),
-    )
+        def checks() -> tuple[Check, ...]:
+            now = reported.value
+            check = Check("report", now.reported, now.reason, required=False)
+            if not isinstance(node_api, ObservedNode):
+                return (check,)
+            text = f"would write {', '.join(sorted(node_api.pending))}; the log says what"
+            return check, Check("observed", not node_api.pending, text, required=False)
 
-
-def _reconcile(
-    adapters: Adapters, front: Front, api: ApiServer, source: SchedulerShares
-) -> Reconcile:
-    facts, state = front.facts, front.state
-    return Reconcile(
-        views=ReconcileViews(
-            facts.pods,
-            state.ledger,
-            front.knowing.kubelet.epoch,
-            source.calls.taken,
-            front.endpoint.rivals.gone,
-        ),
-        peers=ReconcilePeers(
-            witness=api.witness,
-            records=api.records,
-            hooks=adapters.hooks,
-            clock=adapters.clock,
-            calls=front.allocator.calls,
-        ),
-        rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
-        commit=state.commit,
-    )
+        yield Back(
+            allocation=Allocation(
+                source, state.commit, adapters.hooks, front.notices.say, front.refused
+            ),
+            reconcile=reconcile,
+            usage=usage,
+            runs={
+                "node": node.run,
+                "pods": pods.run,
+                "kubelet_start": source.run,
+                "reconcile": reconcile.run,
+                "settlement": settlement.run,
+                "outbox": outbox.run,
+                "announcer": Announcer(pod_api, front.notices).run,
+                "condition": GpuCondition(conditions, facts.inventory, clock).run,
+                "report": report_labelled,
+                "usage": usage.run,
+                "pressure": pressure.run,
+            },
+            checks=checks,
+            tallies=(
+                node.restarts,
+                pods.restarts,
+                reconcile.mismatches,
+                report.writes,
+                report.failures,
+                outbox.results,
+                events.posted,
+                session.requests,
+                session.received,
+            ),
+            events=events,
+        )
 
 
 @contextlib.asynccontextmanager
 async def open_plain(
     settings: Settings, plain: PlainSettings, adapters: Adapters, front: Front
-) -> AsyncIterator[PlainBack]:
+) -> AsyncIterator[Back]:
     """Open the adapters of plain mode and join its services; close them at the end."""
+    facts, state = front.facts, front.state
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    facts = front.facts
     source = KubeletShares(
-        KubeletViews(facts.inventory, front.state.ledger, facts.edits, front.knowing.kubelet.now),
+        KubeletViews(facts.inventory, state.ledger, facts.edits, front.knowing.kubelet.now),
         KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random, front.allocator.lag),
         plain,
     )
     reconcile = Reconcile(
         views=ReconcileViews(
             Cell(PodTable(synced=True)),
-            front.state.ledger,
+            state.ledger,
             front.knowing.kubelet.epoch,
             source.calls.taken,
             front.endpoint.rivals.gone,
@@ -295,35 +226,176 @@ async def open_plain(
             within=None,
             sweeps=False,
         ),
-        commit=front.state.commit,
+        commit=state.commit,
     )
+    usage, pressure = _join_usage(settings, adapters, front)
     with contextlib.closing(witness):
-        yield PlainBack(
-            Allocation(
-                source, front.state.commit, adapters.hooks, front.notices.say, front.refused
+        yield Back(
+            allocation=Allocation(
+                source, state.commit, adapters.hooks, front.notices.say, front.refused
             ),
-            reconcile,
-            NoticeLog(front.notices),
-            _join_usage(settings, adapters, front),
+            reconcile=reconcile,
+            usage=usage,
+            runs={
+                "reconcile": reconcile.run,
+                "announcer": NoticeLog(front.notices).run,
+                "usage": usage.run,
+                "pressure": pressure.run,
+            },
         )
 
 
-def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> UsageServices:
+def _join_usage(
+    settings: Settings, adapters: Adapters, front: Front
+) -> tuple[ContainerUsage, MemoryPressure]:
     """Join what is known about the use of containers: samples, and the Event at a limit."""
-    facts, state, paths = front.facts, front.state, settings.paths
-    regions = HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup))
-    containers = ContainerUsage(
-        regions,
-        state.ledger,
+    facts, ledger, paths = front.facts, front.state.ledger, settings.paths
+    usage = ContainerUsage(
+        HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup)),
+        ledger,
         facts.pods,
         facts.inventory,
         adapters.clock,
         switches=settings.feedback and not settings.observe,
         observes=settings.observe,
     )
-    return UsageServices(
-        containers=containers,
-        pressure=MemoryPressure(
-            containers.newest, state.ledger, facts.inventory, front.notices.say
-        ),
+    return usage, MemoryPressure(usage.newest, ledger, facts.inventory, front.notices.say)
+
+
+# Standing tasks in tiers. The doors stop first, then what observes the host, then the state.
+
+OBSERVING = frozenset({"node", "announcer", "usage"})
+"""Tasks of Back that run with `observe`: none acts on pods, locks, rows or directories."""
+
+STATUS_PERIOD = 10.0
+"""Seconds after which the status line is computed again without news."""
+
+MEETING = 5.0
+"""Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
+
+
+class AgentParts(msgspec.Struct, frozen=True):
+    """The agent's services. `observe`: they neither register nor write."""
+
+    front: Front
+    back: Back
+    observe: bool = False
+
+
+def tiers(
+    parts: AgentParts, own: Mapping[str, Run], chance: random.Random
+) -> Sequence[Sequence[Task]]:
+    """All standing tasks, the outermost tier first.
+
+    `own`: those of the process itself. "mounts" ends the process when it fails, because this
+    process never sees the new mounts; the others start again.
+    """
+    front, knowing = parts.front, parts.front.knowing
+    runs = dict(parts.back.runs)
+
+    async def discover() -> None:
+        # The Node's labels come before the first scan: the first list may depend on them.
+        await front.settings.await_labels()
+        await knowing.discovery.run()
+
+    facts: dict[str, Run] = {
+        "settings": front.settings.run,
+        "journal": front.journal.run,
+        "inventory": knowing.keeper.run,
+        "left_out": knowing.left_out.run,
+        "gpu_events": knowing.gpu_events.run,
+        "cordons": knowing.cordons.run,
+        "held": front.follow_held,
+        "listing": knowing.listing.run,
+        "discovery": discover,
+        "health": knowing.health.run,
+        "samples": knowing.samples.run,
+        "kubelet": knowing.kubelet.run,
+        "recent": knowing.recent.run,
+    }
+    doors = {name: own[name] for name in ("notify", "web", "web_socket")}
+    if "report" in runs:
+        doors = {"report": runs.pop("report"), **doors}
+    served: list[Task] = []
+    if parts.observe:
+        facts |= {name: run for name, run in runs.items() if name in OBSERVING}
+    else:
+        facts |= {
+            "withholder": knowing.withholder.run,
+            "clearing": knowing.clearing.run,
+            "room": knowing.clearing.follow_room,
+            **runs,
+        }
+        served = [Task("endpoint", front.endpoint.run), Task("mounts", own["mounts"])]
+
+    def supervised(services: Mapping[str, Run]) -> list[Task]:
+        return [
+            Task(name, partial(supervise, name, run, POLICIES[name], chance, EXPECTED))
+            for name, run in services.items()
+        ]
+
+    return (
+        supervised({"heartbeat": own["heartbeat"], "state": front.state.run}),
+        supervised(facts),
+        served + supervised(doors),
     )
+
+
+async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
+    """Wait for the first result at the kubelet, `within` seconds at most.
+
+    Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await state.until(lambda now: now != RegistrationState())
+
+
+async def lost(
+    state: Cell[RegistrationState], directory: Path, is_lost: Callable[[], bool]
+) -> None:
+    """Watch the kubelet's directory. Raises DirectoryLost: this process cannot write there."""
+    while not is_lost():
+        await News(state).wait(until_tick(STATUS_PERIOD))
+    raise DirectoryLost(
+        f"{directory} was created again, and this process cannot write there: restart the agent"
+    )
+
+
+async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
+    """Send READY after the first result at the kubelet, then each new status line."""
+    front = parts.front
+    if not parts.observe:
+        await met(front.registration.state)
+    notifier.ready()
+    text = ""
+    while True:
+        state, listed = front.registration.state.value, front.facts.slices.value
+        slices = sum(len(group.ids) for group in listed.groups if group.healthy)
+        now = f"{slices} slices on offer; {state.text}"
+        if parts.observe:
+            now = f"observing, nothing is registered; {slices} slices would be on offer"
+        if now != text:
+            text = now
+            notifier.status(text)
+        changed = News(front.registration.state, front.facts.slices)
+        await changed.wait(until_tick(STATUS_PERIOD))
+
+
+@contextlib.asynccontextmanager
+async def alive(notifier: ServiceNotifier) -> AsyncIterator[None]:
+    """Ping systemd's watchdog while the block runs, also while a standby waits."""
+    if notifier.watchdog is None:
+        yield
+        return
+    period = notifier.watchdog.total_seconds() / 3
+
+    async def beat() -> None:
+        while True:
+            notifier.alive()
+            await asyncio.sleep(until_tick(period))
+
+    async with asyncio.TaskGroup() as group:
+        beating = group.create_task(beat())
+        yield
+        beating.cancel()

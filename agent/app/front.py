@@ -8,8 +8,7 @@ import msgspec
 
 from agent.allocate.edits import check_library
 from agent.allocate.service import AllocateStep
-from agent.app.adapters import Adapters
-from agent.app.facts import SharedCells, new_facts
+from agent.app.adapters import Adapters, SharedCells, new_facts
 from agent.app.policies import EXPECTED, POLICIES
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.errors import Refusal, StateError
@@ -23,12 +22,10 @@ from agent.inventory import (
     NodeCheck,
     Samples,
     Withholder,
-    Withholding,
 )
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
 from agent.kit.tasks import supervise
-from agent.kit.ticks import Lull
+from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
@@ -263,9 +260,9 @@ def _services(
         keeper.judged(verdicts)
         listing.refresh()
 
-    def withhold(state: Withholding) -> None:
+    def withhold(is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
         """Update the list at once, as above."""
-        keeper.withhold(state)
+        keeper.withhold(is_withheld)
         listing.refresh()
 
     def is_ill(uuid: GpuUuid) -> bool:

@@ -15,7 +15,16 @@ import structlog
 
 from agent import __version__
 from agent.app.adapters import Adapters, open_adapters, open_disk
-from agent.app.back import Back, PlainBack, open_back, open_plain
+from agent.app.back import (
+    AgentParts,
+    Run,
+    alive,
+    lost,
+    open_back,
+    open_plain,
+    tell_systemd,
+    tiers,
+)
 from agent.app.codes import (
     BAD_SETTINGS,
     BUG,
@@ -25,8 +34,7 @@ from agent.app.codes import (
     OS_ERROR,
     RESTART,
 )
-from agent.app.front import Front, HostFacts, join_front
-from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_systemd, tiers
+from agent.app.front import HostFacts, join_front
 from agent.app.web import WebDoor, WebSubjects, open_web, serve_web
 from agent.cluster import NodeEvent
 from agent.errors import (
@@ -40,8 +48,7 @@ from agent.errors import (
 from agent.host.node import WrittenDirectory
 from agent.host.process import LockFile, SystemClock, boot_id, machine_id, service_notifier
 from agent.kit.cell import Cell
-from agent.kit.offload import Offload, show_thread_name
-from agent.kit.tasks import BudgetSpent, Heartbeat, Task, run_tiers
+from agent.kit.tasks import BudgetSpent, Heartbeat, Offload, run_tiers, show_thread_name
 from agent.kube.client import Connection, check
 from agent.kubelet.register import Rival
 from agent.ledger import LastGood, Ledger, container_directory
@@ -91,13 +98,6 @@ class _Memory(msgspec.Struct, frozen=True):
     settings: Settings
 
 
-class _Signals(msgspec.Struct, frozen=True):
-    """What signals have requested."""
-
-    stop: asyncio.Event
-    reload: asyncio.Event
-
-
 async def run_agent(process: Process) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once."""
     settings = process.settings
@@ -109,23 +109,31 @@ async def run_agent(process: Process) -> int:
     pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
     asyncio.get_running_loop().set_default_executor(pool)
     try:
-        with _signals() as signals:
-            await _run(process, notifier, signals)
+        with _signals() as (stop, reload):
+            await _run(process, notifier, stop, reload)
     except* (AgentError, OSError) as group:
-        code = _log_failures(group)
+        code = OS_ERROR
+        for error in _leaves(group):
+            log.error("agent.failed", err=str(error))  # noqa: TRY400 -- expected: one line
+            code = next((known for kind, known in _CODES if isinstance(error, kind)), code)
     except* BudgetSpent as group:
-        code = _log_defects(group)
+        code = BUG
+        for error in _leaves(group):
+            cause = str(error.__cause__)  # its traceback is in the log already
+            log.error("agent.gave_up", err=str(error), cause=cause)  # noqa: TRY400
     if code == OK:
         log.info("agent.stopped")
     return code
 
 
-async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -> None:
+async def _run(
+    process: Process, notifier: ServiceNotifier, stop: asyncio.Event, reload: asyncio.Event
+) -> None:
     settings = process.settings
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, process, notifier, signals.stop):
+        if not await _wait_to_be_alone(lock, process, notifier, stop):
             return
         stack.callback(lock.release)
         disk = await stack.enter_async_context(open_disk(settings))
@@ -141,27 +149,46 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         adapters = await stack.enter_async_context(opening)
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _join(process, memory, adapters, notifier, signals)
-        services: contextlib.AbstractAsyncContextManager[Back | PlainBack]
+        front = join_front(
+            settings,
+            adapters,
+            HostFacts(
+                boot_id=memory.boot_id,
+                recovered=memory.recovered,
+                start=memory.start,
+                look=lambda good: process.look(good, adapters.reader),
+                asked=reload,
+                stop=stop,
+                notifier=notifier,
+                stored=memory.stored,
+            ),
+        )
+        await front.journal.recall()
+        front.settings.tell_start(memory.start)
+        if memory.recovered.notice:
+            log.warning("state.recovered", notice=memory.recovered.notice)
+            front.notices.say(NodeEvent("StateRecovered", memory.recovered.notice, warning=True))
+        await _prepare(front.state.ledger.value, adapters)
         if settings.plain is None:
             services = open_back(settings, connection, adapters, front)
         else:
             services = open_plain(settings, settings.plain, adapters, front)
-        back: Back | PlainBack = await stack.enter_async_context(services)
+        back = await stack.enter_async_context(services)
         front.allocator.answers = back.allocation
         parts = AgentParts(front, back, observe=settings.observe)
         await _refuse_rival(settings, adapters, parts)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
         watched = WebSubjects(Heartbeat(), parts=parts)
-        extra = ProcessTasks(
-            heartbeat=watched.heartbeat.run,
-            notify=lambda: tell_systemd(notifier, parts),
-            web=lambda: serve_web(settings, watched, WebDoor.PORT),
-            web_socket=lambda: serve_web(settings, watched, WebDoor.SOCKET),
-            mounts=Task("mounts", lambda: lost(front.registration.state, written)),
-        )
+        state = front.registration.state
+        own: dict[str, Run] = {
+            "heartbeat": watched.heartbeat.run,
+            "notify": lambda: tell_systemd(notifier, parts),
+            "web": lambda: serve_web(settings, watched, WebDoor.PORT),
+            "web_socket": lambda: serve_web(settings, watched, WebDoor.SOCKET),
+            "mounts": lambda: lost(state, written.path, written.is_lost),
+        }
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
-        await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
+        await run_tiers(tiers(parts, own, adapters.random), stop, STOP_DEADLINE)
         notifier.stopping()
         if front.state.is_idle:
             lock.release()  # nothing here writes any more: a standby need not wait for the driver
@@ -239,12 +266,13 @@ async def _post_last(parts: AgentParts) -> None:
 
     Best effort: the log also has the reason.
     """
-    if parts.observe or not isinstance(parts.back, Back):
+    events = parts.back.events
+    if parts.observe or events is None:
         return
     try:
         async with asyncio.timeout(LAST_DEADLINE):
             for event in parts.front.notices.waiting:
-                await parts.back.api.events.post(event)
+                await events.post(event)
     except (AgentError, TimeoutError, OSError) as error:
         log.info("event.not_posted", err=str(error) or "no answer")
 
@@ -258,7 +286,12 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
     recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
-    stored = await _read_stored(disk)
+    stored = None
+    try:
+        content = await disk.read(COPY)
+        stored = None if content is None else decode_last_good(content)
+    except StateError as error:
+        log.warning("config.copy_unreadable", file=COPY, err=str(error))
     ledger = recovered.state.ledger
     start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
@@ -274,45 +307,6 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
     state = msgspec.structs.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
     recovered = msgspec.structs.replace(recovered, state=state)
     return _Memory(boot, recovered, stored, start, settings)
-
-
-async def _join(
-    process: Process,
-    memory: _Memory,
-    adapters: Adapters,
-    notifier: ServiceNotifier,
-    signals: _Signals,
-) -> Front:
-    """Build the front, and prepare the directories of the ledger's containers."""
-    start, recovered = memory.start, memory.recovered
-    host = HostFacts(
-        boot_id=memory.boot_id,
-        recovered=recovered,
-        start=start,
-        look=lambda good: process.look(good, adapters.reader),
-        asked=signals.reload,
-        stop=signals.stop,
-        notifier=notifier,
-        stored=memory.stored,
-    )
-    front = join_front(memory.settings, adapters, host)
-    await front.journal.recall()
-    front.settings.tell_start(start)
-    if recovered.notice:
-        log.warning("state.recovered", notice=recovered.notice)
-        front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))
-    await _prepare(front.state.ledger.value, adapters)
-    return front
-
-
-async def _read_stored(disk: Disk) -> LastGood | None:
-    """The last good settings on disk; None if there are none, or they cannot be read."""
-    try:
-        content = await disk.read(COPY)
-        return None if content is None else decode_last_good(content)
-    except StateError as error:
-        log.warning("config.copy_unreadable", file=COPY, err=str(error))
-        return None
 
 
 async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
@@ -333,22 +327,22 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[_Signals]:
-    """Handle TERM and INT (clean stop; a second one exits at once) and HUP (reload)."""
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Handle TERM and INT (stop; a second one exits at once) and HUP (reload): their events."""
     loop = asyncio.get_running_loop()
-    signals = _Signals(asyncio.Event(), asyncio.Event())
+    stop, reload = asyncio.Event(), asyncio.Event()
 
-    def stop(number: signal.Signals) -> None:
-        if signals.stop.is_set():
+    def end(number: signal.Signals) -> None:
+        if stop.is_set():
             os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
         log.info("agent.stopping", signal=number.name)
-        signals.stop.set()
+        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
-    loop.add_signal_handler(signal.SIGHUP, signals.reload.set)
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
     try:
-        yield signals
+        yield stop, reload
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
@@ -360,18 +354,3 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield from _leaves(error)
         else:
             yield error
-
-
-def _log_failures(group: BaseExceptionGroup[BaseException]) -> int:
-    """Log each expected failure in one line, and return the exit code."""
-    code = OS_ERROR
-    for error in _leaves(group):
-        log.error("agent.failed", err=str(error))
-        code = next((exit_code for kind, exit_code in _CODES if isinstance(error, kind)), code)
-    return code
-
-
-def _log_defects(group: BaseExceptionGroup[BaseException]) -> int:
-    for error in _leaves(group):
-        log.error("agent.gave_up", err=str(error), cause=str(error.__cause__))
-    return BUG

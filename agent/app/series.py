@@ -1,12 +1,12 @@
 """Gathers the counters and gauges of all services for the metrics page."""
 
-from agent.app.back import Back, PlainBack
+from agent.app.back import Back
 from agent.app.front import Front
-from agent.kit.tally import Tally
+from agent.kit.timing import Tally
 from agent.web.metrics import Gauge, MetricSources
 
 
-def series_of(front: Front, back: Back | PlainBack) -> MetricSources:
+def series_of(front: Front, back: Back) -> MetricSources:
     """The counters and gauges of all services."""
     knowing, state, traffic = front.knowing, front.state, front.server.traffic
     clearing, registration, reconcile = knowing.clearing, front.registration, back.reconcile
@@ -49,19 +49,9 @@ def series_of(front: Front, back: Back | PlainBack) -> MetricSources:
             lambda: reconcile.unconfirmed.value,
         ),
     ]
-    if not isinstance(back, PlainBack):  # plain mode has no scheduler and no API server
-        api, drifted = back.api, back.reconcile.drifted
-        tallies += [
-            back.node.restarts,
-            back.pods.restarts,
-            back.reconcile.mismatches,
-            back.report.writes,
-            back.report.failures,
-            back.outbox.results,
-            api.events.posted,
-            api.session.requests,
-            api.session.received,
-        ]
+    if back.events is not None:  # plain mode has no scheduler and no API server
+        drifted = back.reconcile.drifted
+        tallies += back.tallies
         readings.append(
             Gauge(
                 "allocation_drifted",

@@ -14,12 +14,11 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from agent.app.facts import SharedCells
+from agent.app.adapters import SharedCells
 from agent.cluster import NodeEvent
 from agent.errors import SettingsError, StateError
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
-from agent.kit.ticks import Lull
+from agent.kit.timing import Lag, Lull
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan

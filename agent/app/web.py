@@ -10,9 +10,8 @@ from typing import NoReturn
 import msgspec
 
 from agent import __version__
-from agent.app.back import Back
+from agent.app.back import AgentParts
 from agent.app.front import Front
-from agent.app.running import AgentParts
 from agent.app.series import series_of
 from agent.errors import PermissionFault
 from agent.health.news import holders
@@ -96,7 +95,7 @@ def _kubelet(front: Front) -> tuple[Check, ...]:
 
 def _api(parts: AgentParts) -> tuple[Check, ...]:
     """The checks that need the API server; plain mode has none."""
-    if not isinstance(parts.back, Back):
+    if parts.back.events is None:
         return ()
     table, reporting = parts.front.facts.pods.value, parts.back.checks()
     if parts.observe:
@@ -148,9 +147,9 @@ def _gpu_health(front: Front) -> tuple[Check, ...]:
 
 
 def _offer(front: Front) -> Check:
-    withheld = front.knowing.withholder.state.value
-    text = f"no slice is on offer: {'; '.join(withheld.reasons)}"
-    return Check("offer", not withheld.holds, text, required=False)
+    reasons = front.knowing.withholder.reasons.value
+    text = f"no slice is on offer: {'; '.join(reasons)}"
+    return Check("offer", not reasons, text, required=False)
 
 
 # Opens the web pages.
@@ -260,8 +259,8 @@ def status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None
         ledger=front.state.ledger.value,
         newest=knowing.samples.newest,
         history=knowing.samples.history,
-        used=back.usage.containers.newest,
-        past=back.usage.containers.history,
+        used=back.usage.newest,
+        past=back.usage.history,
         changes=front.journal.changes,
         refusals=front.journal.refusals,
         journal_since=front.journal.since,

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from agent import __version__
-from agent.cli.api_socket import Unreachable, add_socket, call
-from agent.cli.codes import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN, fail
-from agent.cli.main import Subparsers
+from agent.cli.connections import Unreachable, add_socket, call
+from agent.cli.main import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN, Subparsers, fail
 from agent.host.process import SystemClock
 
 DEADLINE: Final = 10.0

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.app.codes import BAD_SETTINGS
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import OK, PROBLEM
-from agent.cli.main import Subparsers
+from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, document, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap

@@ -10,9 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.arguments import add_output
-from agent.cli.codes import OK, PROBLEM, USAGE
-from agent.cli.main import Subparsers
+from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output
 from agent.cli.output import document
 from agent.errors import MalformedText, cap
 from agent.hami.pod import (

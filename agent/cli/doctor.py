@@ -1,50 +1,65 @@
-"""`hami-agent doctor`: checks this node, beside the agent or before it starts there (`--pre`)."""
+"""`hami-agent doctor`: checks this node, beside the agent or before it starts there (`--pre`).
+
+It looks at what is at hand, runs each check of a table that has what it needs, and changes nothing.
+"""
 
 import argparse
 import asyncio
 import contextlib
 import os
+import random
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from agent.app.preflight import (
-    bytecode_finding,
-    driver_findings,
-    examine,
-    library_findings,
-    path_findings,
-    report_differences,
-    witness_finding,
-)
-from agent.cli.api_socket import Unreachable, call
-from agent.cli.arguments import TABLE, add_output, nearest
-from agent.cli.codes import INCOMPLETE, OK, PROBLEM, WARNED
-from agent.cli.explain import ClusterSight, see_cluster
+import agent
+from agent.allocate.edits import looks_up_cdi
+from agent.app.adapters import cdi_directories, open_driver
+from agent.cli.connections import Unreachable, call
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import INCOMPLETE, OK, PROBLEM, TABLE, WARNED, Subparsers, add_output, nearest
 from agent.cli.output import UNFOLDED, document, terminal_width
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.pod import decode_node_lock, decode_stamp
-from agent.hami.register import decode_handshake, is_json_form, read_register
-from agent.hookdirs import directory_sizes
-from agent.host.node import device_nodes, look_at, plugin_sockets, waiting_agents
-from agent.host.process import LockFile, SystemClock
-from agent.kube.reader import NodeSight
-from agent.model import Scan
+from agent.errors import (
+    AgentError,
+    ApiError,
+    ApiNotFound,
+    DriverMissing,
+    KubeletError,
+    SettingsError,
+    StateError,
+    WitnessUnsupported,
+    cap,
+)
+from agent.hami.register import register_differences, report_of
+from agent.hookdirs import HostHookDirs, directory_sizes
+from agent.host.node import (
+    device_nodes,
+    library_file,
+    look_at,
+    plugin_sockets,
+    uncompiled,
+    waiting_agents,
+)
+from agent.host.process import LockFile, SystemClock, Worker
+from agent.inventory import InventoryKeeper
+from agent.kit.cell import Cell
+from agent.kube.api import KubeNode
+from agent.kube.client import Connection, KubeSession
+from agent.kube.reader import KubeReview, KubeSight, NodeSight
+from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.devices import judge_access
+from agent.node.devices import judge_access, judge_library_files
 from agent.node.findings import (
     ALL_GROUPS,
+    CHECKS,
     FROM_API,
-    MEMBERS,
     CheckGroup,
     Finding,
     PreflightCheck,
@@ -55,217 +70,570 @@ from agent.node.findings import (
     in_groups,
     traced,
 )
-from agent.node.preflight import PluginSocket, judge_clock, judge_excess, judge_hami_files
-from agent.node.scheduling import (
-    AgentAnswer,
-    NamedNode,
-    NodeTraces,
-    judge_agent,
-    judge_entries,
-    judge_instances,
-)
+from agent.node.preflight import ClusterAnswer, PluginSocket, Right
+from agent.node.scheduling import AgentAnswer, NamedNode
 from agent.ports import Clock
-from agent.settings.fields import Values
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, SourcesRead
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.sections import Settings, check_shares
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
+from agent.witness import PodResourcesWitness
 
-# `doctor` without `--pre`: checks this node beside the agent that runs there; changes nothing.
-
-R = TypeVar("R")
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
+ANSWER_SECONDS: Final = 5.0
+DRIVER_SECONDS: Final = 15.0
+"""8 GPUs that initialise one after the other take 12 s."""
+LOOK_SECONDS: Final = 1.0
+NODE_SECONDS: Final = 5.0
+"""A Node that exists comes with the first frame of its watch."""
+
+_GROUPS: Final = ", ".join(CheckGroup)
+_INDENT: Final = 20
+_LONGEST: Final = 1024
+"""Characters of a text; some come from the cluster."""
 
 
-class CheckupRequest(msgspec.Struct, frozen=True):
-    """What to check, and what the caller already knows.
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb `doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check how this node is set up, and what the scheduler reads of it",
+        description="Checks this node with the settings of `run`, and changes nothing. Each line "
+        "says what was checked and what was found; if something is wrong, also what it means for "
+        "pods, what to do, and the entry of the runbook. With --pre it checks what the agent "
+        "needs before it starts; without, also the agent that runs, and what Node, kubelet and "
+        f"scheduler show of it. Groups: {_GROUPS}. Exits 0 if nothing is wrong, 1 if something "
+        "is, 5 if nothing is but something could not be checked, 6 with --strict if there are "
+        "notes alone.",
+        epilog="example: hami-agent doctor --only kubelet,scheduler --config "
+        "/etc/hami-agent/config.yaml -o json",
+    )
+    parser.add_argument(
+        "--pre",
+        action="store_true",
+        help="check before the first start, or before a switch from another plugin",
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--only", type=_groups, metavar="GROUP[,GROUP]", help="check these groups alone"
+    )
+    choice.add_argument(
+        "--skip", type=_groups, metavar="GROUP[,GROUP]", help="do not check these groups"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong"
+    )
+    parser.add_argument(
+        "--read-only",
+        action="store_true",
+        help="do not check the rights to write, for an account that may only read",
+    )
+    add_output(parser)
+    add_settings(parser)
 
-    - `agent`: the answer of the agent's readiness page.
-    - `settings`: the findings about the settings.
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print what was found; return the exit code."""
+    configure("error", "auto", environ)
+    groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
+    findings = asyncio.run(_findings(args, environ, groups))
+    if args.output == TABLE:
+        write_lines(findings, terminal_width(environ, UNFOLDED), before=args.pre)
+    else:
+        kind, data = document_of(findings, before=args.pre)
+        sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
+    verdicts = {one.verdict for one in findings}
+    if PreflightVerdict.WRONG in verdicts:
+        return PROBLEM
+    if PreflightVerdict.UNKNOWN in verdicts:
+        return INCOMPLETE
+    return WARNED if args.strict and PreflightVerdict.NOTE in verdicts else OK
+
+
+def _groups(text: str) -> frozenset[CheckGroup]:
+    words = [word.strip() for word in text.split(",")]
+    known = {group.value: group for group in CheckGroup}
+    for word in words:
+        if word not in known:
+            hint = nearest(word, known)
+            said = f"there is no group {cap(word, 64)!r}{hint or f'; the groups are {_GROUPS}'}"
+            raise argparse.ArgumentTypeError(said)
+    return frozenset(known[word] for word in words)
+
+
+async def _findings(
+    args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[CheckGroup]
+) -> Sequence[Finding]:
+    """What is wrong with the settings; if they can be used, also what the other checks find."""
+    origin, read = sources(args, environ), None
+    if not args.pre:
+        # A running agent has the last good settings, if the present ones are refused.
+        with contextlib.suppress(SettingsError):
+            read = await started(origin)
+    read = read or await looked(origin)
+    try:
+        plan = read.taken()
+        settings = plan.settings(NodeFacts())
+    except SettingsError as error:
+        return [_refused(error)]
+    config = _config_findings(plan, settings, before=args.pre)
+    if read.refusal is not None:
+        config[0] = _refused(read.refusal)
+    files = (plan.sources.own, plan.sources.node_config)
+    sight = NodeSeen(
+        settings,
+        environ,
+        SystemClock(),
+        groups,
+        agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
+        config=tuple(config),
+        names=plan.names(),
+        files=", ".join(file.name for file in files if file is not None) or "settings",
+        reader=args.read_only,
+    )
+    return await examine(sight)
+
+
+def _refused(error: SettingsError) -> Finding:
+    advice = "correct it; `hami-agent config check` prints what each node would get"
+    return Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)
+
+
+def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
+    values = plan.resolve(NodeFacts(settings.node))
+    main = Finding.ok(PreflightCheck.SETTINGS, "settings", f"accepted, for Node {settings.node}")
+    try:
+        check_shares(values)
+    except SettingsError as error:
+        main = Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error))
+    notes = [
+        Finding.note(PreflightCheck.SETTINGS, "settings", text, "it changes nothing here")
+        for text in plan.warnings
+    ]
+    read = plan.sources
+    files = {
+        str(values[key].value): text is not None
+        for key, text in ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
+        if values[key].value
+    }
+    entries = plan.node_config.profiles
+    names = [name for profile in entries for name in profile.match.nodes]
+    if settings.node not in names and len(names) < len(entries):
+        names = []  # an entry by labels or for all others may apply
+    unchecked = settings.plain is None and not settings.match.requests.known
+    hami = preflight.judge_hami_files(
+        files, settings.node, names, needed=before, unchecked=unchecked
+    )
+    return [main, *notes, hami]
+
+
+def _ask_agent(path: Path) -> AgentAnswer:
+    """Ask the running agent by its socket."""
+    try:
+        status, text = call(path, "GET", "/readyz?verbose", ANSWER_SECONDS)
+    except Unreachable as error:
+        reason = error.__cause__
+        failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
+        denied = isinstance(reason, PermissionError)
+        return AgentAnswer(str(path), failure=failure or str(reason), denied=denied)
+    return AgentAnswer(str(path), status, text)
+
+
+# What is at hand.
+
+
+class ClusterSeen(msgspec.Struct, frozen=True):
+    """The API server's answers. `node` None: it was not shown, and `answer` says why.
+
+    - `excess`: granted rights that the agent does not need; None: not asked.
+    - `names`: whether the Nodes that the settings name exist.
+    """
+
+    answer: ClusterAnswer
+    node: NodeSight | None = None
+    excess: tuple[Right, ...] | None = None
+    names: Mapping[str, NamedNode] = msgspec.field(default_factory=dict)
+
+
+class NodeSeen(msgspec.Struct, eq=False):
+    """What is at hand of a node, and what was seen there.
+
+    - `agent`: the answer of the agent's readiness page; None: before the first start.
+    - `config`: the findings about the settings.
     - `names`: the Nodes that the settings name; `files`: where they do.
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`, `processes`: /dev and /proc.
+    - `cluster`: None: no API server is asked in plain mode, nor for other groups.
+    - `scan`: None: the driver was not asked, or gave none.
     """
 
-    agent: AgentAnswer
+    settings: Settings
+    environ: Mapping[str, str]
+    clock: Clock
     groups: frozenset[CheckGroup] = ALL_GROUPS
-    settings: tuple[Finding, ...] = ()
+    agent: AgentAnswer | None = None
+    config: tuple[Finding, ...] = ()
     names: tuple[str, ...] = ()
     files: str = "settings"
     reader: bool = False
     device_files: Path = Path("/dev")
     processes: Path = Path("/proc")
-
-
-async def examine_running(
-    settings: Settings, environ: Mapping[str, str], clock: Clock, request: CheckupRequest
-) -> tuple[Finding, ...]:
-    """All findings of these groups, in their order."""
-    checkup = _Checkup(settings, clock, request)
-    groups = request.groups
-    if settings.plain is None and groups & (FROM_API | {CheckGroup.CONFIG}):
-        others = [name for name in request.names if name != settings.node]
-        reader = request.reader
-        checkup.cluster = await see_cluster(settings, environ, clock, others, reader=reader)
-    findings = [*request.settings, *checkup.agent(), *path_findings(settings)]
-    findings += [*checkup.directories(), *checkup.config()]
-    if groups & {CheckGroup.DRIVER, CheckGroup.SCHEDULER}:
-        checkup.scan, driver = await driver_findings(settings, environ)
-        findings += [*driver, *checkup.access()]
-    if CheckGroup.LIBRARY in groups:
-        findings += await library_findings(settings)
-    if CheckGroup.KUBELET in groups:
-        findings.append(await witness_finding(settings, serving=not request.agent.failure))
-    findings += [*checkup.kubelet(), *checkup.api(), *checkup.scheduler()]
-    findings += checkup.unseen(findings)
-    return in_groups(traced(findings), groups)
-
-
-class _Checkup(msgspec.Struct, eq=False):
-    """One run of the checks. `cluster`, `scan`: what was seen; None: nothing."""
-
-    settings: Settings
-    clock: Clock
-    request: CheckupRequest
-    cluster: ClusterSight | None = None
+    cluster: ClusterSeen | None = None
     scan: Scan | None = None
+    sockets: tuple[PluginSocket, ...] = ()
 
-    @property
-    def sockets(self) -> tuple[PluginSocket, ...]:
-        paths = self.settings.paths
-        return plugin_sockets(paths.plugins, paths.kubelet_socket.name)
 
-    @property
-    def node(self) -> NodeSight | None:
-        return self.cluster.node if self.cluster else None
+async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
+    """All findings of the chosen groups, in their order. Each look has a deadline of its own."""
+    paths, groups = seen.settings.paths, seen.groups
+    seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+    if seen.settings.plain is None and groups & {*FROM_API, CheckGroup.CONFIG}:
+        seen.cluster = await _see_cluster(seen)
+    findings = [*seen.config]
+    for needed_by, find in CHECKS_OF:
+        if groups & needed_by:
+            findings += await find(seen)
+    if seen.agent is not None:
+        findings = [*traced([*findings, *_unseen(seen, findings)])]
+    return in_groups(findings, groups)
 
-    def agent(self) -> Iterator[Finding]:
-        paths = self.settings.paths
-        lock = paths.run / "lock"
-        holder = LockFile(lock).holder().strip()
-        waiting = waiting_agents(paths.run, holder, self.request.processes)
-        yield from judge_agent(self.request.agent)
-        yield judge_instances(look_at(lock), holder, waiting, self.sockets)
-        yield bytecode_finding()
 
-    def directories(self) -> Iterator[Finding]:
-        hook = self.settings.paths.hook
+def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """One finding for each group of which checks were not made."""
+    if seen.cluster is None:
+        return
+    # There is nothing to say of the monitor without HAMi's plugin.
+    made = {one.point for one in findings} | {PreflightCheck.MONITOR}
+    for group in FROM_API:
+        missing = [check for check in CHECKS[group] if check not in made]
+        if missing:
+            said = f"not checked: {', '.join(check.value for check in missing)}"
+            advice = "repair what is said of the API server, and run this check again"
+            yield Finding.unknown(missing[0], seen.cluster.answer.server, said, advice)
+
+
+# The checks.
+
+
+async def _entries(seen: NodeSeen) -> Iterable[Finding]:
+    if seen.agent is None:
+        return []
+    names = dict.fromkeys(seen.names, NamedNode.UNSEEN)
+    if seen.cluster is not None:
+        names |= seen.cluster.names
+    if seen.settings.node in names:
+        names[seen.settings.node] = NamedNode.THERE
+    return scheduling.judge_entries(seen.settings.node, names, seen.files)
+
+
+async def _paths(seen: NodeSeen) -> Iterable[Finding]:
+    """The directories that the agent writes to."""
+    paths, home = seen.settings.paths, seen.settings.paths.hook / "vgpu"
+    hook, inner = look_at(paths.hook), [look_at(path) for path in (home, home / "containers")]
+    if inner[0].kind:  # a pod mounts only this directory, and its root is read-only
+        hook = msgspec.structs.replace(hook, writable=inner[0].writable)
+    made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
+    below = [preflight.judge_path(place, made=True) for place in inner if place.kind]
+    wrong = [finding for finding in below if finding.verdict is not PreflightVerdict.OK]
+    findings = [*made, preflight.judge_path(hook, made=False), *wrong]
+    if seen.agent is not None:
         with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
-            sizes = directory_sizes(hook).items()
+            sizes = directory_sizes(paths.hook).items()
             large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
-            for name, size in sorted(large, key=lambda one: -one[1].size)[:LARGEST]:
-                path = f"{hook}/vgpu/containers/{name}"
-                yield preflight.judge_size(path, size.size, size.entries)
-
-    def config(self) -> Iterator[Finding]:
-        names = dict.fromkeys(self.request.names, NamedNode.UNSEEN)
-        if self.cluster is not None:
-            names |= self.cluster.names
-        if self.settings.node in names:
-            names[self.settings.node] = NamedNode.THERE
-        yield from judge_entries(self.settings.node, names, self.request.files)
-
-    def access(self) -> Iterator[Finding]:
-        if self.settings.driver.simulate is None:
-            gpus = None if self.scan is None else len(self.scan.gpus) + len(self.scan.faults)
-            yield from judge_access(device_nodes(self.request.device_files), gpus)
-
-    def kubelet(self) -> Iterator[Finding]:
-        paths = self.settings.paths
-        place = look_at(paths.plugins)
-        yield preflight.judge_kubelet(place, look_at(paths.kubelet_socket))
-        alive = [one for one in self.sockets if one.alive]
-        # The register annotation is the agent's own here, and no sign of HAMi's plugin.
-        answer = self.cluster.answer if self.cluster else None
-        answer = answer and msgspec.structs.replace(answer, annotations={})
-        yield from preflight.judge_plugins(place, alive, answer, takeover=self.settings.takeover)
-        if self.node is not None:
-            report, now = self._report(self.node.traces), self.clock.now()
-            if finding := scheduling.judge_offer(self.settings.node, self.node.offer, report, now):
-                yield finding
-
-    def api(self) -> Iterator[Finding]:
-        if self.cluster is None:
-            return
-        answer = self.cluster.answer
-        if answer.failure:
-            advice = answer.remedy or "repair the connection, and run this check again"
-            yield Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)
-            return
-        yield from preflight.judge_cluster(self.settings.node, answer)
-        if self.cluster.excess is not None:
-            yield judge_excess(answer.server, self.cluster.excess)
-        if self.node is not None:
-            yield judge_clock(answer.server, self.node.skew)
-
-    def scheduler(self) -> Iterator[Finding]:
-        if self.node is None:
-            return
-        traces, name, now = self.node.traces, self.settings.node, self.clock.now()
-        profile, report = self.settings.report.profile, self._report(self.node.traces)
-        yield scheduling.judge_present_report(name, report, profile)
-        text = traces.annotations.get(HANDSHAKE, "")
-        seen = scheduling.HandshakeSeen(text, text.partition(" ")[0][:32])
-        if (said := _decoded(decode_handshake, text)) is not None:
-            stamp = said.stamp if said.stamp is not None and said.stamp.tzinfo else None
-            seen = scheduling.HandshakeSeen(text, said.word.value, stamp)
-        yield scheduling.judge_handshake(name, seen, report, profile, now)
-        yield scheduling.judge_writer(traces, report)
-        lock = traces.annotations.get(MUTEX_LOCK)
-        yield scheduling.judge_lock(name, lock, _decoded(decode_node_lock, lock), now)
-        stale = [one.path for one in self.sockets if one.theirs and not one.alive]
-        scores = self.settings.report.topology_score
-        yield from scheduling.judge_leftovers(traces, stale, stamps=profile.stamps, scores=scores)
-
-    def unseen(self, findings: Sequence[Finding]) -> Iterator[Finding]:
-        """One finding for each group of which checks were not made."""
-        if self.cluster is None:
-            return
-        made = {one.point for one in findings}
-        rest = {PreflightCheck.MONITOR}  # there is nothing to say without HAMi's plugin
-        for group in FROM_API:
-            missing = [check for check in MEMBERS[group] if check not in made | rest]
-            if missing:
-                names = ", ".join(check.value for check in missing)
-                said = f"not checked: {names}"
-                advice = "repair what is said of the API server, and run this check again"
-                server = self.cluster.answer.server
-                yield Finding.unknown(missing[0], server, said, advice)
-
-    def _report(self, traces: NodeTraces) -> scheduling.ReportSeen:
-        text = traces.annotations.get(REGISTER)
-        if text is None:
-            return scheduling.ReportSeen()
-        gpus = read_register(text)
-        differences: tuple[str, ...] = ()
-        if self.scan is not None and gpus:
-            differences = report_differences(self.settings, self.scan, traces.annotations)
-        return scheduling.ReportSeen(
-            is_there=True,
-            gpus=len(gpus),
-            healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
-            is_json=is_json_form(text),
-            differences=differences,
-            written=_decoded(decode_stamp, traces.last_written)
-            if REGISTER in traces.written
-            else None,
-        )
+            for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
+                path = f"{home}/containers/{name}"
+                findings.append(preflight.judge_size(path, one.size, one.entries))
+    return findings
 
 
-def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
-    """What the text says; None if there is none, or it cannot be read."""
+async def _agent(seen: NodeSeen) -> Iterable[Finding]:
+    """The agent that runs, and whether it is alone and was compiled when it was installed."""
+    home, modules = str(Path(agent.__file__).parent), list(sys.modules.values())
+    compiled = preflight.judge_bytecode(home, uncompiled(modules))
+    if seen.agent is None:
+        return [compiled]
+    run = seen.settings.paths.run
+    holder = LockFile(run / "lock").holder().strip()
+    waiting = waiting_agents(run, holder, seen.processes)
+    alone = scheduling.judge_instances(look_at(run / "lock"), holder, waiting, seen.sockets)
+    return [*scheduling.judge_agent(seen.agent), alone, compiled]
+
+
+async def _library(seen: NodeSeen) -> Iterable[Finding]:
+    """Whether HAMi-core's files exist, and whether containers load them."""
+    settings = seen.settings
+    plain, home = settings.plain, settings.paths.hook / "vgpu"
+    needed = plain is None or plain.memory_limits
+    async with Worker("disk", 1) as worker:
+        version = settings.library_version
+        hooks = HostHookDirs(settings.paths.hook, Path("/dev"), version, worker, worker)
+        try:
+            facts = await hooks.facts()
+        except (StateError, OSError) as error:
+            return [preflight.judge_library(str(home), (str(error),), needed=needed)]
+    there = preflight.judge_library(str(home), facts.missing, needed=needed)
+    if facts.missing or not needed:
+        return [there]
+    library, preload = library_file(Path(facts.library)), library_file(home / "ld.so.preload")
+    return [there, *judge_library_files(library, preload, facts)]
+
+
+async def _driver(seen: NodeSeen) -> Iterable[Finding]:
+    """The driver, within 15 s, and whether CDI and the device files have its GPUs."""
+    settings = seen.settings
+    seen.scan, failure, remedy = await last_scan(_scans(settings))
+    name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
+    findings = list(preflight.judge_driver(name, seen.scan, failure, remedy))
+    if looks_up_cdi(settings.edits):
+        defined = None
+        async with Worker("cdi", 1) as worker:
+            cdi = cdi_directories(settings, seen.environ, worker)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    defined = await cdi.names(settings.edits.cdi_spec_dirs)
+        sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
+        shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
+        findings.append(preflight.judge_cdi(shared, settings.edits, defined))
+    if seen.agent is not None and settings.driver.simulate is None:
+        described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
+        findings += judge_access(device_nodes(seen.device_files), described)
+    return findings
+
+
+async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
+    """The first scan in which no GPU is waking, else the last in time; the failure; the remedy.
+
+    No failure: the empty string. The remedy is None if the failure names none.
+    """
+    scan: Scan | None = None
+    failure, remedy = "", None
     try:
-        return None if text is None else decode(text)
-    except MalformedText:
-        return None
+        async with asyncio.timeout(DRIVER_SECONDS), contextlib.aclosing(scans):
+            async for scan in scans:
+                if all(fault.trouble is not Trouble.SILENT for fault in scan.faults):
+                    break
+    except TimeoutError:
+        failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
+    except (AgentError, OSError) as error:
+        failure, remedy = _failure_of(error)
+    return scan, failure, remedy
 
 
-# Renders the findings of `doctor`: lines for people, data for programs.
+def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
+    """The failure and the remedy. Empty remedy: the failure contains it. None: it is not known.
 
-_INDENT: Final = 20
-_LONGEST: Final = 1024
-"""Characters of a text; some come from the cluster."""
+    The text form prints both in one line; scripts read them separately.
+    """
+    if isinstance(error, DriverMissing | SettingsError):
+        return error.said, error.remedy
+    return str(error), None
+
+
+async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
+    """Scan again and again: GPUs that initialise take seconds to answer.
+
+    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
+    DriverMissing, DriverError, SettingsError.
+    """
+    spec = settings.driver.simulate
+    if spec is not None:
+        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
+
+        yield await look_once(spec)
+        return
+    async with open_driver(settings) as driver:
+        while True:
+            yield await driver.scan()
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
+    """The kubelet's socket, and what it answers by PodResources."""
+    paths = seen.settings.paths
+    socket = preflight.judge_kubelet(look_at(paths.plugins), look_at(paths.kubelet_socket))
+    path = seen.settings.paths.pod_resources_socket
+    witness = PodResourcesWitness(path, deadline=2.0)  # a person waits for this, and no pod
+    held: int | None = None
+    failure = ""
+    asks = True
+    try:
+        containers = (each for pod in await witness.list() for each in pod.containers)
+        held = sum(1 for each in containers if each.ids.get(seen.settings.sharing.resource))
+        await witness.get("default", "hami-agent-doctor")
+    except WitnessUnsupported:
+        asks = False
+    except KubeletError as error:
+        failure = str(error)
+    finally:
+        witness.close()
+    serving = seen.agent is not None and not seen.agent.failure
+    return [socket, preflight.judge_witness(str(path), held, failure, asks=asks, serving=serving)]
+
+
+async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
+    answer = None if seen.cluster is None else seen.cluster.answer
+    sockets = seen.sockets
+    if seen.agent is not None:
+        # The register annotation is the agent's own then, and no sign of HAMi's plugin; a socket
+        # that nobody listens on is one of the leftovers.
+        answer = answer and msgspec.structs.replace(answer, annotations={})
+        sockets = tuple(one for one in sockets if one.alive)
+    place, takeover = look_at(seen.settings.paths.plugins), seen.settings.takeover
+    return preflight.judge_plugins(place, sockets, answer, takeover=takeover)
+
+
+async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
+    if seen.cluster is None:
+        return []
+    answer, node = seen.cluster.answer, seen.cluster.node
+    if answer.failure and seen.agent is not None:
+        advice = answer.remedy or "repair the connection, and run this check again"
+        return [Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)]
+    findings = list(preflight.judge_cluster(seen.settings.node, answer))
+    if seen.cluster.excess is not None:
+        findings.append(preflight.judge_excess(answer.server, seen.cluster.excess))
+    if node is not None:
+        findings.append(preflight.judge_clock(answer.server, node.skew))
+    return findings
+
+
+async def _scheduler(seen: NodeSeen) -> Iterable[Finding]:
+    """What HAMi's scheduler reads of the Node, and what the kubelet offers beside it."""
+    if seen.cluster is None:
+        return []
+    settings, name, node = seen.settings, seen.settings.node, seen.cluster.node
+    annotations = seen.cluster.answer.annotations
+    differences: tuple[str, ...] = ()
+    if seen.scan is not None and REGISTER in annotations:
+        differences = report_differences(settings, seen.scan, annotations)
+        if seen.agent is None:
+            return [preflight.judge_report(name, differences)]
+    if node is None:
+        return []
+    traces, now, profile = node.traces, seen.clock.now(), settings.report.profile
+    report = scheduling.read_report(traces, differences)
+    handshake = annotations.get(HANDSHAKE, "")
+    stale = [one.path for one in seen.sockets if one.theirs and not one.alive]
+    scores = settings.report.topology_score
+    return [
+        *scheduling.judge_offer(name, node.offer, report, now),
+        scheduling.judge_present_report(name, report, profile),
+        scheduling.judge_handshake(name, handshake, report, profile, now),
+        scheduling.judge_writer(traces, report),
+        scheduling.judge_lock(name, annotations.get(MUTEX_LOCK), now),
+        *scheduling.judge_leftovers(traces, stale, stamps=profile.stamps, scores=scores),
+    ]
+
+
+def report_differences(
+    settings: Settings, scan: Scan, annotations: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Where the Node's register annotation differs from what the agent would write.
+
+    A GPU that the driver does not describe now is left out: an agent that runs goes on naming it.
+    """
+    inventory = Cell(Inventory())
+    InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
+    report = report_of(inventory.value, annotations, settings.report)
+    if report is None:
+        return ()
+    faulty = frozenset(fault.gpu for fault in scan.faults)
+    return register_differences(report, annotations[REGISTER], faulty)
+
+
+CHECKS_OF: Final = (
+    ({CheckGroup.CONFIG}, _entries),
+    # What the driver says is also held against the report that the scheduler reads.
+    ({CheckGroup.DRIVER, CheckGroup.SCHEDULER}, _driver),
+    ({CheckGroup.KUBELET}, _kubelet),
+    ({CheckGroup.KUBELET, CheckGroup.SCHEDULER}, _plugins),
+    ({CheckGroup.AGENT}, _agent),
+    ({CheckGroup.API, CheckGroup.SCHEDULER}, _cluster),
+    ({CheckGroup.KUBELET, CheckGroup.SCHEDULER}, _scheduler),
+    ({CheckGroup.LIBRARY}, _library),
+    ({CheckGroup.PATHS}, _paths),
+)
+"""The checks, each with the groups that need it. One that lacks what it needs finds nothing."""
+
+
+# What the API server says.
+
+
+async def _see_cluster(seen: NodeSeen) -> ClusterSeen:
+    """Ask all questions in one session."""
+    settings = seen.settings
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
+    server = f"API server by {connection.source}"
+    names = [name for name in seen.names if name != settings.node]
+    unasked = dict.fromkeys(names, NamedNode.UNSEEN)
+    session = KubeSession(connection, random.SystemRandom())
+    try:
+        await session.open()
+        review = KubeReview(session, settings.node)
+        answer = await _ask(session, review, seen, server)
+        if seen.agent is None:
+            return ClusterSeen(answer)
+        excess = tuple([right for right in preflight.UNNEEDED if await review.granted(right)])
+        unread = any(right.words == "get nodes" for right in answer.denied)
+        if answer.found is False or unread:
+            return ClusterSeen(answer, excess=excess, names=unasked)
+        sight = KubeSight(session, seen.clock)
+        try:
+            node = await sight.look(settings.node, settings.sharing.resource)
+        except ApiNotFound:
+            answer = msgspec.structs.replace(answer, found=False)
+            return ClusterSeen(answer, excess=excess, names=unasked)
+        annotations = node.traces.annotations
+        answer = msgspec.structs.replace(
+            answer, found=True, labels=node.labels, annotations=annotations
+        )
+        asked = {name: await sight.named(name) for name in names[: scheduling.ASKED]}
+        return ClusterSeen(answer, node, excess, unasked | asked)
+    except (ApiError, SettingsError) as error:
+        failure, remedy = _failure_of(error)
+        answer = ClusterAnswer(server, failure=failure, remedy=remedy)
+        return ClusterSeen(answer, names=unasked)
+    finally:
+        await session.close()
+
+
+async def _ask(
+    session: KubeSession, review: KubeReview, seen: NodeSeen, server: str
+) -> ClusterAnswer:
+    """Ask for the rights of this account, the plugins on this node and the Node.
+
+    Raises ApiError, SettingsError.
+    """
+    settings = seen.settings
+    wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
+    unasked = tuple(right for right in wanted if seen.reader and not right.reads)
+    asked = [right for right in wanted if right not in unasked]
+    denied = tuple([right for right in asked if not await review.granted(right)])
+    if denied:  # the next requests would fail for the same reason
+        return ClusterAnswer(server, denied=denied)
+    neighbours = await review.neighbours()
+    looks = [preflight.right_to_get(pod) for pod in neighbours.pods[:1]]
+    denied = tuple([right for right in looks if not await review.granted(right)])
+    if denied:
+        return ClusterAnswer(server, denied=denied)
+    plugins = neighbours.plugins
+    # The Node as the agent's own watch first shows it.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(NODE_SECONDS):
+            async for change in KubeNode(session, settings.node).watch_node():
+                if change.node is not None and not change.opened:
+                    labels, annotations = change.node.labels, change.node.annotations
+                    return ClusterAnswer(
+                        server, True, labels, annotations, unasked=unasked, plugins=plugins
+                    )
+                if not change.opened:
+                    break
+    return ClusterAnswer(server, found=False, unasked=unasked, plugins=plugins)
+
+
+# Renders the findings: lines for people, data for programs.
 
 
 def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> None:
@@ -343,168 +711,3 @@ def _entry(finding: Finding, *, before: bool) -> dict[str, str]:
         return entry
     means = "" if finding.verdict is PreflightVerdict.OK else consequence(finding)
     return entry | {"group": group_of(finding.point).value, "means": means}
-
-
-ANSWER_SECONDS: Final = 5.0
-_GROUPS: Final = ", ".join(CheckGroup)
-
-
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the verb `doctor`."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check how this node is set up, and what the scheduler reads of it",
-        description="Checks this node with the settings of `run`, and changes nothing. Each line "
-        "says what was checked and what was found; if something is wrong, also what it means for "
-        "pods, what to do, and the entry of the runbook. With --pre it checks what the agent "
-        "needs before it starts; without, also the agent that runs, and what Node, kubelet and "
-        f"scheduler show of it. Groups: {_GROUPS}. Exits 0 if nothing is wrong, 1 if something "
-        "is, 5 if nothing is but something could not be checked, 6 with --strict if there are "
-        "notes alone.",
-        epilog="example: hami-agent doctor --only kubelet,scheduler --config "
-        "/etc/hami-agent/config.yaml -o json",
-    )
-    parser.add_argument(
-        "--pre",
-        action="store_true",
-        help="check before the first start, or before a switch from another plugin",
-    )
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--only", type=_groups, metavar="GROUP[,GROUP]", help="check these groups alone"
-    )
-    choice.add_argument(
-        "--skip", type=_groups, metavar="GROUP[,GROUP]", help="do not check these groups"
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong"
-    )
-    parser.add_argument(
-        "--read-only",
-        action="store_true",
-        help="do not check the rights to write, for an account that may only read",
-    )
-    add_output(parser)
-    add_settings(parser)
-
-
-def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what was found; return the exit code."""
-    configure("error", "auto", environ)
-    read = asyncio.run(_read(sources(args, environ), before=args.pre))
-    groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
-    findings = tuple(_findings(read, environ, args, groups))
-    if args.output == TABLE:
-        write_lines(findings, terminal_width(environ, UNFOLDED), before=args.pre)
-    else:
-        kind, data = document_of(findings, before=args.pre)
-        sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
-    return _code({one.verdict for one in findings}, strict=args.strict)
-
-
-async def _read(origin: Sources, *, before: bool) -> SourcesRead:
-    """Read the settings; if they are refused, a running agent has the last good ones."""
-    if not before:
-        with contextlib.suppress(SettingsError):
-            return await started(origin)
-    return await looked(origin)
-
-
-def _groups(text: str) -> frozenset[CheckGroup]:
-    words = [word.strip() for word in text.split(",")]
-    known = {group.value: group for group in CheckGroup}
-    for word in words:
-        if word not in known:
-            hint = nearest(word, known)
-            said = f"there is no group {cap(word, 64)!r}{hint or f'; the groups are {_GROUPS}'}"
-            raise argparse.ArgumentTypeError(said)
-    return frozenset(known[word] for word in words)
-
-
-def _code(verdicts: set[PreflightVerdict], *, strict: bool) -> int:
-    if PreflightVerdict.WRONG in verdicts:
-        return PROBLEM
-    if PreflightVerdict.UNKNOWN in verdicts:
-        return INCOMPLETE
-    return WARNED if strict and PreflightVerdict.NOTE in verdicts else OK
-
-
-def _findings(
-    read: SourcesRead,
-    environ: Mapping[str, str],
-    args: argparse.Namespace,
-    groups: frozenset[CheckGroup],
-) -> Sequence[Finding]:
-    try:
-        plan = read.taken()
-        settings = plan.settings(NodeFacts())
-    except SettingsError as error:
-        return [_refused(error)]
-    config = _config_findings(plan, settings, before=args.pre)
-    if read.refusal is not None:
-        config[0] = _refused(read.refusal)
-    if args.pre:
-        rest = asyncio.run(examine(settings, environ, reader=args.read_only))
-        every = [*config, *rest]
-        return every if groups == ALL_GROUPS else in_groups(every, groups)
-    request = CheckupRequest(
-        agent=_agent(settings),
-        groups=groups,
-        settings=tuple(config),
-        names=plan.names(),
-        files=_files(plan),
-        reader=args.read_only,
-    )
-    return asyncio.run(examine_running(settings, environ, SystemClock(), request))
-
-
-def _refused(error: SettingsError) -> Finding:
-    advice = "correct it; `hami-agent config check` prints what each node would get"
-    return Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)
-
-
-def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
-    values = plan.resolve(NodeFacts(settings.node))
-    main = Finding.ok(PreflightCheck.SETTINGS, "settings", f"accepted, for Node {settings.node}")
-    try:
-        check_shares(values)
-    except SettingsError as error:
-        main = Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error))
-    notes = [
-        Finding.note(PreflightCheck.SETTINGS, "settings", text, "it changes nothing here")
-        for text in plan.warnings
-    ]
-    return [main, *notes, _hami_files(plan, values, settings, before=before)]
-
-
-def _hami_files(plan: NodeValues, values: Values, settings: Settings, *, before: bool) -> Finding:
-    read = plan.sources
-    files = {
-        str(values[key].value): text is not None
-        for key, text in ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
-        if values[key].value
-    }
-    entries = plan.node_config.profiles
-    names = [name for profile in entries for name in profile.match.nodes]
-    if settings.node not in names and len(names) < len(entries):
-        names = []  # an entry by labels or for all others may apply
-    is_unchecked = settings.plain is None and not settings.match.requests.known
-    return judge_hami_files(files, settings.node, names, needed=before, unchecked=is_unchecked)
-
-
-def _files(plan: NodeValues) -> str:
-    files = (plan.sources.own, plan.sources.node_config)
-    return ", ".join(file.name for file in files if file is not None) or "settings"
-
-
-def _agent(settings: Settings) -> AgentAnswer:
-    """Ask the running agent by its socket."""
-    path = settings.paths.run / "api.sock"
-    try:
-        status, text = call(path, "GET", "/readyz?verbose", ANSWER_SECONDS)
-    except Unreachable as error:
-        denied = isinstance(error.__cause__, PermissionError)
-        reason = error.__cause__
-        failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
-        return AgentAnswer(str(path), failure=failure or str(reason), denied=denied)
-    return AgentAnswer(str(path), status, text)

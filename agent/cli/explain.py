@@ -12,12 +12,20 @@ from typing import Final
 
 import msgspec
 
-from agent.app.preflight import agent_connection, ask_cluster, failure_of, open_session
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.cluster_args import NO_KUBECONFIG, add_cluster, connection_of
-from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE, fail
+from agent.cli.connections import NO_KUBECONFIG, add_cluster, connection_of
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import (
+    INCOMPLETE,
+    NOT_FOUND,
+    OK,
+    PROBLEM,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    Subparsers,
+    add_output,
+    fail,
+)
 from agent.cli.output import UNFOLDED, document, terminal_width, working
 from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
@@ -28,15 +36,10 @@ from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
-    KubeReview,
-    KubeSight,
     NodeReader,
-    NodeSight,
     NoSuchPod,
     RefusedPod,
 )
-from agent.node.preflight import UNNEEDED, ClusterAnswer, Right
-from agent.node.scheduling import ASKED, NamedNode
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.gates import agent_sentence, refusal_id
@@ -52,7 +55,6 @@ from agent.sandbox.explain.story import (
     span,
 )
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.settings.sections import Settings
 from agent.status import StatusDocument, open_envelope
 
 # Reads what `explain` needs from the API server, by a kubeconfig alone.
@@ -419,56 +421,3 @@ def _missing(found: NoSuchPod, namespace: str, name: str) -> str:
     if found.unread:
         text += f"; no other name is known: {found.unread}"
     return text
-
-
-# Asks the API server what `doctor` checks beside a running agent.
-
-
-class ClusterSight(msgspec.Struct, frozen=True):
-    """The API server's answers. `node` None: it was not shown, and `answer` says why.
-
-    - `excess`: granted rights that the agent does not need; None: not asked.
-    - `names`: whether the Nodes that the settings name exist.
-    """
-
-    answer: ClusterAnswer
-    node: NodeSight | None = None
-    excess: tuple[Right, ...] | None = None
-    names: Mapping[str, NamedNode] = msgspec.field(default_factory=dict)
-
-
-async def see_cluster(
-    settings: Settings,
-    environ: Mapping[str, str],
-    clock: Clock,
-    names: Sequence[str],
-    *,
-    reader: bool,
-) -> ClusterSight:
-    """Ask all questions in one session. `names`: Nodes that the settings name, this one not."""
-    connection, server = agent_connection(settings, environ)
-    unasked = dict.fromkeys(names, NamedNode.UNSEEN)
-    try:
-        async with open_session(connection) as session:
-            answer = await ask_cluster(session, settings, server, reader=reader)
-            review = KubeReview(session, settings.node)
-            excess = tuple([right for right in UNNEEDED if await review.granted(right)])
-            unread = any(right.words == "get nodes" for right in answer.denied)
-            if answer.found is False or unread:
-                return ClusterSight(answer, excess=excess, names=unasked)
-            sight = KubeSight(session, clock)
-            try:
-                node = await sight.look(settings.node, settings.sharing.resource)
-            except ApiNotFound:
-                answer = msgspec.structs.replace(answer, found=False)
-                return ClusterSight(answer, excess=excess, names=unasked)
-            annotations = node.traces.annotations
-            answer = msgspec.structs.replace(
-                answer, found=True, labels=node.labels, annotations=annotations
-            )
-            asked = {name: await sight.named(name) for name in names[:ASKED]}
-            return ClusterSight(answer, node, excess, unasked | asked)
-    except (ApiError, SettingsError) as error:
-        failure, remedy = failure_of(error)
-        answer = ClusterAnswer(server, failure=failure, remedy=remedy)
-        return ClusterSight(answer, names=unasked)

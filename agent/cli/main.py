@@ -1,18 +1,52 @@
-"""Runs the verb of a command line. Only that verb's module is imported: `run` must start fast."""
+"""Runs the verb of a command line: its parser, its exit codes, and `hami-agent version`.
+
+Only the module of that verb is imported: `run` must start fast.
+"""
 
 import argparse
+import difflib
 import errno
 import gc
 import importlib
+import platform
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
-from agent.cli.arguments import Parser, nearest
-from agent.cli.codes import INTERRUPTED, OK, UNWRITTEN, USAGE
+from typing_extensions import override
+
+from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
+from agent.cli.output import document
 from agent.errors import cap
+from agent.host.process import SystemClock
+
+# Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
+
+OK = 0
+PROBLEM = 1
+"""The command ran, and its answer is that something is wrong."""
+USAGE = 2
+UNREACHABLE = 3
+NOT_FOUND = 4
+INCOMPLETE = 5
+"""The answer was given, but a part of the data could not be read."""
+WARNED = 6
+"""There are only warnings, and `--strict` was given."""
+UNWRITTEN = 74
+"""The answer could not be written."""
+INTERRUPTED = 130
+
+
+def fail(verb: str, text: str, code: int) -> int:
+    """Say on standard error why the verb fails, safe to show; return the exit code."""
+    sys.stderr.write(f"hami-agent {verb}: {cap(text, 4096)}\n")
+    return code
+
+
+# The verbs, and the choice among them.
 
 VERBS: Mapping[str, tuple[str, str]] = {
     "run": ("agent.cli.run", "run the agent on this node"),
@@ -23,11 +57,11 @@ VERBS: Mapping[str, tuple[str, str]] = {
     ),
     "status": ("agent.cli.status", "show a node: GPUs, their health, who holds them, what changed"),
     "top": ("agent.cli.top", "show this node live: GPUs and who holds them"),
-    "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
-    "release": ("agent.cli.release", "release a GPU for work on it"),
     "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
-    "cordon": ("agent.cli.cordon", "place no new pods on a GPU"),
-    "uncordon": ("agent.cli.uncordon", "let new pods be placed on a cordoned GPU again"),
+    "recheck": ("agent.cli.node", "probe a GPU now and print its health"),
+    "release": ("agent.cli.node", "release a GPU for work on it"),
+    "cordon": ("agent.cli.node", "place no new pods on a GPU"),
+    "uncordon": ("agent.cli.node", "let new pods be placed on a cordoned GPU again"),
     "config": ("agent.cli.config", "show or check settings"),
     "doctor": (
         "agent.cli.doctor",
@@ -37,17 +71,17 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
     "completion": ("agent.cli.completion", "print a script that completes command lines"),
-    "version": ("agent.cli.version", "print the version"),
+    "version": ("agent.cli.main", "print the version"),
 }
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
 
 
 class Verb(Protocol):
-    """The module of a verb."""
+    """The module of a verb, or of several."""
 
     def add_parser(self, subparsers: Subparsers) -> None:
-        """Add the verb's parser; its `--help` has an example."""
+        """Add the parser of each of its verbs; their `--help` has an example."""
         ...
 
     def main(self, args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -91,16 +125,16 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         sys.stderr.write(f"hami-agent: {text}\n")
         return USAGE
     module: Verb | None = None
-    leads = bool(argv) and argv[0] == verb
-    for name, (path, text) in VERBS.items():
-        if name == verb:
-            module = importlib.import_module(path)
-            module.add_parser(subparsers)
-            if not gc.isenabled():
-                gc.freeze()  # loaded modules stay: collecting them would take 30 ms
-                gc.enable()
-        elif not leads:  # nobody will see the list of all verbs
-            subparsers.add_parser(name, help=text)
+    if verb is not None:
+        module = importlib.import_module(VERBS[verb][0])
+        module.add_parser(subparsers)
+        if not gc.isenabled():
+            gc.freeze()  # loaded modules stay: collecting them would take 30 ms
+            gc.enable()
+    if verb is None or argv[0] != verb:  # an option comes first: its help may list all verbs
+        for name, (_, text) in VERBS.items():
+            if name not in subparsers.choices:
+                subparsers.add_parser(name, help=text)
     try:
         args = parser.parse_args(argv)
     except SystemExit as leaving:
@@ -114,7 +148,7 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
 def whole_parser(program: str = "hami-agent") -> argparse.ArgumentParser:
     """The parser with the options of every verb; it imports all of them."""
     parser, subparsers = _parser(program)
-    for path, _ in VERBS.values():
+    for path in dict.fromkeys(path for path, _ in VERBS.values()):
         module: Verb = importlib.import_module(path)
         module.add_parser(subparsers)
     return parser
@@ -130,3 +164,128 @@ def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     return parser, parser.add_subparsers(dest="verb", metavar="VERB")
+
+
+# Parses command lines; a mistake gets one sentence that names the verb.
+
+TABLE: Final = "table"
+FORMS: Final = (TABLE, "json", "yaml")
+_FORM_WORDS: Final = {
+    TABLE: "for people",
+    "wide": "with all columns",
+    "json": "everything, for programs",
+    "yaml": "the same as YAML",
+    "name": "names alone",
+}
+
+
+LIKENESS: Final = 0.65
+"""The least likeness of a name in a hint (1: equal). Less misleads."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name, in any case; empty if no known one is similar."""
+    names = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=LIKENESS)
+    return f"; did you mean {names[close[0]]}?" if close else ""
+
+
+class _WholeWords(argparse.HelpFormatter):
+    """argparse's form of help, without breaks inside a path or an option that has hyphens."""
+
+    @override
+    def _split_lines(self, text: str, width: int) -> list[str]:
+
+        words = " ".join(text.split())
+        return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
+
+    @override
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = self._split_lines(text, width - len(indent))
+        return "\n".join(f"{indent}{line}" for line in lines)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser without the usage before each error: `run` has sixty options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- argparse types them
+        super().__init__(*args, **{"formatter_class": _WholeWords, **kwargs})
+
+    @override
+    def parse_known_args(  # type: ignore[override]  # it has overloads for its namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse as argparse, but let the verb itself refuse unknown arguments."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(self._left_over(rest))
+        return parsed, rest
+
+    @override
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Check as argparse, and add the nearest choice to the error."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += nearest(str(value), map(str, action.choices or ()))
+            raise
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+    def _left_over(self, words: Sequence[str]) -> str:
+        """Describe unknown arguments, with the nearest option for the first one."""
+        option = words[0].partition("=")[0]
+        if not option.startswith("-"):
+            return f"unexpected argument {cap(' '.join(words))}"
+        names = [name for name in self._option_string_actions if name.startswith("--")]
+        return f"unknown option {cap(option)}{nearest(option, names)}"
+
+
+def add_output(
+    parser: argparse.ArgumentParser,
+    default: str = TABLE,
+    forms: Sequence[str] = FORMS,
+) -> None:
+    """Add `-o table|json|yaml` and `--json`. `forms`: those of the verb."""
+    words = "; ".join(f"{form}: {_FORM_WORDS[form]}" for form in forms)
+    parser.add_argument("-o", "--output", choices=forms, default=default, help=words)
+    parser.add_argument(
+        "--json",
+        dest="output",
+        action="store_const",
+        const="json",
+        default=default,
+        help="the same as -o json",
+    )
+
+
+# The verb of this module.
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb `version`."""
+    parser = subparsers.add_parser(
+        "version", help="print the version", epilog="example: hami-agent version -o json"
+    )
+    add_output(parser)
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the verb `version`: print the agent's and Python's versions."""
+    del environ
+    facts = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "registerProfile": "json",
+        "stateVersion": 1,
+    }
+    if args.output != TABLE:
+        sys.stdout.write(document("Version", facts, args.output, SystemClock().now()))
+    else:
+        sys.stdout.write(
+            f"hami-agent {facts['version']} (Python {facts['python']}, register annotation "
+            f"{facts['registerProfile']}, state version {facts['stateVersion']})\n"
+        )
+    return OK

@@ -17,10 +17,8 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import OK, PROBLEM, USAGE
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output
 from agent.cli.output import document
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError

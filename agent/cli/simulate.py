@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
-from agent.cli.main import Subparsers
+from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
 from agent.cli.output import document
 from agent.errors import AgentError, cap
 from agent.host.process import SystemClock

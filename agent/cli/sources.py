@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.api_socket import Unreachable, call
-from agent.cli.cluster_args import NO_KUBECONFIG, connection_of
+from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_of
 from agent.cli.output import working
 from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock

@@ -11,12 +11,20 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.api_socket import add_socket
-from agent.cli.arguments import TABLE, add_output, nearest
-from agent.cli.cluster_args import add_cluster
-from agent.cli.codes import INCOMPLETE, NOT_FOUND, OK, UNREACHABLE, USAGE, fail
+from agent.cli.connections import add_cluster, add_socket
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import (
+    INCOMPLETE,
+    NOT_FOUND,
+    OK,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    Subparsers,
+    add_output,
+    fail,
+    nearest,
+)
 from agent.cli.output import Column, document, table, terminal_width, writes_utf8
 from agent.cli.sources import (
     NoSuchNode,

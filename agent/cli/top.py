@@ -6,9 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from agent.cli.api_socket import add_socket
-from agent.cli.codes import OK, UNREACHABLE, USAGE, fail
-from agent.cli.main import Subparsers
+from agent.cli.connections import add_socket
+from agent.cli.main import OK, UNREACHABLE, USAGE, Subparsers, fail
 from agent.cli.sources import SourceUnreachable, status_at
 
 FASTEST: Final = 1.0

@@ -20,10 +20,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.cli.arguments import TABLE, add_output
-from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.logs import configure
-from agent.cli.main import Subparsers
+from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
 from agent.cli.output import document
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.errors import (

@@ -29,8 +29,8 @@ from agent.gpu.library import (
 )
 from agent.gpu.session import NO_ANSWER, Handles, Indexes, NvmlSession, OpenedSession
 from agent.health.xids import XIDS
-from agent.kit.offload import show_thread_name
-from agent.kit.ticks import until_tick
+from agent.kit.tasks import show_thread_name
+from agent.kit.timing import until_tick
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome
 
 # Registers a GPU with an event set. All functions block and run on the GPU's thread.

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from agent.kit.offload import show_thread_name
-from agent.kit.running_time import Lag
+from agent.kit.tasks import show_thread_name
+from agent.kit.timing import Lag
 
 # Threads that make blocking calls, as few as the calls allow.
 

@@ -45,6 +45,8 @@ Reader = Callable[[object, str], object]
 Table = Mapping[str, tuple[str, Reader]]
 """The fields of an object: lower-case key -> attribute name and reader."""
 
+_DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
+"""A sign and digits, no space, no underscore; leading zeros apart."""
 _HTML = re.compile("[<>&\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -104,6 +106,13 @@ def fields(value: object, table: Table, where: str) -> dict[str, Any]:
             raise MalformedText(f"{where}, {key} stands there twice")
         values[name] = read(item, f"{where}, {key}")
     return values
+
+
+def parse_int(text: str, bounds: tuple[int, int]) -> int | None:
+    """Parse a decimal as Go's ParseInt does; None: it is none, or outside the inclusive bounds."""
+    match = _DECIMAL.fullmatch(text)
+    value = int(match[1] + match[2]) if match else None
+    return value if value is not None and bounds[0] <= value <= bounds[1] else None
 
 
 def nullable(read_item: Reader) -> Reader:

@@ -15,7 +15,7 @@ from agent.cluster import (
     NodeView,
 )
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import fold
+from agent.hami.gojson import INT32, fold, parse_int
 from agent.hami.register import HandshakeWord
 from agent.model import GpuUuid, Share
 
@@ -111,14 +111,10 @@ LENGTH_LIMIT = 64 * 1024
 decodes them again."""
 GROUP_LIMIT = 256
 """Groups: the kubelet allocates a pod's containers one by one and admits no other pod meanwhile."""
-INT32_MAX = 2**31 - 1
-INT32_MIN = -(2**31)
 
 Groups = tuple[tuple[Share, ...], ...]
 
 _PLACEHOLDER = ["", "", "0", "0"]
-_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,10})")
-"""Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
 
 
 def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
@@ -213,9 +209,8 @@ def _decode_share(text: str, place: int, type_word: str | None) -> Share:
 
 
 def _number(text: str, place: int, what: str) -> int:
-    match = _NUMBER.fullmatch(text)
-    value = int(match[1] + match[2]) if match else None
-    if value is None or not INT32_MIN <= value <= INT32_MAX:
+    value = parse_int(text, INT32)
+    if value is None:
         raise MalformedText(
             f"devices text, group {place}: {what} {cap(text)!r} is not a decimal of 32 bits"
         )

@@ -5,7 +5,7 @@ import enum
 import itertools
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -119,10 +119,13 @@ class RegionReading(msgspec.Struct, frozen=True):
             return RegionSums(self.state, reason=self.reason)
         live = [one for one in region.processes if self.alive is None or one.pid in self.alive]
         positions = range(len(region.gpus))
+        # Only of all processes together HAMi-core's numbers cannot be negative.
+        parts = ([one.memory[position] for one in live] for position in positions)
+        sums = (map(sum, zip(*part, strict=True)) for part in parts)
         return RegionSums(
             self.state,
             msgspec.structs.replace(region, processes=()),
-            memory=tuple(_sum(one.memory[position] for one in live) for position in positions),
+            memory=tuple(MemoryUse(*(max(0, number) for number in one)) for one in sums),
             sm_percent=tuple(
                 sum(one.sm_percent[position] for one in live) for position in positions
             ),
@@ -145,12 +148,6 @@ class RegionSums(msgspec.Struct, frozen=True):
     sm_percent: tuple[int, ...] = ()
     processes: int = 0
     knows_living: bool = False
-
-
-def _sum(parts: Iterable[MemoryUse]) -> MemoryUse:
-    """The sum over processes. Only of all together HAMi-core's numbers cannot be negative."""
-    sums = map(sum, zip(*parts, strict=True))
-    return MemoryUse(*(max(0, number) for number in sums))
 
 
 class RegionChange(msgspec.Struct, frozen=True):
@@ -285,7 +282,11 @@ def recognise(size: int, head: bytes) -> RegionOffsets:
     """
     sized = [offsets for offsets in LAYOUTS if size - offsets.size in (0, 1)]
     if not sized:
-        raise _unknown_size(size)
+        if size == 0:
+            raise NoRegion(state=RegionState.INITIALISING)
+        if size - LEGACY_SIZE in (0, 1):
+            raise NoRegion("it has the legacy layout of HAMi's builds of early 2024")
+        raise NoRegion(f"no layout of HAMi-core has its size of {size} bytes")
     if len(head) < HEAD_SIZE:
         raise NoRegion(TRUNCATED)
     magic, *words = struct.unpack_from("<iII", head)
@@ -295,24 +296,12 @@ def recognise(size: int, head: bytes) -> RegionOffsets:
         raise NoRegion(f"it begins with {magic} instead of {MAGIC}")
     for offsets in sized:
         if offsets.version in (None, tuple(words)):
-            _check_uuids(offsets, head)
+            # Another layout of the same size has other bytes where this one has UUIDs.
+            for index, uuid in enumerate(_uuids(offsets, head)):
+                if not UUID.fullmatch(uuid):
+                    raise NoRegion(f"the UUID of its GPU {index} is not one of NVIDIA's")
             return offsets
     raise NoRegion(f"no layout of its size has the version {words[0]}.{words[1]}")
-
-
-def _unknown_size(size: int) -> NoRegion:
-    if size == 0:
-        return NoRegion(state=RegionState.INITIALISING)
-    if size - LEGACY_SIZE in (0, 1):
-        return NoRegion("it has the legacy layout of HAMi's builds of early 2024")
-    return NoRegion(f"no layout of HAMi-core has its size of {size} bytes")
-
-
-def _check_uuids(offsets: RegionOffsets, head: bytes) -> None:
-    """Check all UUIDs: another layout of the same size has other bytes there. Raises NoRegion."""
-    for index, uuid in enumerate(_uuids(offsets, head)):
-        if not UUID.fullmatch(uuid):
-            raise NoRegion(f"the UUID of its GPU {index} is not one of NVIDIA's")
 
 
 def _uuids(offsets: RegionOffsets, head: bytes) -> Iterator[bytes]:
@@ -343,31 +332,35 @@ def decode_region(
     # Each read goes upwards. The seqlock must be read before and after the data between.
     is_leading = offsets.seqlock is not None and offsets.seqlock < offsets.used
     slots = first if is_leading else second
-    live = tuple(_live(offsets, slots))
+    # The slots that a process has: one that ended has no PID, or the status 0.
+    rest = offsets.slot_size - offsets.status - 4
+    heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
+    live = tuple(slot for slot, (pid, status) in enumerate(heads) if pid > 0 and status != 0)
     (named,) = struct.unpack_from("<Q", head, offsets.gpu_count)
     count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
     if len(live) * count > MAX_USES:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
     torn = _torn(offsets, first, second)
     _, switch, recent_kernel, priority = struct.unpack_from("<iiii", tail)
+    seconds = struct.unpack_from("<Q", tail, 16)[0] if len(tail) >= 24 else 0
+    is_time = 0 < seconds <= _LATEST
+    uuids = itertools.islice(_uuids(offsets, head), count)
+    memory = struct.unpack_from(f"<{count}Q", head, offsets.memory_limits)
+    cores = struct.unpack_from(f"<{count}Q", head, offsets.core_limits)
     return Region(
         layout=offsets.layout,
-        gpus=tuple(_gpus(offsets, head, count)),
+        gpus=tuple(
+            RegionGpu(index, uuid.decode("ascii"), limit, percent)
+            for index, (uuid, limit, percent) in enumerate(zip(uuids, memory, cores, strict=True))
+        ),
         processes=tuple(
             _process(offsets, slots, slot, count, is_torn=slot in torn) for slot in live
         ),
         is_limiting=switch != 0,
         recent_kernel=recent_kernel,
         priority=priority,
-        last_kernel=_time(tail),
+        last_kernel=dt.datetime.fromtimestamp(seconds, dt.UTC) if is_time else None,
     )
-
-
-def _live(offsets: RegionOffsets, slots: bytes) -> Iterator[int]:
-    """The slots that a process has: one that ended has no PID, or the status 0."""
-    rest = offsets.slot_size - offsets.status - 4
-    heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
-    return (slot for slot, (pid, status) in enumerate(heads) if pid > 0 and status != 0)
 
 
 def _used_gpus(offsets: RegionOffsets, slots: bytes, live: tuple[int, ...]) -> int:
@@ -387,14 +380,6 @@ def _torn(offsets: RegionOffsets, first: bytes, second: bytes) -> frozenset[int]
     return frozenset(
         slot for slot, (before, after) in enumerate(pairs) if before != after or after[0] % 2
     )
-
-
-def _gpus(offsets: RegionOffsets, head: bytes, count: int) -> Iterator[RegionGpu]:
-    memory = struct.unpack_from(f"<{count}Q", head, offsets.memory_limits)
-    cores = struct.unpack_from(f"<{count}Q", head, offsets.core_limits)
-    uuids = itertools.islice(_uuids(offsets, head), count)
-    for index, (uuid, bytes_, percent) in enumerate(zip(uuids, memory, cores, strict=True)):
-        yield RegionGpu(index, uuid.decode("ascii"), bytes_, percent)
 
 
 def _process(
@@ -418,13 +403,6 @@ def _process(
         suspended=status == 2,
         torn=is_torn,
     )
-
-
-def _time(tail: bytes) -> dt.datetime | None:
-    if len(tail) < 24:
-        return None
-    (seconds,) = struct.unpack_from("<Q", tail, 16)
-    return dt.datetime.fromtimestamp(seconds, dt.UTC) if 0 < seconds <= _LATEST else None
 
 
 def encode_change(offsets: RegionOffsets, change: RegionChange) -> tuple[tuple[int, bytes], ...]:

@@ -1,6 +1,7 @@
 """The annotations with which a Node offers its GPUs to HAMi's scheduler."""
 
 import collections
+import contextlib
 import datetime as dt
 import enum
 import re
@@ -69,20 +70,19 @@ def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
     A GPU that serves no new container, also an absent one, stays, not healthy: a scheduler would
     keep a GPU that vanishes from the text. An unknown NUMA node is 0, as in HAMi.
     """
-    return tuple(_registered(shared, inventory) for shared in told(inventory))
-
-
-def _registered(shared: SharedGpu, inventory: Inventory) -> RegisteredGpu:
-    return RegisteredGpu(
-        uuid=shared.uuid,
-        index=shared.gpu.index,
-        split_count=shared.split_count,
-        registered_mib=shared.registered_mib,
-        core_percent=shared.core_percent,
-        type_name=shared.type_name,
-        numa=shared.gpu.numa or 0,
-        mode=shared.mode,
-        healthy=inventory.offers(shared),
+    return tuple(
+        RegisteredGpu(
+            uuid=shared.uuid,
+            index=shared.gpu.index,
+            split_count=shared.split_count,
+            registered_mib=shared.registered_mib,
+            core_percent=shared.core_percent,
+            type_name=shared.type_name,
+            numa=shared.gpu.numa or 0,
+            mode=shared.mode,
+            healthy=inventory.offers(shared),
+        )
+        for shared in told(inventory)
     )
 
 
@@ -133,14 +133,12 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
         raise MalformedText("register annotation is JSON, but not an array")
     if not value:
         raise MalformedText("register annotation names no GPU")
-    return tuple(
-        _read(element, f"register annotation, GPU {place}") for place, element in enumerate(value)
-    )
-
-
-def _read(element: object, where: str) -> RegisteredGpu:
-    gojson.fields(element, _UNREAD, where)
-    return RegisteredGpu(**gojson.fields(element, _GPU, where))
+    gpus = list[RegisteredGpu]()
+    for place, element in enumerate(value):
+        where = f"register annotation, GPU {place}"
+        gojson.fields(element, _UNREAD, where)
+        gpus.append(RegisteredGpu(**gojson.fields(element, _GPU, where)))
+    return tuple(gpus)
 
 
 def same_meaning(one: str | None, other: str | None) -> bool:
@@ -207,8 +205,6 @@ LENGTHS = (SHORT, 9)
 DEFAULT_MODE = "hami-core"
 """The mode of a record with 7 fields."""
 
-_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
-"""Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
@@ -242,22 +238,21 @@ def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
     A separator inside a name, which would break the text, becomes a space.
     Source: HAMi v2.10 pkg/device/devices.go, EncodeNodeDevices.
     """
-    return "".join(",".join(_record(gpu)) + ":" for gpu in gpus)
-
-
-def _record(gpu: RegisteredGpu) -> tuple[str, ...]:
-    values = (
-        gpu.uuid,
-        gpu.split_count,
-        gpu.registered_mib,
-        gpu.core_percent,
-        gpu.type_name,
-        gpu.numa,
-        "true" if gpu.healthy else "false",
-        gpu.index,
-        gpu.mode,
-    )
-    return tuple(_SEPARATORS.sub(" ", str(value)) for value in values)
+    text = ""
+    for gpu in gpus:
+        values = (
+            gpu.uuid,
+            gpu.split_count,
+            gpu.registered_mib,
+            gpu.core_percent,
+            gpu.type_name,
+            gpu.numa,
+            "true" if gpu.healthy else "false",
+            gpu.index,
+            gpu.mode,
+        )
+        text += ",".join(_SEPARATORS.sub(" ", str(value)) for value in values) + ":"
+    return text
 
 
 def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
@@ -296,6 +291,8 @@ def _gpu(record: str, where: str) -> RegisteredGpu:
         raise MalformedText(f"{where}: {cap(record)!r} has {len(fields)} fields; expected 7 or 9")
     uuid, count, memory, cores, type_name, numa, health = fields[:7]
     index, mode = fields[7:] or ("0", DEFAULT_MODE)
+    if health not in _TRUE | _FALSE:
+        raise MalformedText(f"{where}, health is {cap(health)!r}, neither true nor false")
     return RegisteredGpu(
         uuid=GpuUuid(uuid),
         index=_number(index, (0, INT64[1]), f"{where}, index"),
@@ -305,23 +302,16 @@ def _gpu(record: str, where: str) -> RegisteredGpu:
         type_name=type_name,
         numa=_number(numa, INT64, f"{where}, NUMA node"),
         mode=mode,
-        healthy=_truth(health, f"{where}, health"),
+        healthy=health in _TRUE,
     )
 
 
 def _number(text: str, bounds: tuple[int, int], where: str) -> int:
-    match = _NUMBER.fullmatch(text)
-    value = int(match[1] + match[2]) if match else None
-    low, high = bounds
-    if value is None or not low <= value <= high:
+    value = gojson.parse_int(text, bounds)
+    if value is None:
+        low, high = bounds
         raise MalformedText(f"{where} is {cap(text)!r}, not an integer from {low} to {high}")
     return value
-
-
-def _truth(text: str, where: str) -> bool:
-    if text not in _TRUE | _FALSE:
-        raise MalformedText(f"{where} is {cap(text)!r}, neither true nor false")
-    return text in _TRUE
 
 
 # The handshake annotation: a word and the time when it was written.
@@ -365,7 +355,14 @@ def decode_handshake(text: str) -> Handshake:
     """
     for word in HandshakeWord:
         if text.startswith(word.value):
-            return Handshake(word, _stamp(text.removeprefix(word.value)))
+            stamp = None
+            if match := _STAMP.fullmatch(text.removeprefix(word.value)):
+                date = f"{match['year']}-{match['month']}-{match['day']}"
+                with contextlib.suppress(ValueError):
+                    stamp = dt.datetime.fromisoformat(
+                        f"{date}T{match['time']}{match['offset'] or ''}"
+                    )
+            return Handshake(word, stamp)
     raise MalformedText(
         f"handshake {cap(text)!r} begins with none of "
         f"{', '.join(word.value for word in HandshakeWord)}"
@@ -378,17 +375,6 @@ def encode_reported(now: dt.datetime) -> str:
     They act on the word; the time has Go's form, as HAMi's plugin wrote it.
     """
     return f"{HandshakeWord.REPORTED.value} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
-
-
-def _stamp(rest: str) -> dt.datetime | None:
-    match = _STAMP.fullmatch(rest)
-    if match is None:
-        return None
-    date = f"{match['year']}-{match['month']}-{match['day']}"
-    try:
-        return dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
-    except ValueError:
-        return None
 
 
 # The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on.
@@ -414,11 +400,15 @@ def decode_scores(text: str) -> Scores:
             whole node.
     """
     if len(text) > TEXT_LIMIT:
-        raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
+        raise MalformedText(f"{SCORE_TEXT} is over {TEXT_LIMIT} characters")
     value = gojson.decode(text, SCORE_TEXT)
     if not isinstance(value, list):
-        raise MalformedText(f"{WHAT} is JSON, but not an array")
-    return dict(_scored_gpu(element, f"{WHAT}, GPU {place}") for place, element in enumerate(value))
+        raise MalformedText(f"{SCORE_TEXT} is JSON, but not an array")
+    scores = dict[GpuUuid, Mapping[GpuUuid, int]]()
+    for place, element in enumerate(value):
+        values = gojson.fields(element, _SCORED_GPU, f"{SCORE_TEXT}, GPU {place}")
+        scores[GpuUuid(values.get("uuid", ""))] = values.get("points", {})
+    return scores
 
 
 def same_scores(one: str | None, other: str | None) -> bool:
@@ -430,11 +420,6 @@ _SCORED_GPU: gojson.Table = {
     "uuid": ("uuid", gojson.text),
     "score": ("points", gojson.mapping(gojson.integer(gojson.INT64))),
 }
-
-
-def _scored_gpu(element: object, where: str) -> tuple[GpuUuid, dict[GpuUuid, int]]:
-    values = gojson.fields(element, _SCORED_GPU, where)
-    return GpuUuid(values.get("uuid", "")), values.get("points", {})
 
 
 # Settings of the report to the scheduler.
@@ -535,8 +520,11 @@ def report_of(
         wanted = encode_scores(pair_scores(linked)) if linked else None
     if not gpus:
         return None
-    register = _encode(gpus, profile)
-    same = same_meaning if profile is ReportProfile.JSON else same_meaning_colon
+    is_json = profile is ReportProfile.JSON
+    encode, same = (
+        (encode_register, same_meaning) if is_json else (encode_register_colon, same_meaning_colon)
+    )
+    register = encode(gpus)
     return NodeReport(
         gpus=gpus,
         held=held,
@@ -573,10 +561,21 @@ def register_differences(
         return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
     held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
-    texts = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
-    is_twice = len({gpu.uuid for gpu in report.held}) < len(report.held)
-    twice = ("names a GPU more than once",) if is_twice else ()
-    return tuple(text for text in texts if text) or twice
+    texts = list[str]()
+    for uuid in sorted(held | wanted):
+        before, after = held.get(uuid), wanted.get(uuid)
+        if before is None or after is None:
+            is_named = "not named" if before is None else "named"
+            texts.append(f"GPU {uuid} is {is_named}, unlike what the agent would say")
+            continue
+        for field, word in _WORDS.items():
+            was, said = getattr(before, field), getattr(after, field)
+            if was != said:
+                texts.append(f"GPU {uuid}: {word} {was}, and the agent would say {said}")
+                break
+    if not texts and len({gpu.uuid for gpu in report.held}) < len(report.held):
+        texts.append("names a GPU more than once")
+    return tuple(texts)
 
 
 _READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}
@@ -589,23 +588,6 @@ _WORDS = {
     "index": "index",
     "numa": "NUMA node",
 }
-
-
-def _difference(uuid: GpuUuid, held: RegisteredGpu | None, wanted: RegisteredGpu | None) -> str:
-    if held is None or wanted is None:
-        return (
-            f"GPU {uuid} is {'not ' if held is None else ''}named, unlike what the agent would say"
-        )
-    for field, word in _WORDS.items():
-        before, after = getattr(held, field), getattr(wanted, field)
-        if before != after:
-            return f"GPU {uuid}: {word} {before}, and the agent would say {after}"
-    return ""
-
-
-def _encode(gpus: tuple[RegisteredGpu, ...], profile: ReportProfile) -> str:
-    is_json = profile is ReportProfile.JSON
-    return encode_register(gpus) if is_json else encode_register_colon(gpus)
 
 
 def _as_healthy(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:

@@ -36,11 +36,9 @@ from agent.health.verdicts import (
     taken_back,
 )
 from agent.health.xids import XidClass, xid_label, xid_name
-from agent.kit.backoff import Throttle
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
-from agent.kit.tally import Tally
-from agent.kit.ticks import until_tick
+from agent.kit.tasks import Throttle
+from agent.kit.timing import Lag, Tally, until_tick
 from agent.model import (
     Cause,
     Condition,

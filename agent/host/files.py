@@ -27,9 +27,9 @@ from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
 
 from agent.errors import KubeletError, SettingsError, StateError
-from agent.kit.offload import Offload
-from agent.kit.ticks import until_tick
-from agent.kit.writable import check_writable
+from agent.kit.disk import check_writable
+from agent.kit.tasks import Offload
+from agent.kit.timing import until_tick
 from agent.ledger import KubeletEpoch
 
 # The state directory: a crash at any step of a replace leaves one complete generation of a file.
@@ -463,7 +463,7 @@ class DirectoryWatch:
 
     _mask = COMES_OR_GOES
     _turn = 0
-    """Of the inspections: see agent.kit.ticks."""
+    """Of the inspections: see agent.kit.timing."""
 
     def __init__(
         self, directory: Path, names: Callable[[], Collection[str]], kubelet: str = "kubelet.sock"

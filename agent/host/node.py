@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from agent.cluster import PodUid
-from agent.kit.offload import Offload
-from agent.kit.writable import check_writable
+from agent.kit.disk import check_writable
+from agent.kit.tasks import Offload
 from agent.node.devices import CONTROL, DeviceNode, LibraryFile, NodeAccess
 from agent.node.preflight import PathFacts, PluginSocket
 

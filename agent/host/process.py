@@ -20,7 +20,7 @@ from typing import Self, TypeVar, TypeVarTuple
 import structlog
 
 from agent.errors import PermissionFault, StateError, cap
-from agent.kit.offload import show_thread_name
+from agent.kit.tasks import show_thread_name
 
 # Reads the wall clock.
 
@@ -176,7 +176,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Worker:
-    """An Offload (agent.kit.offload) with a queue of at most `limit`; further callers wait.
+    """An Offload (agent.kit.tasks) with a queue of at most `limit`; further callers wait.
 
     Use it as an async context manager. Leaving it finishes the queued work, for at most `patience`
     seconds. Then the thread is abandoned, which does not keep the process from ending.

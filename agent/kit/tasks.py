@@ -1,22 +1,203 @@
-"""Runs standing tasks: each again whenever it ends, and all in tiers that stop one by one."""
+"""Runs standing tasks: how often something is tried, restarts, tiers that stop one by one."""
 
 import asyncio
 import collections
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NoReturn, TypeVar
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar, TypeVarTuple
 
 import msgspec
 import structlog
 
-from agent.kit.backoff import Backoff
-from agent.kit.ticks import until_tick
+from agent.kit.timing import Tally, until_tick
 
 log = structlog.get_logger(__name__)
 
 TEXT_LIMIT = 256
+"""Characters of an error in the log of a restart."""
 
 T = TypeVar("T")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class Offload(Protocol):
+    """Runs blocking calls elsewhere, one after the other."""
+
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Run `work(*args)`; return its result or raise its error.
+
+        Cancelling the caller does not stop work that has begun.
+        """
+        ...
+
+
+def show_thread_name(name: str) -> None:
+    """Name the calling thread in /proc and `top -H`: Python before 3.14 keeps names to itself.
+
+    The kernel keeps 15 bytes. Without /proc nothing shows.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/thread-self/comm").write_text(name, encoding="utf-8")
+
+
+# How often something is tried: delays between attempts, and limits on a rate.
+
+
+async def retry(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause: float) -> T:
+    """Call `ask` every `pause` seconds until it does not raise `refused`; return its answer.
+
+    The caller sets the deadline. A `pause` of whole seconds can collide every time with another
+    client that calls in bursts at fixed times.
+    """
+    while True:
+        try:
+            return await ask()
+        except refused:
+            await asyncio.sleep(pause)
+
+
+class Allowance(msgspec.Struct):
+    """A token bucket: `burst` at once, then one every `refill` seconds.
+
+    `spent` tokens were missing at `since` (loop time).
+    """
+
+    burst: int
+    refill: float
+    spent: float = 0.0
+    since: float = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Whether one more is allowed now."""
+        return self.wait(now) == 0
+
+    def wait(self, now: float) -> float:
+        """Seconds until one more is allowed."""
+        return max(0.0, (self._at(now) + 1 - self.burst) * self.refill)
+
+    def spend(self, now: float) -> None:
+        """Take one."""
+        self.spent, self.since = self._at(now) + 1, now
+
+    def _at(self, now: float) -> float:
+        return max(0.0, self.spent - (now - self.since) / self.refill)
+
+
+class Throttle:
+    """Admits one, then none for `period` seconds, and counts the ones left out: for log lines."""
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self._next = 0.0
+        self._left_out = 0
+
+    def admit(self) -> int | None:
+        """How many were left out since the last admitted one; None: leave this one out."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next:
+            self._left_out += 1
+            return None
+        self._next = now + self._period
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
+class Backoff:
+    """Gives the delays one after the other, from the first again after reset().
+
+    `jitter` is the largest fraction added at random: 0.5 turns 2 s into 2 to 3 s.
+    """
+
+    def __init__(self, delays: tuple[float, ...], jitter: float, random: random.Random) -> None:
+        self._delays = delays
+        self._jitter = jitter
+        self._random = random
+        self._given = 0
+
+    def next(self) -> float:
+        """Seconds to wait before the next attempt."""
+        delay = self._delays[min(self._given, len(self._delays) - 1)]
+        self._given += 1
+        return delay * (1 + self._jitter * self._random.random())
+
+    def reset(self) -> None:
+        """Start again with the first delay: an attempt succeeded."""
+        self._given = 0
+
+
+# Delays before a stream is opened again after it ended, broke or lost its place.
+
+DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+JITTER = 0.5
+SPREAD = (4.0, 30.0)
+"""Seconds: the longest random delay after what every client of a server meets at the same moment.
+That is a break, an early end or a lost place; the second holds for each further lost place."""
+SHORTEST = 1.0
+"""Seconds: after a stream that ended sooner, the delays grow."""
+LASTING = 300.0
+"""Seconds for which a stream is asked for at least. The server ended a shorter one with all others,
+as when it stops."""
+HEALTHY_AFTER = 30.0
+"""Seconds: a stream that lasted so long resets the delays."""
+
+
+class Reopening:
+    """Delays between the openings of one stream; `restarts` (one label) counts why each was over.
+
+    Call opening() before each try. Call one of the other methods after it: each returns the seconds
+    until the next try.
+    """
+
+    def __init__(self, restarts: Tally, random: random.Random) -> None:
+        self.failures = 0
+        """How many streams broke since the last healthy one."""
+        self._restarts = restarts
+        self._random = random
+        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._losses = 0
+        self._began = 0.0
+
+    def opening(self) -> None:
+        """Note that a try begins."""
+        self._began = asyncio.get_running_loop().time()
+
+    def ended(self) -> float:
+        """After a normal end: the next one begins at once, unless the server ended all of them."""
+        lasted = self._over("ended")
+        if lasted < SHORTEST:
+            return self._backoff.next()
+        return 0.0 if lasted >= LASTING else self._spread(0)
+
+    def broke(self, at_least: float = 0.0) -> float:
+        """After no answer or a bad one; the server asked for `at_least` so many seconds.
+
+        It asked all its clients, so they must not come back in the same moment.
+        """
+        self._over("error")
+        self.failures += 1
+        delay = self._spread(0) if self.failures == 1 else self._backoff.next()
+        return max(delay, at_least + self._spread(0)) if at_least else delay
+
+    def gone(self) -> float:
+        """After the server forgot our place."""
+        self._over("gone")
+        self._losses += 1
+        return self._spread(self._losses - 1)
+
+    def _spread(self, times: int) -> float:
+        return self._random.uniform(0.0, SPREAD[min(times, len(SPREAD) - 1)])
+
+    def _over(self, why: str) -> float:
+        """Count the end, reset after a healthy stream, and return how many seconds it lasted."""
+        self._restarts.add(why)
+        lasted = asyncio.get_running_loop().time() - self._began
+        if lasted >= HEALTHY_AFTER:
+            self._backoff.reset()
+            self.failures = self._losses = 0
+        return lasted
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):

@@ -28,8 +28,7 @@ from agent.errors import (
     SettingsError,
     cap,
 )
-from agent.kit.running_time import Lag
-from agent.kit.tally import Tally
+from agent.kit.timing import Lag, Tally
 from agent.kube import shim
 from agent.kube.narrow import Raw, read_object
 from agent.kube.objects import WRITER

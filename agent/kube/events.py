@@ -10,8 +10,8 @@ import msgspec
 
 from agent.cluster import NodeEvent
 from agent.errors import ApiConflict, ApiError, ApiNotFound, cap
-from agent.kit.backoff import Allowance
-from agent.kit.tally import Tally
+from agent.kit.tasks import Allowance
+from agent.kit.timing import Tally
 from agent.kube.client import MERGE_PATCH, ApiRequest, KubeSession, path_of
 from agent.ports import Clock
 

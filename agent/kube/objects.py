@@ -27,9 +27,8 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import MalformedText, cap
+from agent.hami.gojson import INT32
 from agent.hami.pod import (
-    INT32_MAX,
-    INT32_MIN,
     LENGTH_LIMIT,
     TYPE_WORD,
     Groups,
@@ -279,7 +278,7 @@ def _container(
 def _priority(item: Mapping[str, object]) -> int:
     """CUDA_TASK_PRIORITY as HAMi-core reads it with atoi."""
     number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
-    return max(INT32_MIN, min(int(number[1]), INT32_MAX)) if number else 0
+    return max(INT32[0], min(int(number[1]), INT32[1])) if number else 0
 
 
 def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:

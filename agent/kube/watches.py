@@ -26,11 +26,9 @@ from agent.cluster import (
     version_number,
 )
 from agent.errors import ApiError, ApiForbidden, ApiGone
-from agent.kit.backoff import Allowance, Throttle
 from agent.kit.cell import Cell
-from agent.kit.reopening import Reopening
-from agent.kit.running_time import Lag
-from agent.kit.tally import Tally
+from agent.kit.tasks import Allowance, Reopening, Throttle
+from agent.kit.timing import Lag, Tally
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
 

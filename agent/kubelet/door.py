@@ -36,10 +36,9 @@ from agent.errors import (
     StateError,
     cap,
 )
-from agent.kit.backoff import Throttle
 from agent.kit.cell import Cell, News
-from agent.kit.running_time import Lag
-from agent.kit.tally import Durations, Tally
+from agent.kit.tasks import Throttle
+from agent.kit.timing import Durations, Lag, Tally
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceId, SliceList

@@ -15,11 +15,9 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, KubeletError, RegistrationRefused, cap
-from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell, News
-from agent.kit.tally import Tally
-from agent.kit.tasks import apart
-from agent.kit.ticks import until_tick
+from agent.kit.tasks import Backoff, apart
+from agent.kit.timing import Tally, until_tick
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import PluginServer, listens
 from agent.ledger import KubeletEpoch

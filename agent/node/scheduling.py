@@ -4,18 +4,21 @@ import datetime as dt
 import difflib
 import enum
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
-from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE, NodeLock
-from agent.errors import cap
-from agent.hami.register import ReportProfile
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
+from agent.errors import MalformedText, cap
+from agent.hami.pod import decode_node_lock, decode_stamp
+from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
 from agent.node.findings import OF_ONE_GPU, Finding, PreflightCheck, PreflightVerdict, counted
 from agent.node.preflight import PathFacts, PluginSocket
 
 # Judges the names of Nodes in settings: whether such a Node exists.
+
+R = TypeVar("R")
 
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
@@ -221,17 +224,6 @@ class ReportSeen(msgspec.Struct, frozen=True):
     written: dt.datetime | None = None
 
 
-class HandshakeSeen(msgspec.Struct, frozen=True):
-    """The Node's handshake. `word`: its first word, empty if it is absent.
-
-    `stamp`: its time, None if it has none or names no zone: schedulers write their local time.
-    """
-
-    text: str = ""
-    word: str = ""
-    stamp: dt.datetime | None = None
-
-
 class OfferSeen(msgspec.Struct, frozen=True):
     """The amounts of the agent's resource in the Node's status."""
 
@@ -240,17 +232,43 @@ class OfferSeen(msgspec.Struct, frozen=True):
     capacity: int = 0
 
 
+def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
+    """What the text says; None if there is none, or it cannot be read."""
+    try:
+        return None if text is None else decode(text)
+    except MalformedText:
+        return None
+
+
+def read_report(node: NodeTraces, differences: tuple[str, ...]) -> ReportSeen:
+    """Read the Node's register annotation. `differences`: see ReportSeen."""
+    text = node.annotations.get(REGISTER)
+    if text is None:
+        return ReportSeen()
+    gpus = read_register(text)
+    written = _decoded(decode_stamp, node.last_written) if REGISTER in node.written else None
+    return ReportSeen(
+        is_there=True,
+        gpus=len(gpus),
+        healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
+        is_json=is_json_form(text),
+        differences=differences if gpus else (),
+        written=written,
+    )
+
+
 def judge_offer(
     node: str, offer: OfferSeen, report: ReportSeen, now: dt.datetime
-) -> Finding | None:
-    """Judge allocatable against the healthy slices of the register annotation; None: no report."""
+) -> Iterator[Finding]:
+    """Judge allocatable against the healthy slices of the register annotation, if it has any."""
     check = PreflightCheck.OFFER
     if not report.gpus:
-        return None
+        return
     subject = f"allocatable {offer.resource} of Node {node}"
     if offer.allocatable == report.healthy:
         said = f"{offer.allocatable} = healthy {report.healthy} (capacity {offer.capacity})"
-        return Finding.ok(check, subject, said)
+        yield Finding.ok(check, subject, said)
+        return
     less = offer.allocatable < report.healthy
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
     judged = Finding.note if is_new else Finding.wrong
@@ -264,7 +282,7 @@ def judge_offer(
         if less
         else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
     )
-    return finding.because_of(
+    yield finding.because_of(
         PreflightCheck.AGENT,
         PreflightCheck.KUBELET,
         PreflightCheck.DRIVER,
@@ -279,57 +297,52 @@ def judge_present_report(node: str, report: ReportSeen, profile: ReportProfile) 
     reader = f"HAMi's scheduler {_READERS[profile]}"
     advice = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
     if not report.is_there:
-        means = "HAMi's scheduler knows no GPU of this node (node unregistered)"
-        return _explained(Finding.wrong(check, subject, "does not exist", advice, means))
-    if not report.gpus:
+        said, means = "does not exist", "HAMi's scheduler knows no GPU of this node"
+        means = f"{means} (node unregistered)"
+    elif not report.gpus:
+        said = "cannot be read"
         means = "HAMi's scheduler keeps what it read before, or knows no GPU of this node"
-        return _explained(Finding.wrong(check, subject, "cannot be read", advice, means))
-    if report.is_json != (profile is ReportProfile.JSON):
-        said = f"does not have the form for {reader}, which the settings name"
+    elif report.is_json != (profile is ReportProfile.JSON):
+        said, means = f"does not have the form for {reader}, which the settings name", ""
         advice = "set report.profile to the scheduler's release, and restart the agent"
-        return _explained(Finding.wrong(check, subject, said, advice))
-    if report.differences:
+    elif report.differences:
         more = len(report.differences) - 1
         said = report.differences[0] + (f", and {more} more" if more else "")
         advice = "give this check the agent's settings; if it has them, restart the agent"
         return Finding.note(check, subject, said, advice)
-    return Finding.ok(check, subject, f"says what the agent would write, for {reader}")
-
-
-def _explained(finding: Finding) -> Finding:
-    return finding.because_of(
+    else:
+        return Finding.ok(check, subject, f"says what the agent would write, for {reader}")
+    return Finding.wrong(check, subject, said, advice, means).because_of(
         PreflightCheck.AGENT, PreflightCheck.RIGHTS, PreflightCheck.DRIVER, PreflightCheck.WRITER
     )
 
 
 def judge_handshake(
-    node: str,
-    seen: HandshakeSeen,
-    report: ReportSeen,
-    profile: ReportProfile,
-    now: dt.datetime,
+    node: str, text: str, report: ReportSeen, profile: ReportProfile, now: dt.datetime
 ) -> Finding:
-    """Judge whether a scheduler has read the present report.
+    """Judge by the handshake whether a scheduler has read the present report.
 
     With the profile `json` the agent removes the handshake with each report, and schedulers from
     2.9 on write it again when they read the report. With the others it stamps it every 30 s.
     """
     check, subject = PreflightCheck.HANDSHAKE, f"{HANDSHAKE} of Node {node}"
-    if seen.word == "Deleted":
+    said = _decoded(decode_handshake, text)
+    word = said.word.value if said else text.partition(" ")[0][:32]
+    if word == "Deleted":
         return Finding.wrong(
             check,
             subject,
-            f"the scheduler dropped this node's GPUs ({cap(seen.text, 64)})",
+            f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
             "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
             "2.7.1 set report.profile",
             "HAMi's scheduler places no pod on this node",
         )
     if profile.stamps:
-        return _judge_stamp(subject, seen, now)
-    if seen.word == "Requesting":
+        return _judge_stamp(subject, word, said.stamp if said else None, now)
+    if word == "Requesting":
         return Finding.ok(check, subject, "a scheduler has read the report since it was written")
-    if seen.word:
-        return Finding.ok(check, subject, f"{seen.word}: schedulers from 2.8 on do not use it")
+    if word:
+        return Finding.ok(check, subject, f"{word}: schedulers from 2.8 on do not use it")
     age = None if report.written is None else (now - report.written).total_seconds()
     if not report.is_there or (age is not None and age < READ_WITHIN):
         return Finding.ok(check, subject, "absent: the report is new, or there is none")
@@ -347,18 +360,19 @@ def judge_handshake(
     return finding.because_of(PreflightCheck.AGENT, PreflightCheck.KUBELET, PreflightCheck.DRIVER)
 
 
-def _judge_stamp(subject: str, seen: HandshakeSeen, now: dt.datetime) -> Finding:
+def _judge_stamp(subject: str, word: str, stamp: dt.datetime | None, now: dt.datetime) -> Finding:
     check = PreflightCheck.HANDSHAKE
-    if not seen.word:
+    if not word:
         advice = "look at `report` in the agent's /readyz?verbose"
         means = "HAMi's scheduler drops this node after 60 s"
         finding = Finding.wrong(check, subject, "the agent's stamp is absent", advice, means)
         return finding.because_of(PreflightCheck.AGENT, PreflightCheck.RIGHTS)
-    age = 0.0 if seen.stamp is None else (now - seen.stamp).total_seconds()
-    if seen.word == "Reported" and age > READ_WITHIN:
+    # Schedulers write their local time without a zone: only a stamp with one has an age.
+    age = (now - stamp).total_seconds() if stamp and stamp.tzinfo else 0.0
+    if word == "Reported" and age > READ_WITHIN:
         said = f"no scheduler has read the report of {age:.0f} s ago"
         return Finding.note(check, subject, said, "check that HAMi's scheduler runs")
-    return Finding.ok(check, subject, f"{seen.word}: the agent's stamps are read")
+    return Finding.ok(check, subject, f"{word}: the agent's stamps are read")
 
 
 def judge_writer(node: NodeTraces, report: ReportSeen) -> Finding:
@@ -378,11 +392,12 @@ def judge_writer(node: NodeTraces, report: ReportSeen) -> Finding:
     )
 
 
-def judge_lock(node: str, text: str | None, lock: NodeLock | None, now: dt.datetime) -> Finding:
-    """Judge the node lock. `text`: the annotation; `lock`: what it says, None if unreadable."""
+def judge_lock(node: str, text: str | None, now: dt.datetime) -> Finding:
+    """Judge the node lock. `text`: the annotation, None if it is absent."""
     check, subject = PreflightCheck.LOCK, f"{MUTEX_LOCK} of Node {node}"
     if text is None:
         return Finding.ok(check, subject, "free")
+    lock = _decoded(decode_node_lock, text)
     remove = f"kubectl annotate node {node} {MUTEX_LOCK}-"
     if lock is None:
         said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"

@@ -14,10 +14,9 @@ import structlog
 from agent.cluster import NodeEvent, Phase, PodTable, PodUid, Role
 from agent.errors import AgentError, Refusal, StateError, WitnessThrottled
 from agent.hookdirs import Cleared, DiskRoom, kept_event
-from agent.kit.backoff import retry
 from agent.kit.cell import Cell, News
-from agent.kit.tally import Tally
-from agent.kit.ticks import Lull, until_tick
+from agent.kit.tasks import retry
+from agent.kit.timing import Lull, Tally, until_tick
 from agent.ledger import (
     ContainerKey,
     Holder,

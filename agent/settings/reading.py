@@ -13,7 +13,7 @@ import msgspec
 from agent import __version__
 from agent.errors import AgentError, SettingsError, StateCorrupt
 from agent.host.files import TextFiles, check_size
-from agent.kit.offload import Offload
+from agent.kit.tasks import Offload
 from agent.ledger import LastGood, SourceFile
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.sources import NodeFacts, Sources

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from agent.errors import cap
 from agent.health.verdicts import ALL, GpuRelease, Recheck
-from agent.kit.backoff import Throttle
+from agent.kit.tasks import Throttle
 from agent.kit.unix import peer_uid
 from agent.model import NO_INDEX, SharedGpu
 from agent.node.findings import STANDBY, Check, degraded, is_ready

@@ -12,7 +12,7 @@ import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
 from typing_extensions import override
 
-from agent.kit.backoff import Throttle
+from agent.kit.tasks import Throttle
 
 log = structlog.get_logger(__name__)
 

@@ -32,7 +32,7 @@ from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import promised, takes_room
 from agent.cluster import PodTable
 from agent.hami.region import RegionState
-from agent.kit.tally import DurationRow, Durations, Tally
+from agent.kit.timing import DurationRow, Durations, Tally
 from agent.ledger import ContainerKey, Holder, Ledger, Row
 from agent.model import MIB, Condition, GpuSample, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
 from agent.usage import ContainerUse

@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 
 from agent.errors import PermissionFault, host_port
-from agent.kit.backoff import Throttle
+from agent.kit.tasks import Throttle
 from agent.web.api import PREFIX, ReadApi
 from agent.web.gate import TELL_PERIOD, ConnectionGate, ours
 

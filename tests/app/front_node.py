@@ -6,8 +6,8 @@ import dataclasses
 import types
 from collections.abc import AsyncIterator
 
+from agent.app.back import AgentParts
 from agent.app.front import Front, HostFacts, join_front
-from agent.app.running import AgentParts
 from agent.app.web import WebSubjects
 from agent.cluster import NodeEvent
 from agent.hami.register import ReportSettings, report_of
@@ -29,6 +29,7 @@ SETTINGS = """
 health: {driverHang: 60}
 paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}
 """
+NO_BACK = types.SimpleNamespace(events=None)
 BEFORE = State(boot_id="boot", machine_id="machine")
 
 
@@ -88,7 +89,7 @@ def joined(
 
 def watched(front: Front) -> WebSubjects:
     """What readiness shows of it, without answers and without an API server."""
-    return WebSubjects(Heartbeat(), parts=AgentParts(front, back=None))  # type: ignore[arg-type]
+    return WebSubjects(Heartbeat(), parts=AgentParts(front, NO_BACK))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass

@@ -12,12 +12,12 @@ from typing import Any
 
 import structlog
 
-from agent.app.facts import SharedCells, new_facts
+from agent.app.adapters import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
 from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.kit.ticks import Lull
+from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan, SliceId, SliceList

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-from agent.app.facts import SharedCells, new_facts
+from agent.app.adapters import SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
 from agent.kit.cell import Cell
-from agent.kit.ticks import Lull
+from agent.kit.timing import Lull
 from agent.ledger import Ledger, SourceFile
 from agent.ports import Disk
 from agent.settings.reading import SourcesRead

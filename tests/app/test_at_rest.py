@@ -9,10 +9,11 @@ import contextlib
 import types
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from agent.app.running import AgentParts, ProcessTasks, lost, tell_systemd, tiers
+from agent.app.back import AgentParts, lost, tell_systemd, tiers
 from agent.kit.tasks import Heartbeat, Task
 from agent.ledger import Ledger
 from agent.usage import ContainerUsage, MemoryPressure
@@ -91,15 +92,6 @@ class ToldSystemd(SystemdSide):
         self.said.append(text)
 
 
-class Writable:
-    """The kubelet's directory stays."""
-
-    path = Path("/nowhere")
-
-    def is_lost(self) -> bool:
-        return False
-
-
 class Wakes:
     """The moments at which a timer of the loop fires."""
 
@@ -147,17 +139,17 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     runs = {"usage": usage.run, "pressure": pressure.run}
     parts = AgentParts(front, types.SimpleNamespace(runs=runs))  # type: ignore[arg-type]
     nothing = asyncio.Event().wait
-    extra = ProcessTasks(
-        heartbeat=Heartbeat().run,
-        notify=lambda: tell_systemd(ToldSystemd(), parts),
-        web=nothing,  # type: ignore[arg-type]
-        web_socket=nothing,  # type: ignore[arg-type]
-        mounts=Task("mounts", lambda: lost(front.registration.state, Writable())),
-    )
+    own: dict[str, Any] = {
+        "heartbeat": Heartbeat().run,
+        "notify": lambda: tell_systemd(ToldSystemd(), parts),
+        "web": nothing,
+        "web_socket": nothing,
+        "mounts": lambda: lost(front.registration.state, Path("/nowhere"), lambda: False),
+    }
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(stand(task))
-            for tier in tiers(parts, extra, Seeded(0))
+            for tier in tiers(parts, own, Seeded(0))
             for task in tier
             if task.name not in DOORS
         ]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.doctor import CheckupRequest, examine_running
+from agent.cli.doctor import NodeSeen, examine
 from agent.host.process import SystemClock
-from agent.node.findings import ALL_GROUPS, CheckGroup, Finding
+from agent.node.findings import ALL_GROUPS, CheckGroup
 from agent.node.scheduling import AgentAnswer
 from agent.settings.sections import Settings
 from agent.settings.sources import NodeFacts, Sources
@@ -36,13 +36,16 @@ def settings(tmp_path: Path, stub_path: Path) -> Settings:
 
 
 async def examined(settings: Settings, path: Path, *groups: CheckGroup) -> list[tuple[str, str]]:
-    request = CheckupRequest(
-        READY,
+    seen = NodeSeen(
+        settings,
+        {},
+        SystemClock(),
         frozenset(groups) or ALL_GROUPS,
+        READY,
         device_files=path / "dev",
         processes=path / "proc",
     )
-    found: tuple[Finding, ...] = await examine_running(settings, {}, SystemClock(), request)
+    found = await examine(seen)
     return [(one.point.value, one.verdict.value) for one in found]
 
 

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 import structlog
 
-from agent.app import preflight
+from agent.cli import doctor
 from agent.node.findings import PreflightVerdict
 from agent.node.preflight import judge_driver
 from tests.app.front_node import joined, running, watched
@@ -76,7 +76,7 @@ async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stu
             yield scans[-1]
             await asyncio.sleep(0.05)
 
-    found, failure, _ = await preflight.last_scan(looks())
+    found, failure, _ = await doctor.last_scan(looks())
 
     assert len(scans) > 1
     assert (scans[-1], "") == (found, failure)

@@ -6,17 +6,20 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 
-from agent.app.preflight import driver_findings, examine, report_differences
+from agent.cli import doctor
+from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.hami.register import RegisteredGpu, encode_register
+from agent.host.process import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.findings import Finding, PreflightCheck, PreflightVerdict
+from agent.node.findings import CheckGroup, Finding, PreflightCheck, PreflightVerdict
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -76,13 +79,17 @@ def settings(cluster: SandboxCluster, **more: str) -> Settings:
     return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
 
 
+async def examine(settings: Settings, **more: Any) -> tuple[Finding, ...]:
+    return await doctor.examine(NodeSeen(settings, {}, SystemClock(), **more))
+
+
 async def examined(
     server: PreflightServer, path: Path, *, reader: bool = False, takeover: bool = False
 ) -> list[Finding]:
     """What is found on a node of that API server."""
     async with a_node() as cluster, a_session(server, path):
         flags = {"--kubeconfig": str(path / "kubeconfig"), "--takeover": str(takeover).lower()}
-        return list(await examine(settings(cluster, **flags), {}, reader=reader))
+        return list(await examine(settings(cluster, **flags), reader=reader))
 
 
 def of(findings: Iterable[Finding], point: str) -> list[str]:
@@ -118,7 +125,7 @@ async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
     server.denied = {("patch", "nodes")}
     async with a_node() as cluster, a_session(server, tmp_path):
         flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
-        await examine(msgspec.structs.replace(settings(cluster, **flags), node_condition=True), {})
+        await examine(msgspec.structs.replace(settings(cluster, **flags), node_condition=True))
 
     assert 9 == len(server.asked)
     assert {("nodes", "status"), ("pods", "status")} == {
@@ -182,9 +189,9 @@ async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path
         with socket.socket(socket.AF_UNIX) as theirs:
             theirs.bind(str(cluster.places.plugins / "nvidia-gpu.sock"))
             theirs.listen()
-            both = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+            both = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}))
         server.pods = []
-        left = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+        left = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}))
 
     assert ["WRONG", "WRONG"] == of(both, "P-PLUGIN")
     assert ["note"] == of(both, "P-MONITOR")
@@ -205,7 +212,7 @@ async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_p
     server = PreflightServer()
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = {"--kubeconfig": str(tmp_path / "kubeconfig")}
-        assert [] == of(await examine(settings(cluster, **kubeconfig), {}), "P-REPORT")
+        assert [] == of(await examine(settings(cluster, **kubeconfig)), "P-REPORT")
         server.annotations[REGISTER] = encode_register(
             RegisteredGpu(
                 *(gpu.uuid, gpu.index, 10, 81559, 100, gpu.name, gpu.numa or 0, "hami-core"),
@@ -213,8 +220,8 @@ async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_p
             )
             for gpu in described("h100:2").gpus
         )
-        same = await examine(settings(cluster, **kubeconfig), {})
-        fewer = await examine(settings(cluster, **kubeconfig, **{"--split-count": "5"}), {})
+        same = await examine(settings(cluster, **kubeconfig))
+        fewer = await examine(settings(cluster, **kubeconfig, **{"--split-count": "5"}))
 
     assert ["ok"] == of(same, "P-REPORT")
     (note,) = (one for one in fewer if one.point is PreflightCheck.REPORT)
@@ -224,7 +231,7 @@ async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_p
 async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: Path):
     async with a_node() as cluster:
         nowhere = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": nowhere}), {})
+        found = await examine(settings(cluster, **{"--kubeconfig": nowhere}))
 
     assert {"P-NODE"} == wrong(found)
     assert ["ok"] == of(found, "P-KUBELET") == of(found, "P-LIBRARY")
@@ -237,9 +244,9 @@ async def test_the_directory_above_hami_core_may_be_read_only_but_not_open_to_al
     async with a_node() as cluster:
         plain = settings(cluster, **{"--scheduler": "none"})
         cluster.places.hook.chmod(0o555)
-        read_only = await examine(plain, {})
+        read_only = await examine(plain)
         cluster.places.hook.chmod(0o777)
-        open_to_all = await examine(plain, {})
+        open_to_all = await examine(plain)
         cluster.places.hook.chmod(0o755)
 
     assert set() == wrong(read_only)
@@ -248,7 +255,7 @@ async def test_the_directory_above_hami_core_may_be_read_only_but_not_open_to_al
 
 async def test_in_plain_mode_no_api_server_is_asked():
     async with a_node() as cluster:
-        found = await examine(settings(cluster, **{"--scheduler": "none"}), {})
+        found = await examine(settings(cluster, **{"--scheduler": "none"}))
 
     assert set() == wrong(found)
     assert [] == of(found, "P-NODE") + of(found, "P-RIGHTS")
@@ -266,7 +273,7 @@ async def test_an_empty_host_lacks_everything(tmp_path: Path):
     }
     plan = make_plan(Sources(flags=flags, host="host"))
 
-    found = await examine(plan.settings(NodeFacts()), {})
+    found = await examine(plan.settings(NodeFacts()))
 
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)
@@ -311,7 +318,8 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
         "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
     }
     given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
-    _, findings = await driver_findings(given, environ)
+    seen = NodeSeen(given, environ, SystemClock(), frozenset({CheckGroup.DRIVER}))
+    findings = await doctor.examine(seen)
 
     assert [("P-DRIVER", "ok"), ("P-CDI", verdict)] == [
         (one.point.value, one.verdict.value) for one in findings
@@ -327,6 +335,6 @@ async def test_gpus_that_are_not_shared_need_no_cdi_name(tmp_path: Path):
     }
     own = SourceFile("c.yaml", b"sharing: {filterIndexes: [0, 1]}")
     given = make_plan(Sources(own=own, flags=flags, host="n")).settings(NodeFacts())
-    _, findings = await driver_findings(given, {})
+    findings = await examine(given, groups=frozenset({CheckGroup.DRIVER}))
 
     assert "ok" == findings[-1].verdict.value

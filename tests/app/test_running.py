@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.app.back import MEETING, alive, lost, met
 from agent.app.front import Allocator
-from agent.app.running import MEETING, alive, lost, met
 from agent.errors import DirectoryLost
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
@@ -35,20 +35,12 @@ async def test_ready_waits_no_longer_than_the_meeting_may_last():
     assert MEETING == pytest.approx(await met_after(Cell(RegistrationState())))
 
 
-class Seen:
-    """What a look at the directory says, each time; the last word stays."""
-
-    def __init__(self, *lost: bool) -> None:
-        self.path = Path("/var/lib/kubelet/device-plugins")
-        self.left = list(lost)
-
-    def is_lost(self) -> bool:
-        return self.left.pop(0) if self.left[1:] else self.left[0]
+PLUGINS = Path("/var/lib/kubelet/device-plugins")
 
 
 async def test_a_directory_that_was_lost_ends_the_process_and_is_named():
     with pytest.raises(DirectoryLost, match=r"^/var/lib/kubelet/device-plugins was created again"):
-        await lost(Cell(RegistrationState()), Seen(False, False, True))
+        await lost(Cell(RegistrationState()), PLUGINS, iter([False, False, True]).__next__)
 
 
 async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once():
@@ -58,7 +50,7 @@ async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once():
     loop.call_later(1, state.set, RegistrationState(text="no socket serves"))
 
     with pytest.raises(DirectoryLost):
-        await lost(state, Seen(False, True))
+        await lost(state, PLUGINS, iter([False, True]).__next__)
 
     assert 1 == pytest.approx(loop.time() - began)
 
@@ -66,7 +58,7 @@ async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once():
 async def test_a_directory_that_stays_is_no_reason_to_end():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(60):
-            await lost(Cell(RegistrationState()), Seen(False))
+            await lost(Cell(RegistrationState()), PLUGINS, lambda: False)
 
 
 class BeatenWatchdog(Systemd):

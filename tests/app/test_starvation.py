@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from agent.kit import running_time
+from agent.kit import timing
 from agent.sandbox.patching import merge_patch
 from tests.app.story import a_story, told
 from tests.machine.api import SlowGate
@@ -94,7 +94,7 @@ async def test_a_stall_at_any_await_of_an_allocate_costs_no_pod(seconds):
 
 
 def test_a_planted_bug_that_takes_a_stall_for_silence_is_found(monkeypatch):
-    monkeypatch.setattr(running_time, "MOST", 0.0)
+    monkeypatch.setattr(timing, "MOST", 0.0)
     with pytest.raises(ExceptionGroup, match="unhandled"):
         told(stalled)(seconds=5.0)
 

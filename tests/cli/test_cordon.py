@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.cordon_gpu import write_cordon
 from agent.cli.main import dispatch
+from agent.cli.node import edit_cordon
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.errors import ApiConflict
 from agent.hami.register import RegisteredGpu, encode_register
@@ -207,11 +207,12 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
 async def test_what_was_agreed_to_is_written_although_the_index_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def after_a_restart(*words, **parts):
-        world.edit_node({REGISTER: RENUMBERED})
-        return await write_cordon(*words, **parts)
+    async def after_a_restart(*words, write, **parts):
+        if write:
+            world.edit_node({REGISTER: RENUMBERED})
+        return await edit_cordon(*words, write=write, **parts)
 
-    monkeypatch.setattr("agent.cli.cordon_gpu.write_cordon", after_a_restart)
+    monkeypatch.setattr("agent.cli.node.edit_cordon", after_a_restart)
     monkeypatch.setattr("sys.stdin", Typing("y\n"))
     async with a_world(tmp_path) as world:
         assert 0 == await run(world, "cordon", "0", yes=False)

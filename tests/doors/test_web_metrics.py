@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from agent.cluster import PodTable, PodUid, Role
 from agent.hami.region import RegionState
-from agent.kit.tally import Durations, Tally
+from agent.kit.timing import Durations, Tally
 from agent.ledger import ContainerEdits
 from agent.model import NO_INDEX, Condition, GpuSample, Sampled, Share, SliceGroup, slice_id
 from agent.node.findings import Check

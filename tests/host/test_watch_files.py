@@ -14,7 +14,7 @@ import structlog
 from agent.host import files as watch
 from agent.host.files import HostFileWatch
 from agent.host.process import Worker
-from agent.kit.offload import Offload
+from agent.kit.tasks import Offload
 from tests.fakes.config_map import MountedMap
 
 pytestmark = pytest.mark.looptime(False)

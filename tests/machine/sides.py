@@ -15,7 +15,7 @@ from agent.allocate.candidates import UnlockedPods
 from agent.cluster import PodUid
 from agent.errors import StateError
 from agent.kit.cell import Cell
-from agent.kit.running_time import Lag
+from agent.kit.timing import Lag
 from agent.ledger import ContainerKey, KubeletEpoch
 from agent.model import Inventory, SliceId
 from agent.ports import Clock

@@ -9,8 +9,7 @@ from collections import Counter
 import pytest
 
 from agent import report
-from agent.kit.backoff import Backoff
-from agent.kit.reopening import DELAYS, JITTER, SPREAD
+from agent.kit.tasks import DELAYS, JITTER, SPREAD, Backoff
 from tests.fakes.chance import Seeded
 from tests.fakes.fleet import open_fleet
 

@@ -17,7 +17,7 @@ import structlog
 
 from agent import cluster as annotations
 from agent.hami.pod import encode_node_lock, encode_pod_devices
-from agent.kit.backoff import Backoff
+from agent.kit.tasks import Backoff
 from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster

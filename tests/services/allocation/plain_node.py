@@ -10,7 +10,7 @@ from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, Plai
 from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
-from agent.kit.ticks import Lull
+from agent.kit.timing import Lull
 from agent.ledger import (
     ContainerKey,
     EditSettings,

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent.health.judge import HealthSettings, read_switches
-from agent.inventory import Withholding
 from agent.model import NO_INDEX, WITHHELD, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.health.watching import G0, G1, HealthBench, running
@@ -139,7 +138,7 @@ async def test_a_recheck_of_a_gpu_that_does_not_answer_comes_back_in_time():
 async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
     async with running() as bench:
         await asyncio.sleep(1)
-        bench.keeper.withhold(Withholding(("the disk is full",)))
+        bench.keeper.withhold(True)
         found = await bench.watch.recheck("0")
         assert not found.serving
         assert (WITHHELD,) == found.missing

@@ -1,31 +1,68 @@
-"""The inventory: one change, one generation; what is held never goes out of sight."""
+"""The inventory: one change, one generation; what is held or not well never goes out of sight."""
 
 import asyncio
 
+import msgspec
 import pytest
 
-from agent.model import NO_INDEX, Condition, GpuFault, Inventory, SharingSettings, Trouble
-from tests.builders import a_gpu, a_health, a_uuid
+from agent.hami.register import told
+from agent.health.judge import switched_off
+from agent.inventory import MOST_GONE
+from agent.model import (
+    NO_INDEX,
+    Condition,
+    Gpu,
+    GpuFault,
+    Inventory,
+    SharingSettings,
+    SliceList,
+    Trouble,
+    slice_id,
+)
+from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import START
 from tests.services.inventory.keeping import KeepingBench
 
-LOST = GpuFault(a_uuid(1), "GPU is lost", Trouble.LOST)
-SILENT = GpuFault(a_uuid(1), "does not answer in time")
+G0, G1, G2 = (a_uuid(number) for number in range(3))
+LOST = GpuFault(G1, "GPU is lost", Trouble.LOST)
+SILENT = GpuFault(G1, "does not answer in time")
+REFUSED = GpuFault(G1, "GPU requires restart")
+NAMELESS = GpuFault("index 1", "GPU is lost", Trouble.LOST)
+OTHER = GpuFault("index 2", "Unknown Error")
+BAD = a_health(condition=Condition.BAD, text="refused [H-RESET]")
+FILTERED = [
+    SharingSettings(filter_uuids=frozenset({G1})),
+    SharingSettings(filter_indexes=frozenset({1})),
+]
+UNKNOWN = (NO_INDEX, False, False)
+
+
+def gpus(*indexes: int) -> tuple[Gpu, ...]:
+    return tuple(a_gpu(index=index) for index in indexes)
+
+
+def left_out(bench: KeepingBench) -> list[str]:
+    return [fault.gpu for fault in bench.keeper.left_out.value]
 
 
 @pytest.fixture
 def bench() -> KeepingBench:
+    """One with GPUs 0 and 1."""
     bench = KeepingBench()
-    bench.scan(a_gpu(index=0), a_gpu(index=1))
+    bench.scan(*gpus(0, 1))
     return bench
 
 
-def test_nothing_is_published_before_the_first_scan():
+def test_nothing_is_published_or_listed_before_the_first_scan():
     bench = KeepingBench()
-    bench.keeper.judged({a_uuid(0): a_health(condition=Condition.BAD)})
+    bench.keeper.judged({G0: BAD})
     bench.hold(0)
+    bench.listing.refresh()
 
-    assert Inventory() == bench.inventory.value
+    assert (Inventory(), SliceList()) == (bench.inventory.value, bench.slices.value)
+    bench.hold()
+    bench.scan()
+    assert SliceList(generation=1) == bench.slices.value
 
 
 def test_a_found_gpu_is_shared_as_the_settings_say_and_is_ok_from_then_on():
@@ -40,160 +77,14 @@ def test_a_found_gpu_is_shared_as_the_settings_say_and_is_ok_from_then_on():
     assert "570.1" == bench.inventory.value.driver_version
 
 
-def test_the_same_scan_again_changes_nothing(bench):
+def test_a_scan_or_a_verdict_raises_the_generation_once_and_only_if_it_is_new(bench):
     before = bench.inventory.value
-    bench.scan(a_gpu(index=1), a_gpu(index=0))
-
+    bench.scan(*gpus(1, 0))
     assert before is bench.inventory.value
-
-
-def test_a_verdict_raises_the_generation_once_and_only_if_it_is_new(bench):
-    bad = {a_uuid(n): a_health(condition=Condition.BAD) for n in (0, 1)}
-    bench.keeper.judged(bad)
-    bench.keeper.judged(bad)
+    for _ in range(2):
+        bench.keeper.judged({G0: BAD, G1: BAD})
 
     assert ([(0, True, False), (1, True, False)], 2) == (bench.shown, bench.generation)
-
-
-def test_a_recalled_illness_is_there_with_the_first_scan():
-    bench = KeepingBench(recalled={a_uuid(0): a_health(condition=Condition.BAD)})
-    bench.scan(a_gpu(index=0))
-
-    assert [(0, True, False)] == bench.shown
-
-
-def test_a_gpu_that_vanished_is_gone_unless_a_slice_of_it_is_held(bench):
-    bench.hold(1)
-    bench.scan(a_gpu(index=0))
-
-    assert [(0, True, True), (1, False, False)] == bench.shown
-    bench.hold()
-    assert [(0, True, True)] == bench.shown
-
-
-def test_a_gpu_that_comes_back_is_present_again(bench):
-    bench.hold(1)
-    bench.scan()
-    bench.scan(a_gpu(index=0), a_gpu(index=1))
-
-    assert [(0, True, True), (1, True, True)] == bench.shown
-
-
-def test_a_held_gpu_that_nobody_has_seen_is_listed_by_its_name_alone():
-    bench = KeepingBench()
-    bench.hold(9)
-    bench.scan(a_gpu(index=0))
-    unknown = bench.inventory.value.gpus[1]
-
-    assert [(0, True, True), (NO_INDEX, False, False)] == bench.shown
-    assert (a_uuid(9), 0, "") == (unknown.uuid, unknown.registered_mib, unknown.gpu.name)
-
-
-def test_held_gpus_that_nobody_has_seen_take_no_index_of_another():
-    bench = KeepingBench()
-    bench.hold(8, 9)
-    bench.scan(a_gpu(index=0))
-    unknown = [(NO_INDEX, False, False)] * 2
-
-    assert [(0, True, True), *unknown] == bench.shown
-    bench.scan(a_gpu(index=0), a_gpu(index=1))
-    assert [(0, True, True), (1, True, True), *unknown] == bench.shown
-    bench.scan(a_gpu(index=0), a_gpu(index=1), a_gpu(index=9))
-    assert [(0, True, True), (1, True, True), (9, True, True), unknown[0]] == bench.shown
-
-
-def test_a_lost_gpu_stays_listed_as_not_present(bench):
-    bench.scan(a_gpu(index=0), faults=(LOST,))
-
-    assert [(0, True, True), (1, False, False)] == bench.shown
-    assert [a_uuid(1)] == [fault.gpu for fault in bench.keeper.left_out.value]
-    assert bench.inventory.value.gpus[1].wanted
-    assert bench.inventory.value.gpus[1].plight.startswith("is not shared: GPU is lost; ")
-
-
-def test_a_gpu_that_cannot_be_described_just_now_stays_as_it_was(bench):
-    bench.scan(a_gpu(index=0), faults=(SILENT,))
-
-    assert [(0, True, True), (1, True, True)] == bench.shown
-    assert () == bench.keeper.left_out.value
-
-
-def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
-    bench = KeepingBench()
-    bench.scan(a_gpu(index=0), faults=(GpuFault("index 1", "Unknown Error"), LOST))
-
-    assert [(0, True, True)] == bench.shown
-    assert ["index 1", a_uuid(1)] == [fault.gpu for fault in bench.keeper.left_out.value]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        SharingSettings(filter_uuids=frozenset({a_uuid(1)})),
-        SharingSettings(filter_indexes=frozenset({1})),
-    ],
-)
-def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(settings):
-    bench = KeepingBench(settings)
-    bench.scan(a_gpu(index=0), a_gpu(index=1))
-
-    assert ([(0, True, True)], ()) == (bench.shown, bench.keeper.left_out.value)
-    bench.hold(1)
-    assert [(0, True, True), (1, False, False)] == bench.shown
-    assert "NVIDIA H100 80GB HBM3" == bench.inventory.value.gpus[1].gpu.name
-    assert (True, False) == (
-        bench.inventory.value.gpus[1].there,
-        bench.inventory.value.gpus[1].wanted,
-    )
-    bench.scan(a_gpu(index=0))
-    assert not bench.inventory.value.gpus[1].there
-    bench.hold()
-    bench.scan(a_gpu(index=0), faults=(LOST,))
-    assert [(0, True, True)] == bench.shown
-
-
-@pytest.mark.parametrize("fault", [LOST, SILENT])
-def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault):
-    bench = KeepingBench()
-    bench.scan(a_gpu(index=0), a_gpu(index=1, mig_enabled=True))
-    before = bench.generation
-
-    bench.scan(a_gpu(index=0), faults=(fault,))
-    bench.scan(a_gpu(index=0), faults=(fault,))
-
-    assert ([(0, True, True)], before) == (bench.shown, bench.generation)
-    assert a_uuid(1) == bench.keeper.left_out.value[0].gpu
-
-
-@pytest.mark.parametrize("fault", [LOST, SILENT])
-def test_a_filtered_gpu_that_fails_is_nobodys_news(fault):
-    by_uuid = KeepingBench(SharingSettings(filter_uuids=frozenset({a_uuid(1)})))
-    by_uuid.scan(a_gpu(index=0), faults=(fault,))
-    by_index = KeepingBench(SharingSettings(filter_indexes=frozenset({1})))
-    by_index.scan(a_gpu(index=0), a_gpu(index=1))
-    by_index.scan(a_gpu(index=0), faults=(fault,))
-
-    assert () == by_uuid.keeper.left_out.value == by_index.keeper.left_out.value
-
-
-def test_a_node_whose_settings_name_mig_shares_nothing_and_says_that_they_do():
-    bench = KeepingBench(SharingSettings(mode="mig"))
-    bench.scan(a_gpu(index=0))
-
-    (why,) = bench.keeper.left_out.value
-    assert [] == bench.shown
-    assert "sharing.operatingMode" in why.text
-    assert "it is in MIG mode" not in why.text  # it is not the GPU's doing
-
-
-def test_a_gpu_of_unknown_memory_is_left_out_unless_the_settings_know_it():
-    bench = KeepingBench()
-    bench.scan(a_gpu(index=0, memory_mib=None))
-    known = KeepingBench(SharingSettings(preconfigured_mib=1000))
-    known.scan(a_gpu(index=0, memory_mib=None))
-
-    assert "sharing.preconfiguredMemoryMiB" in bench.keeper.left_out.value[0].text
-    assert 1000 == known.inventory.value.gpus[0].registered_mib
 
 
 async def test_new_settings_are_obeyed_at_once(bench):
@@ -205,3 +96,274 @@ async def test_new_settings_are_obeyed_at_once(bench):
         running.cancel()
 
     assert [2, 2] == [gpu.split_count for gpu in bench.inventory.value.gpus]
+
+
+def test_a_gpu_that_vanished_is_gone_unless_a_slice_of_it_is_held_and_may_come_back(bench):
+    bench.hold(1)
+    bench.scan(*gpus(0))
+    assert [(0, True, True), (1, False, False)] == bench.shown
+    bench.scan()
+    bench.scan(*gpus(0, 1))
+    assert [(0, True, True), (1, True, True)] == bench.shown
+    bench.scan(*gpus(0))
+    bench.hold()
+    assert [(0, True, True)] == bench.shown
+
+
+def test_held_gpus_that_nobody_has_seen_are_named_alone_and_take_no_index_of_another():
+    bench = KeepingBench()
+    bench.hold(8, 9)
+    bench.scan(*gpus(0))
+    unknown = bench.inventory.value.gpus[1]
+
+    assert (a_uuid(8), 0, "") == (unknown.uuid, unknown.registered_mib, unknown.gpu.name)
+    assert [(0, True, True), UNKNOWN, UNKNOWN] == bench.shown
+    bench.scan(*gpus(0, 1))
+    assert [(0, True, True), (1, True, True), UNKNOWN, UNKNOWN] == bench.shown
+    bench.scan(*gpus(0, 1, 9))
+    assert [(0, True, True), (1, True, True), (9, True, True), UNKNOWN] == bench.shown
+
+
+def test_a_lost_gpu_stays_in_view_and_one_that_is_silent_for_now_stays_as_it_was(bench):
+    bench.scan(*gpus(0), faults=(SILENT,))
+    assert ([(0, True, True), (1, True, True)], []) == (bench.shown, left_out(bench))
+    bench.scan(*gpus(0), faults=(LOST,))
+    lost = bench.inventory.value.gpus[1]
+
+    assert ([(0, True, True), (1, False, False)], [G1]) == (bench.shown, left_out(bench))
+    assert lost.wanted
+    assert lost.plight.startswith("is not shared: GPU is lost; ")
+
+
+def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
+    bench = KeepingBench()
+    bench.scan(*gpus(0), faults=(GpuFault("index 1", "Unknown Error"), LOST))
+
+    assert ([(0, True, True)], ["index 1", G1]) == (bench.shown, left_out(bench))
+
+
+@pytest.mark.parametrize("settings", FILTERED)
+def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(settings):
+    bench = KeepingBench(settings)
+    bench.scan(*gpus(0, 1))
+    assert ([(0, True, True)], []) == (bench.shown, left_out(bench))
+    for fault in (LOST, SILENT):
+        bench.scan(*gpus(0), faults=(fault,))
+        assert [] == left_out(bench)
+        bench.scan(*gpus(0, 1))
+    bench.hold(1)
+    held = bench.inventory.value.gpus[1]
+    assert [(0, True, True), (1, False, False)] == bench.shown
+    assert ("NVIDIA H100 80GB HBM3", True, False) == (held.gpu.name, held.there, held.wanted)
+    bench.scan(*gpus(0))
+    assert not bench.inventory.value.gpus[1].there
+    bench.hold()
+    bench.scan(*gpus(0), faults=(LOST,))
+    assert [(0, True, True)] == bench.shown
+
+
+@pytest.mark.parametrize("fault", [LOST, SILENT])
+def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault):
+    bench = KeepingBench()
+    bench.scan(*gpus(0), a_gpu(index=1, mig_enabled=True))
+    before = bench.generation
+    for _ in range(2):
+        bench.scan(*gpus(0), faults=(fault,))
+
+    assert ([(0, True, True)], before, [G1]) == (bench.shown, bench.generation, left_out(bench))
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu", "says"),
+    [
+        (SharingSettings(mode="mig"), a_gpu(), "sharing.operatingMode"),
+        (SharingSettings(), a_gpu(mig_enabled=True), "it is in MIG mode"),
+        (SharingSettings(), a_gpu(memory_mib=None), "sharing.preconfiguredMemoryMiB"),
+        (SharingSettings(), a_gpu(name=""), "does not report its name"),
+    ],
+)
+def test_why_a_gpu_is_left_out_is_said(settings, gpu, says):
+    bench = KeepingBench(settings)
+    bench.scan(gpu)
+
+    (why,) = bench.keeper.left_out.value
+    assert [] == bench.shown
+    assert says in why.text
+    assert ("it is in MIG mode" in why.text) is gpu.mig_enabled
+    assert why.index == gpu.index
+
+
+def test_a_gpu_of_unknown_memory_is_shared_where_the_settings_know_it():
+    bench = KeepingBench(SharingSettings(preconfigured_mib=1000))
+    bench.scan(a_gpu(index=0, memory_mib=None))
+
+    assert 1000 == bench.inventory.value.gpus[0].registered_mib
+
+
+# GPUs remembered as not well that the driver does not describe: in view, and offered to nobody.
+
+
+def remembering(settings=None, recalled=None) -> KeepingBench:
+    """One that remembers GPU 1 as bad, unless other things are recalled."""
+    return KeepingBench(settings, {G1: BAD} if recalled is None else recalled)
+
+
+@pytest.mark.parametrize("fault", [REFUSED, LOST])
+def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_annotation(fault):
+    bench = remembering()
+    bench.scan(*gpus(0), faults=(fault,))
+    kept = bench.inventory.value.gpus[1]
+
+    assert (G1, BAD, False) == (kept.uuid, kept.health, kept.serving)
+    assert (0, "is bad: refused [H-RESET]") == (kept.split_count, kept.plight)
+    assert fault.lost is not kept.there
+    assert [10, 0] == [len(group.ids) for group in bench.slices.value.groups]
+    assert [G0] == [gpu.uuid for gpu in told(bench.inventory.value)]
+    bench.scan(*gpus(0), faults=(msgspec.structs.replace(fault, index=1),))
+    assert {G1: 1} == bench.kept
+
+
+def test_a_recalled_illness_is_there_with_the_first_scan_and_so_is_one_only_watched_since_a_boot():
+    bench = remembering()
+    bench.scan(*gpus(0, 1))
+    assert [(0, True, True), (1, True, False)] == bench.shown
+    bench = remembering(recalled={G1: a_health(condition=Condition.WATCH)})
+    bench.scan(*gpus(0), faults=(LOST,))
+
+    assert {G1: NO_INDEX} == bench.kept
+    assert bench.inventory.value.gpus[1].plight.startswith("is not shared: GPU is lost; ")
+
+
+def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_then():
+    bench = remembering()
+    bench.scan(*gpus(0), faults=(REFUSED,))
+    bench.keeper.judged({G1: a_health()})
+    assert {G1: NO_INDEX} == bench.kept
+    bench.scan(*gpus(0, 1))
+    assert {} == bench.kept
+    bench = remembering()
+    bench.scan(*gpus(0), faults=(REFUSED,))
+    bench.scan(*gpus(0))  # the driver no longer lists it and describes all others
+    assert {} == bench.kept
+
+
+@pytest.mark.parametrize("recalled", [{}, {G1: a_health()}, {G1: switched_off(NOON)}])
+def test_one_of_which_nothing_bad_is_remembered_is_only_named(recalled):
+    bench = remembering(recalled=recalled)
+    bench.scan(*gpus(0), faults=(REFUSED,))
+
+    assert ({}, [G1]) == (bench.kept, left_out(bench))
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault", "named"),
+    [
+        (FILTERED[0], REFUSED, []),
+        (FILTERED[0], LOST, []),
+        (FILTERED[0], SILENT, []),
+        (FILTERED[1], NAMELESS, [G1]),
+    ],
+)
+def test_one_that_is_filtered_out_is_not_kept(settings, fault, named):
+    bench = remembering(settings)
+    bench.scan(*gpus(0), faults=(fault,))
+
+    assert ({}, named) == (bench.kept, left_out(bench))
+
+
+def test_the_one_fault_without_a_name_is_the_one_that_is_missing_and_tells_its_index():
+    bench = remembering()
+    bench.scan(*gpus(0), faults=(NAMELESS,))
+    assert ({G1: 1}, [G1]) == (bench.kept, left_out(bench))
+    held = remembering(recalled={})
+    held.hold(1)
+    held.scan(*gpus(0), faults=(NAMELESS,))
+    assert {G1: 1} == held.kept
+
+
+def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
+    bench = remembering(recalled={G1: BAD, G2: BAD})
+    bench.scan(*gpus(0), faults=(NAMELESS, OTHER))
+    text = "it may be index 1: GPU is lost; it may be index 2: Unknown Error"
+
+    assert {G1: NO_INDEX, G2: NO_INDEX} == bench.kept
+    faults = {fault.gpu: fault.text for fault in bench.keeper.left_out.value}
+    assert ["index 1", "index 2", G1, G2] == list(faults)
+    assert faults[G1].startswith(text)
+
+
+def test_a_gpu_that_was_described_and_left_is_not_taken_for_one_without_a_name():
+    bench = remembering(recalled={})
+    bench.hold(1)
+    bench.scan(*gpus(0, 1))
+    bench.scan(*gpus(0))
+    bench.scan(*gpus(0), faults=(NAMELESS,))
+
+    assert ({G1: 1}, ["index 1"]) == (bench.kept, left_out(bench))
+    assert not bench.inventory.value.gpus[1].there
+
+
+def test_those_that_left_are_known_for_a_while_the_last_one_first(bench):
+    bench.scan(*gpus(0))
+    bench.scan()
+    assert [G0, G1] == [gpu.uuid for gpu in bench.keeper.gone]
+    bench.scan(*gpus(1))
+    assert [G0] == [gpu.uuid for gpu in bench.keeper.gone]
+    for number in range(2, MOST_GONE + 4):
+        bench.scan(*gpus(number))
+    assert MOST_GONE == len(bench.keeper.gone)
+
+
+# The list: one per change, all slices of a GPU alike, held ids always in.
+
+
+def ids(bench: KeepingBench, gpu: int = 0) -> tuple[str, ...]:
+    return bench.slices.value.groups[gpu].ids
+
+
+async def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_none():
+    bench = KeepingBench(SharingSettings(numa_topology=True))
+    bench.scan(*gpus(0, 1, 2), a_gpu(index=3, numa=1))
+    lists = [bench.slices.value]
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(bench.listing.run())
+        for number in range(3):
+            bench.keeper.judged({a_uuid(number): BAD})
+        await asyncio.sleep(1)
+        lists.append(bench.slices.value)
+        bench.keeper.judged({G0: a_health(condition=Condition.BAD, text="another text")})
+        await asyncio.sleep(1)
+        task.cancel()
+
+    assert lists[-1] == bench.slices.value
+    assert [1, 2] == [listed.generation for listed in lists]
+    assert [[True] * 4, [False] * 3 + [True]] == [
+        [group.healthy for group in listed.groups] for listed in lists
+    ]
+    assert [0, 0, 0, 1] == [group.numa for group in lists[0].groups]
+
+
+async def test_a_list_can_be_had_at_once_and_ends_when_its_cells_close(bench):
+    bench.keeper.judged({G0: BAD})
+    bench.listing.refresh()
+    bench.listing.refresh()
+    listed = bench.slices.value
+    assert (2, [False, True]) == (listed.generation, [group.healthy for group in listed.groups])
+    assert [None, None] == [group.numa for group in listed.groups]
+    bench.inventory.close()
+    bench.keeper.held.close()
+    await bench.listing.run()
+
+    assert 2 == bench.slices.value.generation
+
+
+def test_held_ids_stay_listed_when_the_split_count_falls_and_so_does_a_gpu_that_vanished(bench):
+    assert tuple(slice_id(G1, n) for n in range(10)) == ids(bench, 1)
+    bench.keeper.hold({G0: (slice_id(G0, 7),)})
+    bench.settings.set(SharingSettings(split_count=2))
+    bench.scan(*gpus(1))
+    assert (slice_id(G0, 0), slice_id(G0, 7)) == ids(bench)
+    assert [False, True] == [group.healthy for group in bench.slices.value.groups]
+    bench.hold()
+    bench.scan(*gpus(0, 1))
+    assert (slice_id(G0, 0), slice_id(G0, 1)) == ids(bench)

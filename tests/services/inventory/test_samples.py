@@ -61,26 +61,21 @@ async def running() -> AsyncIterator[SamplesBench]:
         task.cancel()
 
 
-async def test_each_gpu_is_asked_every_few_seconds_and_the_answers_are_kept_in_order():
+async def test_each_gpu_is_asked_every_few_seconds_and_a_quarter_of_an_hour_is_kept_in_order():
     async with running() as bench:
         await asyncio.sleep(2 * SAMPLE_PERIOD)
         found = bench.samples.history(G0)
-
-    assert [1, 2, 3] == [one.sample.used_mib for one in found]
-    assert [0, SAMPLE_PERIOD, 2 * SAMPLE_PERIOD] == [
-        (one.at - START).total_seconds() for one in found
-    ]
-    assert {G0: 3, G1: 3} == bench.driver.asked
-
-
-async def test_a_quarter_of_an_hour_is_kept_and_nothing_older():
-    async with running() as bench:
+        asked = dict(bench.driver.asked)
         await asyncio.sleep(3 * KEPT)
-        found = bench.samples.history(G0)
+        kept = bench.samples.history(G0)
 
-    assert ROWS == 180 == len(found)
-    assert KEPT - SAMPLE_PERIOD == (found[-1].at - found[0].at).total_seconds()
-    assert bench.driver.asked[G0] == found[-1].sample.used_mib
+    assert [(0, 1), (SAMPLE_PERIOD, 2), (2 * SAMPLE_PERIOD, 3)] == [
+        ((one.at - START).total_seconds(), one.sample.used_mib) for one in found
+    ]
+    assert {G0: 3, G1: 3} == asked
+    assert ROWS == 180 == len(kept)
+    assert KEPT - SAMPLE_PERIOD == (kept[-1].at - kept[0].at).total_seconds()
+    assert bench.driver.asked[G0] == kept[-1].sample.used_mib
 
 
 async def test_the_memory_of_sixteen_gpus_is_bounded_and_ends_with_them():
@@ -95,33 +90,26 @@ async def test_the_memory_of_sixteen_gpus_is_bounded_and_ends_with_them():
     assert (None, ()) == (bench.samples.newest(G1), bench.samples.history(G1))
 
 
-@pytest.mark.parametrize("health", [SILENT, LOST])
-async def test_a_gpu_that_is_silent_or_lost_is_left_alone_and_the_others_are_asked(health):
+@pytest.mark.parametrize(
+    ("health", "of_all", "is_asked"),
+    [
+        (SILENT, {}, False),
+        (LOST, {}, False),
+        (a_health(), {"present": False, "there": False}, False),
+        (BAD, {"present": False}, True),  # it may be filtered out and in use
+    ],
+    ids=["silent", "lost", "gone but held", "bad"],
+)
+async def test_a_gpu_that_cannot_answer_is_left_alone_until_it_can(health, of_all, is_asked):
     async with running() as bench:
-        bench.show(health, a_health())
+        bench.show(health, **of_all)
         await asyncio.sleep(10 * SAMPLE_PERIOD)
-        assert {G0: 1, G1: 11} == bench.driver.asked
+        assert (11 if is_asked else 1) == bench.driver.asked[G0]
+        before = len(bench.samples.history(G0))
         bench.show(a_health(), a_health())
         await asyncio.sleep(SAMPLE_PERIOD)
 
-    assert {G0: 2, G1: 12} == bench.driver.asked
-    assert [1, 2] == [one.sample.used_mib for one in bench.samples.history(G0)]
-
-
-async def test_a_gpu_that_is_gone_but_held_is_left_alone():
-    async with running() as bench:
-        bench.show(a_health(), present=False, there=False)
-        await asyncio.sleep(10 * SAMPLE_PERIOD)
-
-    assert 1 == bench.driver.asked[G0]
-
-
-async def test_a_gpu_that_is_bad_or_filtered_out_is_asked_for_it_may_be_in_use():
-    async with running() as bench:
-        bench.show(BAD, a_health(), present=False)
-        await asyncio.sleep(SAMPLE_PERIOD)
-
-    assert {G0: 2, G1: 2} == bench.driver.asked
+        assert before + 1 == len(bench.samples.history(G0))
 
 
 @pytest.mark.parametrize("outcome", [ProbeOutcome.SILENT, ProbeOutcome.FAILED, ProbeOutcome.LOST])
@@ -149,23 +137,18 @@ async def test_a_driver_that_fails_or_hangs_leaves_a_gap_and_nothing_else():
     assert 120 <= found[1]
 
 
-async def test_what_a_gpu_does_not_tell_is_none():
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        (GpuSample(G0, None, 7), GpuSample(G0, None, 7, None)),
+        (GpuSample(G0, 1, 2, 3, 616, 41, 70_000, 9, 2), GpuSample(G0, 1, 2, 3)),
+    ],
+)
+async def test_the_newest_sample_has_all_and_the_history_the_use_alone(told, kept):
     async with running() as bench:
-        bench.driver.samples[G0] = GpuSample(G0, gpu_percent=None, memory_percent=7)
+        bench.driver.samples[G0] = told
         await asyncio.sleep(SAMPLE_PERIOD)
-        found = bench.samples.newest(G0), bench.samples.history(G0)[-1]
+        newest, last = bench.samples.newest(G0), bench.samples.history(G0)[-1]
 
-    assert found[0]
-    assert [GpuSample(G0, None, 7, None)] * 2 == [one.sample for one in found if one]
-    assert found[0].at == found[1].at
-
-
-async def test_the_newest_sample_has_what_the_history_leaves_out():
-    full = GpuSample(G0, 1, 2, 3, 616, 41, 70_000, 9, 2)
-    async with running() as bench:
-        bench.driver.samples[G0] = full
-        await asyncio.sleep(SAMPLE_PERIOD)
-        found = bench.samples.newest(G0)
-
-    assert found
-    assert full == found.sample
+    assert newest
+    assert (told, kept, newest.at) == (newest.sample, last.sample, last.at)

@@ -45,15 +45,15 @@ class WithheldRoom:
         await asyncio.Event().wait()
 
     def _withhold(self, state):
-        self.changes.append((asyncio.get_running_loop().time(), state.holds))
+        self.changes.append((asyncio.get_running_loop().time(), state))
 
     @property
     def withheld(self):
-        return self.withholder.state.value.holds
+        return bool(self.withholder.reasons.value)
 
     @property
     def reasons(self):
-        return self.withholder.state.value.reasons
+        return self.withholder.reasons.value
 
 
 @contextlib.asynccontextmanager

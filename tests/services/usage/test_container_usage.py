@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from agent.cluster import Phase, PodTable
 from agent.hami.region import MemoryUse, RegionGpu, RegionProcess, RegionReading, RegionState
 from agent.kit.cell import Cell
-from agent.kit.ticks import until_tick
+from agent.kit.timing import until_tick
 from agent.ledger import PLAIN, ContainerKey, Ledger, container_directory
 from agent.model import MIB, GpuUuid, SharedGpu, slice_id
 from agent.usage import DEADLINE, FRESH, KEPT, PERIOD, QUIET, ROWS, TURN, ContainerUsage

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import MalformedText
+from agent.hami.gojson import INT32
 from agent.hami.pod import (
     GROUP_LIMIT,
-    INT32_MAX,
     LENGTH_LIMIT,
     TYPE_WORD,
     consume,
@@ -24,7 +24,7 @@ from tests.hami_vectors import Vector, cases, vectors
 PLACEHOLDER = "pod_decode-044"
 KEY_ABSENT = "pod_decode-056"
 
-numbers = st.integers(-(2**31), INT32_MAX)
+numbers = st.integers(*INT32)
 uuids = st.text(
     st.characters(codec="utf-8", exclude_characters=",:;"), min_size=1, max_size=20
 ).map(GpuUuid)

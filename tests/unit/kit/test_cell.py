@@ -13,56 +13,22 @@ async def collect(cell, into, pause=0.0):
         await asyncio.sleep(pause)
 
 
-async def test_a_follower_sees_the_present_value_first():
-    cell = Cell(7)
-
-    assert 7 == await anext(cell.follow())
-
-
-async def test_a_follower_sees_each_change_it_has_time_for():
-    cell = Cell(0)
-    seen: list[object] = []
-    async with asyncio.TaskGroup() as group:
-        group.create_task(collect(cell, seen))
-        for value in (1, 2, 3):
-            await asyncio.sleep(1)
-            cell.set(value)
-        await asyncio.sleep(1)
-        cell.close()
-
-    assert [0, 1, 2, 3] == seen
-
-
-async def test_a_slow_follower_skips_to_the_newest_and_does_not_hold_the_quick_one():
+async def test_each_follower_has_its_own_pace_and_a_cancelled_one_leaves_the_others_alone():
     cell = Cell(0)
     quick: list[int] = []
     slow: list[int] = []
     async with asyncio.TaskGroup() as group:
         group.create_task(collect(cell, quick))
         group.create_task(collect(cell, slow, pause=10.0))
-        for value in (1, 2, 3):
+        leaver = group.create_task(collect(cell, []))
+        for value, is_new in ((1, True), (2, True), (2, False), (3, True)):
             await asyncio.sleep(1)
-            cell.set(value)
+            assert is_new is cell.set(value)
+            leaver.cancel()
         await asyncio.sleep(20)
         cell.close()
 
-    assert [0, 1, 2, 3] == quick
-    assert [0, 3] == slow
-
-
-async def test_a_value_set_again_is_not_published():
-    cell: Cell[tuple[int, ...]] = Cell((1, 2))
-    seen: list[object] = []
-    async with asyncio.TaskGroup() as group:
-        group.create_task(collect(cell, seen))
-        await asyncio.sleep(1)
-        assert not cell.set((1, 2))
-        await asyncio.sleep(1)
-        assert cell.set((3,))
-        await asyncio.sleep(1)
-        cell.close()
-
-    assert [(1, 2), (3,)] == seen
+    assert ([0, 1, 2, 3], [0, 3]) == (quick, slow)
 
 
 async def test_there_and_back_again_is_seen_as_a_change():
@@ -107,7 +73,7 @@ async def test_followers_of_a_branch_are_woken_ahead_of_the_cells_own():
     assert ["branch", "cell"] == woken
 
 
-async def test_closing_ends_followers_after_the_newest_value():
+async def test_closing_ends_followers_after_the_newest_value_and_later_ones_are_kept_alone():
     cell = Cell(0)
     follower = cell.follow()
     await anext(follower)
@@ -116,28 +82,13 @@ async def test_closing_ends_followers_after_the_newest_value():
     cell.close()
 
     assert [1] == [value async for value in follower]
-    assert cell.closed
-
-
-async def test_a_follower_of_a_closed_cell_sees_one_value_and_ends():
-    cell = Cell(5)
-    cell.close()
-
-    assert [5] == [value async for value in cell.follow()]
-
-
-async def test_a_closed_cell_keeps_the_newest_value_but_tells_nobody():
-    cell = Cell(5)
-    follower = cell.follow()
-    await anext(follower)
-    cell.close()
-
+    assert [1] == [value async for value in cell.follow()]
     assert cell.set(6)
-    assert 6 == cell.value
+    assert (6, True) == (cell.value, cell.closed)
     assert [] == [value async for value in follower]
 
 
-async def test_until_returns_the_first_value_that_fits():
+async def test_until_returns_the_first_value_that_fits_the_present_one_included():
     cell = Cell(0)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(cell.until(lambda value: value >= 2))
@@ -145,50 +96,23 @@ async def test_until_returns_the_first_value_that_fits():
             await asyncio.sleep(1)
             cell.set(value)
 
-    assert 2 == waiting.result()
-
-
-async def test_until_looks_at_the_present_value():
-    assert 4 == await Cell(4).until(lambda value: value == 4)
-
-
-async def test_until_says_when_the_cell_was_closed_before():
-    cell = Cell(0)
+    assert (2, 3) == (waiting.result(), await cell.until(lambda value: value == 3))
     cell.close()
-
     with pytest.raises(CellClosed):
         await cell.until(lambda value: value == 1)
 
 
-async def test_a_cancelled_follower_leaves_the_others_alone():
-    cell = Cell(0)
-    seen: list[object] = []
-    async with asyncio.TaskGroup() as group:
-        leaver = group.create_task(collect(cell, []))
-        group.create_task(collect(cell, seen))
-        await asyncio.sleep(1)
-        leaver.cancel()
-        await asyncio.sleep(1)
-        cell.set(1)
-        await asyncio.sleep(1)
-        cell.close()
+async def test_the_first_change_of_any_cell_is_news_and_nothing_within_the_time_is_none():
+    first, second, closed = Cell(1), Cell("a"), Cell(1)
+    loop = asyncio.get_running_loop()
+    loop.call_later(1, closed.close)  # brings no news, and the others still do
+    loop.call_later(3, second.set, "b")
+    began, news = loop.time(), News(first, second, closed)
 
-    assert [0, 1] == seen
-
-
-async def test_the_first_change_of_any_cell_is_news():
-    first, second = Cell(1), Cell("a")
-    asyncio.get_running_loop().call_later(3, second.set, "b")
-
-    assert await News(first, second).wait()
-
-
-async def test_nothing_within_the_time_is_no_news():
-    began = asyncio.get_running_loop().time()
-
-    assert not await News(Cell(1)).wait(5)
-
-    assert 5 == pytest.approx(asyncio.get_running_loop().time() - began)
+    assert await news.wait(9)
+    assert 3 == pytest.approx(loop.time() - began)
+    assert not await news.wait(5)
+    assert 8 == pytest.approx(loop.time() - began)
 
 
 async def test_a_change_between_two_waits_is_not_missed():
@@ -202,17 +126,6 @@ async def test_a_change_between_two_waits_is_not_missed():
 
     assert await cursor.wait(5)
     assert not await cursor.wait(5)
-
-
-async def test_a_cell_that_closes_brings_no_news_and_the_others_still_do():
-    closed, other = Cell(1), Cell(1)
-    asyncio.get_running_loop().call_later(1, closed.close)
-    asyncio.get_running_loop().call_later(2, other.set, 2)
-    began = asyncio.get_running_loop().time()
-
-    assert await News(closed, other).wait(9)
-
-    assert 2 == pytest.approx(asyncio.get_running_loop().time() - began)
 
 
 async def test_a_waiter_can_be_cancelled_and_leaves_nothing_behind():

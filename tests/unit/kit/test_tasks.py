@@ -4,17 +4,52 @@ import asyncio
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.kit.tasks import (
+    Backoff,
     BudgetSpent,
     Heartbeat,
+    Reopening,
     RestartPolicy,
     Task,
     TaskEnded,
+    Throttle,
     run_tiers,
     supervise,
 )
-from tests.fakes.chance import Seeded
+from agent.kit.timing import Tally
+from tests.fakes.chance import NoChance, Seeded
+
+NO = ValueError("no")
+
+
+@given(st.integers(), st.floats(0, 3))
+def test_delays_repeat_the_last_start_over_and_grow_by_chance_only_as_far_as_allowed(seed, jitter):
+    backoff = Backoff((2.0, 8.0), jitter, Seeded(seed))
+    for least in (2.0, 8.0, 8.0):
+        assert least <= backoff.next() <= least * (1 + jitter)
+    backoff.reset()
+
+    assert 2.0 <= backoff.next() <= 2.0 * (1 + jitter)
+
+
+def test_chance_is_that_of_the_seed():
+    delays = [Backoff((1.0,), 0.5, Seeded(7)).next() for _ in range(2)]
+
+    assert 1.0 != delays[0] == delays[1]
+
+
+async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
+    throttle = Throttle(1.0)
+    said = [throttle.admit() for _ in range(4)]
+    await asyncio.sleep(1.0)
+
+    assert [0, None, None, None] == said
+    assert [3, None] == [throttle.admit(), throttle.admit()]
+    await asyncio.sleep(5.0)
+    assert 1 == throttle.admit()
 
 
 class Flaky:
@@ -39,7 +74,7 @@ class Flaky:
             raise self._end
 
 
-async def watch(flaky, policy, seconds, expected=()):
+async def watch(flaky, policy=RestartPolicy((1.0,)), seconds=100.0, expected=()):  # noqa: B008
     with structlog.testing.capture_logs() as logs:
         try:
             async with asyncio.timeout(seconds):
@@ -48,127 +83,81 @@ async def watch(flaky, policy, seconds, expected=()):
             return logs
 
 
-async def test_delays_are_kept_to_the_second():
-    flaky = Flaky(0, 0, 0, end=ValueError("no"))
+GROWING = RestartPolicy((1.0, 2.0, 4.0))
 
-    await watch(flaky, RestartPolicy((1.0, 2.0, 4.0)), 100)
 
-    assert [0, 1, 3, 7] == flaky.starts
+@pytest.mark.parametrize(
+    ("lives", "policy", "starts"),
+    [
+        ([0, 0, 0], GROWING, [0, 1, 3, 7]),
+        ([0, 0, 30, 0], GROWING, [0, 1, 3, 34, 36]),
+        ([0, 0, 29], GROWING, [0, 1, 3, 36]),
+        ([0, 0, 40, 0, 0], RestartPolicy((1.0,), budget=3), [0, 1, 2, 43, 44, 45]),
+        ([0] * 5, RestartPolicy((10.0,), budget=2, window=15.0), [0, 10, 20, 30, 40, 50]),
+    ],
+    ids=["delays", "a long life", "a shorter life", "a budget after a long life", "the window"],
+)
+async def test_a_failed_activity_runs_again_after_its_delay(lives, policy, starts):
+    flaky = Flaky(*lives, end=NO)
+    await watch(flaky, policy)
+
+    assert starts == flaky.starts
 
 
 async def test_a_return_counts_as_a_failure():
     flaky = Flaky(0, 0)
-
-    logs = await watch(flaky, RestartPolicy((1.0, 2.0)), 100)
+    logs = await watch(flaky, GROWING)
 
     assert [0, 1, 3] == flaky.starts
     assert "demo ended although it must never end" == logs[0]["err"]
 
 
-async def test_a_long_life_resets_the_delays():
-    flaky = Flaky(0, 0, 30, 0, end=ValueError("no"))
-
-    await watch(flaky, RestartPolicy((1.0, 2.0, 4.0)), 100)
-
-    assert [0, 1, 3, 34, 36] == flaky.starts
-
-
-async def test_a_life_just_short_of_healthy_resets_nothing():
-    flaky = Flaky(0, 0, 29, end=ValueError("no"))
-
-    await watch(flaky, RestartPolicy((1.0, 2.0, 4.0)), 100)
-
-    assert [0, 1, 3, 36] == flaky.starts
-
-
 async def test_a_spent_budget_raises_with_the_last_error_as_cause():
-    error = ValueError("no")
-    flaky = Flaky(*[0] * 9, end=error)
-
+    flaky = Flaky(*[0] * 9, end=NO)
     with pytest.raises(BudgetSpent, match="demo") as caught:
-        await watch(flaky, RestartPolicy((1.0,), budget=3), 100)
+        await watch(flaky, RestartPolicy((1.0,), budget=3))
 
     assert [0, 1, 2, 3] == flaky.starts
-    assert error is caught.value.__cause__
-    assert "demo" == caught.value.name
-
-
-async def test_a_spent_budget_after_returns_names_the_return():
-    with pytest.raises(BudgetSpent) as caught:
-        await watch(Flaky(0, 0), RestartPolicy((1.0,), budget=0), 100)
-
-    assert isinstance(caught.value.__cause__, TaskEnded)
-
-
-async def test_a_long_life_resets_the_budget():
-    flaky = Flaky(0, 0, 40, 0, 0, end=ValueError("no"))
-
-    await watch(flaky, RestartPolicy((1.0,), budget=3), 100)
-
-    assert [0, 1, 2, 43, 44, 45] == flaky.starts
-
-
-async def test_failures_older_than_the_window_do_not_count():
-    flaky = Flaky(*[0] * 5, end=ValueError("no"))
-
-    await watch(flaky, RestartPolicy((10.0,), budget=2, window=15.0), 100)
-
-    assert [0, 10, 20, 30, 40, 50] == flaky.starts
+    assert (NO, "demo") == (caught.value.__cause__, caught.value.name)
+    with pytest.raises(BudgetSpent) as returned:
+        await watch(Flaky(0, 0), RestartPolicy((1.0,), budget=0))
+    assert isinstance(returned.value.__cause__, TaskEnded)
 
 
 async def test_unexpected_failures_have_a_budget_of_their_own():
     policy = RestartPolicy((1.0,), bug_budget=1)
-
     with pytest.raises(BudgetSpent):
-        await watch(Flaky(0, 0, end=TypeError("bug")), policy, 100, expected=(OSError,))
-    await watch(Flaky(0, 0, 0, end=OSError("net")), policy, 100, expected=(OSError,))
+        await watch(Flaky(0, 0, end=TypeError("bug")), policy, expected=(OSError,))
+    await watch(Flaky(0, 0, 0, end=OSError("net")), policy, expected=(OSError,))
 
 
 async def test_cancellation_passes_and_starts_nothing_again():
     flaky = Flaky()
-
     async with asyncio.TaskGroup() as group:
         task = group.create_task(supervise("demo", flaky.run, RestartPolicy((1.0,)), Seeded(0)))
         await asyncio.sleep(5)
         task.cancel()
 
-    assert task.cancelled()
-    assert 1 == flaky.cancelled
-    assert [0] == flaky.starts
-
-
-async def test_an_expected_failure_is_one_line_and_a_bug_has_its_traceback():
-    expected = await watch(
-        Flaky(0, end=OSError("net")), RestartPolicy((1.0,)), 9, expected=(OSError,)
-    )
-    bug = TypeError("bug")
-    unexpected = await watch(Flaky(0, end=bug), RestartPolicy((1.0,)), 9, expected=(OSError,))
-
-    assert [("service.failed", "demo", "net", None)] == [summary(line) for line in expected]
-    assert [("service.failed", "demo", "bug", bug)] == [summary(line) for line in unexpected]
+    assert (True, 1, [0]) == (task.cancelled(), flaky.cancelled, flaky.starts)
 
 
 @pytest.mark.parametrize(
-    ("group", "is_bug"),
+    ("end", "text", "is_bug"),
     [
-        (ExceptionGroup("g", [OSError("a"), ExceptionGroup("h", [OSError("b")])]), False),
-        (ExceptionGroup("g", [OSError("a"), TypeError("b")]), True),
+        (OSError("net"), "net", False),
+        (OSError(), "OSError", False),
+        (TypeError("bug"), "bug", True),
+        (ExceptionGroup("g", [OSError("a"), ExceptionGroup("h", [OSError("b")])]), None, False),
+        (ExceptionGroup("g", [OSError("a"), TypeError("b")]), None, True),
     ],
+    ids=["expected", "without words", "a bug", "an expected group", "a bug in a group"],
 )
-async def test_a_group_is_expected_when_all_in_it_are(group, is_bug):
-    logs = await watch(Flaky(0, end=group), RestartPolicy((1.0,)), 9, expected=(OSError,))
+async def test_an_expected_failure_is_one_line_and_a_bug_has_its_traceback(end, text, is_bug):
+    (line,) = await watch(Flaky(0, end=end), seconds=9, expected=(OSError,))
 
-    assert is_bug == (logs[0]["exc_info"] is not None)
-
-
-async def test_a_failure_without_words_is_named_by_its_type():
-    logs = await watch(Flaky(0, end=OSError()), RestartPolicy((1.0,)), 9)
-
-    assert "OSError" == logs[0]["err"]
-
-
-def summary(line):
-    return line["event"], line["service"], line["err"], line["exc_info"]
+    assert ("service.failed", "demo") == (line["event"], line["service"])
+    assert line["err"] == text if text else "g" in line["err"]
+    assert line["exc_info"] is (end if is_bug else None)
 
 
 async def test_an_error_that_comes_with_the_cancellation_does_not_hide_it():
@@ -213,38 +202,34 @@ async def test_cancellations_that_a_failure_leaves_are_not_of_the_next_run():
 
 
 class TierStage:
-    """Tasks that write down what happens to them, with the time."""
+    """Notes when tasks start, are cancelled, cut short and end."""
 
     def __init__(self):
         self.journal = []
-        self.cancels = {}
 
     def _note(self, what, name):
         self.journal.append((asyncio.get_running_loop().time(), what, name))
 
-    def task(self, name, *, clean_up=0.0, fail_after=None, stubborn=False):
+    def task(self, name, *, clean_up=0, fail_after=None, stubborn=False):
         async def run():
             self._note("start", name)
             try:
                 await asyncio.sleep(fail_after if fail_after is not None else 10**6)
                 raise ValueError(name)
             except asyncio.CancelledError:
-                await self._clean_up(name, clean_up, stubborn=stubborn)
+                self._note("cancel", name)
+                try:
+                    await asyncio.sleep(clean_up)
+                except asyncio.CancelledError:
+                    self._note("cut", name)
+                    if stubborn:
+                        await asyncio.sleep(1)
+                    raise
+                finally:
+                    self._note("end", name)
                 raise
 
         return Task(name, run)
-
-    async def _clean_up(self, name, seconds, *, stubborn):
-        self._note("cancel", name)
-        try:
-            await asyncio.sleep(seconds)
-        except asyncio.CancelledError:
-            self._note("cut", name)
-            if stubborn:
-                await asyncio.sleep(1)
-            raise
-        finally:
-            self._note("end", name)
 
 
 async def run(tiers, *, stop_after=None, deadline=10.0):
@@ -255,28 +240,21 @@ async def run(tiers, *, stop_after=None, deadline=10.0):
         await group.create_task(run_tiers(tiers, stop, deadline))
 
 
-async def test_the_outer_tier_starts_first_and_stops_last():
+async def test_the_outer_tier_starts_first_and_stops_last_and_an_empty_one_is_no_obstacle():
     stage = TierStage()
-    tiers = [[stage.task("state")], [stage.task("facts")], [stage.task("door", clean_up=2)]]
-
+    tiers = [[stage.task("state")], [stage.task("facts")], [], [stage.task("door", clean_up=2)], []]
     await run(tiers, stop_after=5)
 
     assert [
-        (0, "start", "state"),
-        (0, "start", "facts"),
-        (0, "start", "door"),
-        (5, "cancel", "door"),
-        (7, "end", "door"),
-        (7, "cancel", "facts"),
-        (7, "end", "facts"),
-        (7, "cancel", "state"),
-        (7, "end", "state"),
+        *((0, "start", name) for name in ("state", "facts", "door")),
+        *((5, "cancel", "door"), (7, "end", "door")),
+        *((7, "cancel", "facts"), (7, "end", "facts")),
+        *((7, "cancel", "state"), (7, "end", "state")),
     ] == stage.journal
 
 
 async def test_tasks_of_one_tier_stop_together():
     stage = TierStage()
-
     await run([[stage.task("a", clean_up=2), stage.task("b", clean_up=1)]], stop_after=5)
 
     assert [(5, "cancel", "a"), (5, "cancel", "b"), (6, "end", "b"), (7, "end", "a")] == (
@@ -284,90 +262,73 @@ async def test_tasks_of_one_tier_stop_together():
     )
 
 
-async def test_a_failure_in_the_inner_tier_unwinds_all_and_surfaces():
+@pytest.mark.parametrize(
+    ("is_inner", "unwound"),
+    [
+        (True, [(3, "cancel", "b"), (4, "end", "b"), (4, "cancel", "a"), (5, "end", "a")]),
+        (False, [(3, "cancel", "b"), (4, "end", "b")]),
+    ],
+)
+async def test_a_failure_unwinds_all_once_and_surfaces(is_inner, unwound):
     stage = TierStage()
-    tiers = [[stage.task("state", clean_up=1)], [stage.task("door", clean_up=1)]]
-    tiers[1].append(stage.task("bad", fail_after=3))
-
+    outer, inner, bad = (
+        stage.task("a", clean_up=1),
+        stage.task("b", clean_up=1),
+        stage.task("bad", fail_after=3),
+    )
     with pytest.raises(ExceptionGroup) as caught:
-        await run(tiers)
+        await run([[outer], [inner, bad]] if is_inner else [[bad], [inner]])
 
     assert caught.group_contains(ValueError, match="bad")
-    assert [
-        (3, "cancel", "door"),
-        (4, "end", "door"),
-        (4, "cancel", "state"),
-        (5, "end", "state"),
-    ] == stage.journal[3:]
+    assert unwound == [note for note in stage.journal if note[1] != "start"]
 
 
-async def test_a_failure_in_the_outer_tier_cancels_everybody_once():
-    stage = TierStage()
-    tiers = [[stage.task("bad", fail_after=3)], [stage.task("door", clean_up=2)]]
+async def returns():
+    await asyncio.sleep(1)
 
+
+async def is_lost():
+    raise asyncio.CancelledError
+
+
+async def cleans_up_badly():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise OSError("disk")
+
+
+@pytest.mark.parametrize(
+    ("work", "stop_after", "failure", "text"),
+    [
+        (returns, None, TaskEnded, "demo"),
+        (is_lost, None, TaskEnded, "demo"),
+        (cleans_up_badly, 1, OSError, "disk"),
+    ],
+)
+async def test_any_end_but_the_requested_one_is_a_failure(work, stop_after, failure, text):
     with pytest.raises(ExceptionGroup) as caught:
-        await run(tiers)
+        await run([[Task("demo", work)]], stop_after=stop_after)
 
-    assert caught.group_contains(ValueError, match="bad")
-    assert [(3, "cancel", "door"), (5, "end", "door")] == stage.journal[2:]
-
-
-async def test_a_task_that_returns_is_a_failure():
-    async def run_out():
-        await asyncio.sleep(1)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await run([[Task("brief", run_out)]])
-
-    assert caught.group_contains(TaskEnded, match="brief")
-
-
-async def test_a_task_that_is_cancelled_by_nobody_is_a_failure():
-    async def lose_itself():
-        raise asyncio.CancelledError
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await run([[Task("lost", lose_itself)]])
-
-    assert caught.group_contains(TaskEnded, match="lost")
-
-
-async def test_a_failing_clean_up_surfaces():
-    async def run_badly():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise OSError("disk")
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await run([[Task("writer", run_badly)]], stop_after=1)
-
-    assert caught.group_contains(OSError, match="disk")
+    assert caught.group_contains(failure, match=text)
 
 
 async def test_a_task_that_outlives_its_share_is_cut_short_and_named():
     stage = TierStage()
     tiers = [[stage.task("state", clean_up=7)], [stage.task("door", clean_up=100, stubborn=True)]]
-
     with structlog.testing.capture_logs() as logs:
         await run(tiers, stop_after=5, deadline=10)
 
     assert [
-        (5, "cancel", "door"),
-        (10, "cut", "door"),
-        (11, "end", "door"),
-        (11, "cancel", "state"),
-        (15, "cut", "state"),
-        (15, "end", "state"),
+        *((5, "cancel", "door"), (10, "cut", "door"), (11, "end", "door")),
+        *((11, "cancel", "state"), (15, "cut", "state"), (15, "end", "state")),
     ] == stage.journal[2:]
     assert ["door", "state"] == [line["task"] for line in logs if "tier.overdue" == line["event"]]
 
 
 async def test_time_that_a_quick_tier_leaves_is_the_next_ones():
     stage = TierStage()
-    tiers = [[stage.task("state", clean_up=9)], [stage.task("door")]]
-
-    await run(tiers, stop_after=5, deadline=10)
+    await run([[stage.task("state", clean_up=9)], [stage.task("door")]], stop_after=5, deadline=10)
 
     assert (14, "end", "state") == stage.journal[-1]
 
@@ -375,7 +336,6 @@ async def test_time_that_a_quick_tier_leaves_is_the_next_ones():
 async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
     stage = TierStage()
     tiers = [[stage.task("state")], [stage.task("door", clean_up=1)]]
-
     async with asyncio.TaskGroup() as group:
         whole = group.create_task(run_tiers(tiers, asyncio.Event(), 10.0))
         await asyncio.sleep(3)
@@ -385,20 +345,9 @@ async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
     assert ["door", "door", "state", "state"] == [name for _, _, name in stage.journal[2:]]
 
 
-async def test_an_empty_tier_is_no_obstacle():
-    stage = TierStage()
-
-    await run([[], [stage.task("door")], []], stop_after=5)
-
-    assert [(0, "start", "door"), (5, "cancel", "door"), (5, "end", "door")] == stage.journal
-
-
-async def test_before_the_first_beat_the_age_is_infinite():
-    assert float("inf") == Heartbeat().age()
-
-
-async def test_a_turning_loop_keeps_it_fresh_and_an_end_lets_it_age():
+async def test_a_turning_loop_keeps_the_heartbeat_fresh_and_an_end_lets_it_age():
     heartbeat = Heartbeat(interval=2.0)
+    assert float("inf") == heartbeat.age()
     async with asyncio.TaskGroup() as group:
         beating = group.create_task(heartbeat.run())
         await asyncio.sleep(101)
@@ -407,3 +356,73 @@ async def test_a_turning_loop_keeps_it_fresh_and_an_end_lets_it_age():
         await asyncio.sleep(10)
 
     assert 11.0 == heartbeat.age()
+
+
+class AlwaysMost(NoChance):
+    """The longest that chance allows."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """The upper end."""
+        del a
+        return b
+
+
+def a_stream(chance: NoChance | None = None) -> tuple[Reopening, Tally]:
+    restarts = Tally("restarts_total", "Streams that were over.", ("reason",))
+    stream = Reopening(restarts, chance or NoChance())
+    stream.opening()
+    return stream, restarts
+
+
+async def test_a_stream_that_lasted_as_long_as_asked_is_followed_by_the_next_at_once():
+    stream, restarts = a_stream(AlwaysMost())
+    await asyncio.sleep(300)
+
+    assert 0.0 == stream.ended()
+    assert ((("ended",), 1),) == restarts.items()
+
+
+async def test_clients_whose_streams_a_server_ends_or_breaks_at_once_come_back_within_4_s():
+    ended, broke = a_stream(AlwaysMost())[0], a_stream(AlwaysMost())[0]
+    await asyncio.sleep(299)
+
+    assert (4.0, 4.0) == (ended.ended(), broke.broke())
+    assert (0.0, 0.0) == (a_stream()[0].broke(), a_stream()[0].gone())
+
+
+async def test_a_stream_that_ends_at_once_or_breaks_waits_longer_each_time():
+    stream, _ = a_stream()
+    assert [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0] == [stream.ended() for _ in range(7)]
+    assert 0 == stream.failures
+    stream, restarts = a_stream()
+    assert [0.0, 1.0, 2.0] == [stream.broke() for _ in range(3)]
+    assert (3, ((("error",), 3),)) == (stream.failures, restarts.items())
+
+
+async def test_the_other_side_may_ask_for_more_time_but_not_for_less():
+    stream, _ = a_stream()
+
+    assert (100.0, 1.0) == (stream.broke(at_least=100.0), stream.broke(at_least=0.5))
+
+
+async def test_half_a_minute_clears_the_memory_and_less_does_not():
+    stream, _ = a_stream()
+    stream.broke()
+    stream.broke()
+    stream.opening()
+    await asyncio.sleep(29)
+    assert (2.0, 3) == (stream.broke(), stream.failures)
+    stream.opening()
+    await asyncio.sleep(30)
+
+    assert (0.0, 1) == (stream.broke(), stream.failures)
+
+
+async def test_a_place_lost_again_is_looked_up_later():
+    stream, restarts = a_stream(AlwaysMost())
+    assert [4.0, 30.0, 30.0] == [stream.gone() for _ in range(3)]
+    stream.opening()
+    await asyncio.sleep(30)
+
+    assert 4.0 == stream.gone()
+    assert ((("gone",), 4),) == restarts.items()

@@ -1,28 +1,12 @@
 """Inventory snapshots, what a GPU serves, and what kubelet and pods are asked by."""
 
-import msgspec
 import pytest
 
-from agent.model import NO_INDEX, Condition, GpuFault, InventoryDiff, diff
+from agent.model import NO_INDEX, Condition, GpuFault
 from tests.builders import (
-    a_gpu,
     a_health,
     a_shared_gpu,
-    an_inventory,
 )
-
-
-def test_equal_inventories_do_not_differ():
-    assert InventoryDiff() == diff(an_inventory(), an_inventory(generation=2))
-    assert diff(an_inventory(), an_inventory()).empty
-
-
-def test_a_difference_names_added_removed_and_changed_gpus_in_order():
-    zero, one, two, three = (a_shared_gpu(gpu=a_gpu(index=n)) for n in range(4))
-    ill = msgspec.structs.replace(two, health=a_health(condition=Condition.BAD))
-    found = diff(an_inventory(gpus=[zero, one, two]), an_inventory(gpus=[ill, one, three]))
-    assert InventoryDiff((three.uuid,), (zero.uuid,), (two.uuid,)) == found
-    assert not found.empty
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import pytest
 
 from agent.node.findings import (
-    CONSEQUENCES,
-    MEMBERS,
+    CHECKS,
     CheckGroup,
     Finding,
     PreflightCheck,
@@ -66,8 +65,7 @@ def test_what_is_well_is_no_consequence():
 
 @pytest.mark.parametrize("check", PreflightCheck)
 def test_every_check_has_one_group_and_a_consequence(check: PreflightCheck):
-    assert [group_of(check)] == [group for group, checks in MEMBERS.items() if check in checks]
-    assert CONSEQUENCES[check]
+    assert [group_of(check)] == [group for group, checks in CHECKS.items() if checks.get(check)]
 
 
 def test_the_chosen_groups_come_in_the_order_of_the_groups():
@@ -84,7 +82,7 @@ def test_a_finding_may_have_a_consequence_of_its_own():
     own = Finding.wrong(PreflightCheck.OFFER, "n", "0", "look", "pods wait")
 
     assert "pods wait" == consequence(own)
-    assert CONSEQUENCES[PreflightCheck.OFFER] == consequence(OFFER)
+    assert CHECKS[CheckGroup.KUBELET][PreflightCheck.OFFER] == consequence(OFFER)
 
 
 def test_one_thing_is_told_in_the_singular():

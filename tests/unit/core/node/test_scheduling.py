@@ -5,10 +5,11 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.cluster import HANDSHAKE, SCORE, NodeLock
-from agent.hami.register import ReportProfile
+from agent.cluster import HANDSHAKE, SCORE
+from agent.hami.pod import encode_node_lock
+from agent.hami.register import ReportProfile, encode_reported
+from agent.node.findings import Finding
 from agent.node.scheduling import (
-    HandshakeSeen,
     NodeTraces,
     OfferSeen,
     ReportSeen,
@@ -30,30 +31,29 @@ def ago(seconds: float) -> dt.datetime:
     return NOON - dt.timedelta(seconds=seconds)
 
 
+def offered(allocatable: int, report: ReportSeen) -> list[Finding]:
+    return list(judge_offer(NODE, OfferSeen("nvidia.com/gpu", allocatable, 40), report, NOON))
+
+
 @pytest.mark.parametrize(
     ("allocatable", "verdict", "means"),
     [(20, "ok", ""), (12, "WRONG", "kube-scheduler counts fewer"), (30, "WRONG", "HAMi's sche")],
 )
 def test_allocatable_is_the_healthy_slices(allocatable, verdict, means):
-    found = judge_offer(NODE, OfferSeen("nvidia.com/gpu", allocatable, 40), REPORT, NOON)
+    (found,) = offered(allocatable, REPORT)
 
-    assert found is not None
     assert verdict == found.verdict.value
     assert means in found.means
 
 
 def test_without_a_report_there_is_nothing_to_compare():
-    unread = ReportSeen(is_there=True)
-
-    assert judge_offer(NODE, OfferSeen("nvidia.com/gpu"), unread, NOON) is None
+    assert [] == offered(0, ReportSeen(is_there=True))
 
 
 @pytest.mark.parametrize(("age", "verdict"), [(14.0, "note"), (16.0, "WRONG")])
 def test_the_kubelet_has_15_seconds_to_follow_a_report(age, verdict):
-    report = msgspec.structs.replace(REPORT, written=ago(age))
-    found = judge_offer(NODE, OfferSeen("nvidia.com/gpu", 12), report, NOON)
+    (found,) = offered(12, msgspec.structs.replace(REPORT, written=ago(age)))
 
-    assert found is not None
     assert verdict == found.verdict.value
 
 
@@ -82,27 +82,28 @@ ALL_ILL = msgspec.structs.replace(REPORT, healthy=0)
 
 
 @pytest.mark.parametrize(
-    ("seen", "report", "profile", "verdict", "said"),
+    ("text", "report", "profile", "verdict", "said"),
     [
-        (HandshakeSeen("Deleted_x", "Deleted"), REPORT, JSON, "WRONG", "dropped this node's GPUs"),
-        (HandshakeSeen("Deleted_x", "Deleted"), REPORT, COLON, "WRONG", "dropped this node's GPUs"),
-        (HandshakeSeen("Requesting_x", "Requesting"), REPORT, JSON, "ok", "has read the report"),
-        (HandshakeSeen("Reported x", "Reported"), REPORT, JSON, "ok", "do not use it"),
-        (HandshakeSeen(), REPORT, JSON, "note", "no scheduler has read the present report"),
-        (HandshakeSeen(), OLD, JSON, "note", "which is 90 s old"),
-        (HandshakeSeen(), FRESH, JSON, "ok", "the report is new"),
-        (HandshakeSeen(), ReportSeen(), JSON, "ok", "or there is none"),
-        (HandshakeSeen(), ALL_ILL, JSON, "ok", "offers no slice"),
-        (HandshakeSeen(), ReportSeen(is_there=True), JSON, "note", "no scheduler has read"),
-        (HandshakeSeen(), REPORT, COLON, "WRONG", "the agent's stamp is absent"),
-        (HandshakeSeen("R", "Reported", ago(90)), REPORT, COLON, "note", "report of 90 s ago"),
-        (HandshakeSeen("R", "Reported", ago(9)), REPORT, COLON, "ok", "stamps are read"),
-        (HandshakeSeen("R", "Reported"), REPORT, COLON, "ok", "stamps are read"),
-        (HandshakeSeen("R", "Requesting"), REPORT, COLON, "ok", "stamps are read"),
+        ("Deleted_x", REPORT, JSON, "WRONG", "dropped this node's GPUs"),
+        ("Deleted_x", REPORT, COLON, "WRONG", "dropped this node's GPUs"),
+        ("Requesting_2026.11.20 10:00:00", REPORT, JSON, "ok", "has read the report"),
+        ("Reported x", REPORT, JSON, "ok", "Reported: schedulers from 2.8 on do not use it"),
+        ("Else x", REPORT, JSON, "ok", "Else: schedulers from 2.8 on do not use it"),
+        ("", REPORT, JSON, "note", "no scheduler has read the present report"),
+        ("", OLD, JSON, "note", "which is 90 s old"),
+        ("", FRESH, JSON, "ok", "the report is new"),
+        ("", ReportSeen(), JSON, "ok", "or there is none"),
+        ("", ALL_ILL, JSON, "ok", "offers no slice"),
+        ("", ReportSeen(is_there=True), JSON, "note", "no scheduler has read"),
+        ("", REPORT, COLON, "WRONG", "the agent's stamp is absent"),
+        (encode_reported(ago(90)), REPORT, COLON, "note", "report of 90 s ago"),
+        (encode_reported(ago(9)), REPORT, COLON, "ok", "stamps are read"),
+        ("Reported 2001-01-01 10:00:00", REPORT, COLON, "ok", "stamps are read"),
+        ("Requesting_2001.01.01 10:00:00", REPORT, COLON, "ok", "stamps are read"),
     ],
 )
-def test_whether_a_scheduler_has_read_the_report(seen, report, profile, verdict, said):
-    found = judge_handshake(NODE, seen, report, profile, NOON)
+def test_whether_a_scheduler_has_read_the_report(text, report, profile, verdict, said):
+    found = judge_handshake(NODE, text, report, profile, NOON)
 
     assert verdict == found.verdict.value
     assert said in found.said
@@ -126,22 +127,23 @@ def test_another_writer_is_a_note_unless_the_agent_would_write_the_same(
     assert verdict == judge_writer(traces, report).verdict.value
 
 
-OWNED = NodeLock("x", NOON, "demo", "late")
+def a_lock(seconds: float) -> str:
+    return encode_node_lock(ago(seconds), "demo", "late")
 
 
 @pytest.mark.parametrize(
-    ("text", "lock", "verdict", "said"),
+    ("text", "verdict", "said"),
     [
-        (None, None, "ok", "free"),
-        ("\x1b?", None, "WRONG", "cannot be read"),
-        ("x", msgspec.structs.replace(OWNED, stamp=ago(59)), "ok", "by pod demo/late for 59 s"),
-        ("x", msgspec.structs.replace(OWNED, stamp=ago(61)), "note", "by pod demo/late for 61 s"),
-        ("x", msgspec.structs.replace(OWNED, stamp=ago(301)), "WRONG", "for 301 s"),
-        ("x", NodeLock("x", ago(301)), "WRONG", "an unnamed pod"),
+        (None, "ok", "free"),
+        ("\x1b?", "WRONG", "cannot be read"),
+        (a_lock(59), "ok", "by pod demo/late for 59 s"),
+        (a_lock(61), "note", "by pod demo/late for 61 s"),
+        (a_lock(301), "WRONG", "for 301 s"),
+        (a_lock(301).partition(",")[0], "WRONG", "an unnamed pod"),
     ],
 )
-def test_a_lock_is_judged_by_its_age(text, lock, verdict, said):
-    found = judge_lock(NODE, text, lock, NOON)
+def test_a_lock_is_judged_by_its_age(text, verdict, said):
+    found = judge_lock(NODE, text, NOON)
 
     assert verdict == found.verdict.value
     assert said in found.said

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.hami.region import RegionReading, RegionState
-from agent.usage import numbers_of, past_use, use_of
+from agent.usage import use_of
 from tests.builders import G1, G2, NOON, a_uuid
 from tests.fakes.regions import a_process, a_region
 
@@ -33,12 +33,3 @@ def used(uuids, given):
 )
 def test_a_region_that_names_other_gpus_counts_by_position(uuids, given, expected):
     assert expected == used(uuids, given)
-
-
-def test_the_numbers_of_a_use_are_read_back():
-    region = a_region(G1, G2, processes=(a_process(5, 7, sm=3),))
-    use = use_of(RegionReading(RegionState.READABLE, region).sums(), NOON)
-
-    past = past_use(NOON, (G1, G2), tuple(map(float, numbers_of(use))))
-
-    assert [(G1, 5, 3), (G2, 7, 3)] == [(gpu.uuid, gpu.memory, gpu.sm_percent) for gpu in past.gpus]

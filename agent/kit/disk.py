@@ -1,16 +1,17 @@
-"""Removes a directory with all its content in small steps. It follows no link and crosses no mount.
-
-Another process may still write into the directory. A directory of our own user needs no capability.
-"""
+"""Directories: removed in small steps, and checked for room."""
 
 import contextlib
 import errno
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
+
+# Removes a directory with all its content in small steps. It follows no link and crosses no
+# mount. Another process may still write into the directory. A directory of our own user needs no
+# capability.
 
 PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -170,3 +171,33 @@ def _is_gone(name: str, above: int) -> bool:
             if error is not None:
                 raise error from None
     return True
+
+
+# Checks whether a directory can take a new file, without writing there.
+
+
+def check_writable(
+    directory: int,
+    name: str,
+    look: Callable[[int], os.statvfs_result] = os.fstatvfs,
+    user: Callable[[], int] = os.geteuid,
+) -> None:
+    """Check that the open `directory` still exists, is not read-only and is not full.
+
+    Blocks reserved for root count only for root. A file system that reports no size, or creates
+    inodes when needed, never counts as full.
+
+    Raises:
+        OSError: ENOENT, EROFS or ENOSPC, with `name` as its file name.
+    """
+    system = look(directory)
+    free = system.f_bavail if user() else system.f_bfree
+    code = 0
+    if os.fstat(directory).st_nlink == 0:
+        code = errno.ENOENT
+    elif system.f_flag & os.ST_RDONLY:
+        code = errno.EROFS
+    elif (system.f_blocks and not free) or (system.f_files and not system.f_ffree):
+        code = errno.ENOSPC
+    if code:
+        raise OSError(code, os.strerror(code), name)

@@ -1,0 +1,339 @@
+"""The verbs that act on GPUs of a node: cordon and uncordon, recheck and release.
+
+`cordon` and `uncordon` write the Node at the API server and need no agent; `recheck` and `release`
+ask the running agent by its socket.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from agent.cli.connections import (
+    NO_KUBECONFIG,
+    Unreachable,
+    add_cluster,
+    add_socket,
+    call,
+    connection_of,
+)
+from agent.cli.logs import configure
+from agent.cli.main import (
+    NOT_FOUND,
+    OK,
+    PROBLEM,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    Subparsers,
+    add_output,
+    fail,
+)
+from agent.cli.output import document
+from agent.cli.settings_args import looked
+from agent.cluster import CORDON, REGISTER
+from agent.errors import AgentError, ApiConflict, ApiError, ApiForbidden, SettingsError
+from agent.hami.register import read_register
+from agent.host.process import SystemClock, host_name
+from agent.kube.api import KubeNode
+from agent.kube.client import Connection, KubeSession, check
+from agent.node.devices import CordonEdit, ReportedGpu, cordon_edit, find_gpu, known_gpus
+from agent.settings.sources import NodeFacts, Sources
+
+PROGRAM: Final = "hami-agent-cordon"
+"""The field manager: what an operator writes does not count as an agent's."""
+TRIES: Final = 5
+"""Writes that may be refused because the Node changed since it was read."""
+NAME: Final = re.compile(r"[^/:]{1,64}")
+"""A name of a GPU that the agent's HTTP server accepts."""
+DEADLINES: Final = {"recheck": 10.0, "was-reset": 10.0, "release": 15.0}
+"""Seconds for each action of the agent."""
+EFFECTS: Final = {
+    True: "HAMi's scheduler (2.10 and later) places no new pods on it; pods that run there go on.",
+    False: "HAMi's scheduler may place new pods on it again.",
+}
+"""What a cordon, or the end of one, does."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verbs `recheck`, `release`, `cordon` and `uncordon`."""
+    codes = "3 if no agent answers, and 4 if there is no such GPU."
+    parser = subparsers.add_parser(
+        "recheck",
+        help="probe a GPU now and print its health",
+        description="Makes the running agent probe a GPU now, or all, and prints the health of "
+        "each, why, and what is needed until it is ok. A released GPU is taken back. The agent "
+        "resets nothing and does not shorten the cool-down. With --was-reset you state that you "
+        "reset the GPU since its last error, which drivers before 570 do not report. The exit code "
+        f"is 0 if each GPU is served, 1 if one is not, {codes}",
+        epilog="example: hami-agent recheck 3",
+    )
+    parser.add_argument(
+        "--was-reset",
+        action="store_true",
+        help="the GPU (with `all`: each GPU) was reset since its last error: begin its cool-down",
+    )
+    _add_gpu(parser, "an index, a UUID or `all`")
+    add_socket(parser)
+    add_output(parser)
+
+    parser = subparsers.add_parser(
+        "release",
+        help="release a GPU for a reset, a MIG change or another driver",
+        description="Makes the running agent release a GPU, or all. Until `hami-agent recheck` "
+        "takes it back, no new pod gets it and the agent neither opens nor asks it. Pods that have "
+        "it go on, and are named: a reset takes the GPU from them. The exit code is 0 if the GPU "
+        f"is free, 1 if the agent still holds it or pods have it, {codes}",
+        epilog="example: hami-agent release 3",
+    )
+    _add_gpu(parser, "an index, a UUID or `all`")
+    add_socket(parser)
+    add_output(parser)
+
+    codes = (
+        "It asks first. Exits 0 also if there is nothing to change, 1 if it was refused or you "
+        "said no, 2 without a terminal and without -y, 3 if the API server does not answer, 4 if "
+        "there is no such GPU."
+    )
+    cordon = subparsers.add_parser(
+        "cordon",
+        help="place no new pods on a GPU",
+        description="Writes the GPU into the Node's annotation hami.io/device-cordon, so that "
+        "HAMi's scheduler (2.10 and later) places no new pods on it. Pods that run there go on, "
+        f"and the agent and the kubelet offer its slices as before. {codes}",
+        epilog="example: hami-agent cordon 3 --node gpu-1",
+    )
+    uncordon = subparsers.add_parser(
+        "uncordon",
+        help="let new pods be placed on a cordoned GPU again",
+        description="Removes the GPU from the Node's annotation hami.io/device-cordon, so that "
+        f"HAMi's scheduler may place new pods on it again. {codes}",
+        epilog="example: hami-agent uncordon 3 --node gpu-1",
+    )
+    for parser in (cordon, uncordon):
+        _add_gpu(parser, "an index or a UUID")
+        parser.add_argument(
+            "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
+        )
+        add_cluster(parser)
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+        add_output(parser)
+
+
+def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
+    """Add the argument GPU. `names` says how a GPU can be named."""
+
+    def checked(text: str) -> str:
+        if NAME.fullmatch(text) is None or not text.isprintable():
+            raise argparse.ArgumentTypeError(f"{text[:64]!r} is not {names}")
+        return text
+
+    parser.add_argument("gpu", metavar="GPU", type=checked, help=names)
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run one of the verbs; return the exit code."""
+    match args.verb:
+        case "recheck":
+            return _act(args, "was-reset" if args.was_reset else "recheck", _recheck_text)
+        case "release":
+            return _act(args, "release", _release_text)
+        case verb:
+            return _change(args, environ, cordon=verb == "cordon")
+
+
+# `recheck` and `release`.
+
+
+def _act(
+    args: argparse.Namespace, action: str, tell: Callable[[Mapping[str, Any]], tuple[str, bool]]
+) -> int:
+    """Request the action, print the answer, and return the exit code.
+
+    It is 0 or 1 by `tell`, which renders the answer's data for people, 3 if no agent answers, 4 if
+    there is no such GPU.
+    """
+    target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
+    try:
+        status, text = call(args.socket, "POST", target, DEADLINES[action])
+    except Unreachable as error:
+        return fail(args.verb, str(error), UNREACHABLE)
+    if status != 200:
+        return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
+    try:
+        said = json.loads(text)
+        answer, is_good = tell(said["data"])
+    except (ValueError, LookupError, TypeError):
+        return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
+    if args.output != TABLE:
+        kind, data, at = said["kind"], said["data"], SystemClock().now()
+        answer = document(kind, data, args.output, at, str(args.socket))
+    sys.stdout.write(answer)
+    return OK if is_good else PROBLEM
+
+
+def _recheck_text(data: Mapping[str, Any]) -> tuple[str, bool]:
+    if "gpus" in data:
+        each = [_recheck_text(gpu) for gpu in data["gpus"]]
+        if not each:
+            return "this node has no GPU\n", False
+        return "\n".join(text for text, _ in each), all(is_served for _, is_served in each)
+    served = "served" if data["serving"] else "not served"
+    answer = {
+        "passed": "it answered",
+        "failed": "it answered with an error",
+        "lost": "the driver has lost it",
+        "refused": "the driver refuses calls about it",
+        "silent": "it did not answer",
+    }.get(data["probe"]["outcome"], data["probe"]["outcome"])
+    words = f" ({data['probe']['text']})" if data["probe"]["text"] else ""
+    index = "of unknown index" if data["gpu"] is None else data["gpu"]
+    lines = [
+        f"GPU {index} ({data['uuid']}): {answer}{words}",
+        f"{data['condition']} since {data['since']}, {served}",
+    ]
+    if data["text"]:
+        lines.append(data["text"])
+    lines += [f"needed: {step}" for step in data["missing"]]
+    return "".join(f"{line}\n" for line in lines), data["serving"] is True
+
+
+def _release_text(data: Mapping[str, Any]) -> tuple[str, bool]:
+    gpus = ", ".join(data["gpus"])
+    lines = [f"{gpus}: released; `hami-agent recheck` takes it back"]
+    if len(data["gpus"]) > 1:
+        lines = [f"{gpus}: released; `hami-agent recheck all` takes them back"]
+    if data["obstacle"]:
+        lines = [
+            f"{gpus}: no new pod gets it, but the agent still holds it open: {data['obstacle']}",
+            "release it again later, or stop the agent for the work",
+        ]
+    lines += [f"held by pod {pod}: delete it first" for pod in data["heldBy"]]
+    return "".join(f"{line}\n" for line in lines), data["released"] is True and not data["heldBy"]
+
+
+# `cordon` and `uncordon`.
+
+
+class NoSuchGpu(AgentError):  # noqa: N818 -- the state, not the call, is the error
+    """The Node, or the GPU on it, does not exist."""
+
+
+def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
+    """Ask, write, print the result, and return the exit code."""
+    configure("error", "auto", environ)
+    if not args.yes and not sys.stdin.isatty():
+        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+    try:
+        node, connection = _place(args, environ)
+        edit = asyncio.run(edit_cordon(connection, node, args.gpu, cordon=cordon, write=False))
+        if edit.changes and not args.yes:
+            question = f"{args.verb.capitalize()} GPU {edit.gpu.words} of Node {node}?"
+            sys.stderr.write(f"{question} {EFFECTS[cordon]} [y/N] ")
+            sys.stderr.flush()
+            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+                return fail(args.verb, "nothing was changed", PROBLEM)
+        if edit.changes:
+            agreed = edit.gpu.uuid  # an index may be another GPU's by now
+            edit = asyncio.run(edit_cordon(connection, node, agreed, cordon=cordon, write=True))
+    except AgentError as error:
+        text, code = str(error), PROBLEM
+        if isinstance(error, ApiForbidden):
+            text += (
+                ". This needs the rights `get nodes` and `patch nodes`, and the agent's own "
+                f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
+            )
+        elif isinstance(error, NoSuchGpu):
+            code = NOT_FOUND
+        elif isinstance(error, SettingsError) or (isinstance(error, ApiError) and not error.status):
+            code = UNREACHABLE  # without a status the API server did not answer
+        return fail(args.verb, text, code)
+    if args.output == TABLE:
+        subject = f"GPU {edit.gpu.words} of Node {node}"
+        if edit.changes:
+            state = "cordoned" if cordon else "no longer cordoned"
+            told = f"{subject} is {state}. {EFFECTS[cordon]} This takes up to 15 s."
+        else:
+            state = "was cordoned already" if cordon else "was not cordoned"
+            told = f"{subject} {state}; nothing was changed"
+        sys.stdout.write(f"{told}\n")
+        return OK
+    data = {
+        "node": node,
+        "gpu": edit.gpu.index,
+        "uuid": edit.gpu.uuid,
+        "cordoned": cordon,
+        "changed": bool(edit.changes),
+    }
+    source = f"API server by {connection.source}"
+    sys.stdout.write(document("Cordon", data, args.output, SystemClock().now(), source))
+    return OK
+
+
+def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, Connection]:
+    """The Node, and the way to the API server. Raises SettingsError.
+
+    Settings are read only for what nothing else says.
+    """
+    node, connection = args.node, connection_of(args, environ)
+    if node is None or connection is None:
+        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
+        settings = read.taken().settings(NodeFacts())
+        node = node or settings.node
+        if connection is None and settings.kubeconfig:
+            connection = Connection(Path(settings.kubeconfig), context=args.context)
+    if connection is None:
+        raise SettingsError(NO_KUBECONFIG)
+    check(connection)
+    return node, connection
+
+
+async def edit_cordon(
+    connection: Connection, node: str, name: str, *, cordon: bool, write: bool
+) -> CordonEdit:
+    """Read the Node and decide what is due for a GPU, by index or UUID; with `write` write it.
+
+    Returns what is due, or was written: nothing if somebody else did so meanwhile. Raises
+    NoSuchGpu, ApiError, SettingsError; ApiConflict: the Node changed between each of five reads and
+    writes.
+    """
+    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
+    api, tries = KubeNode(session, node), TRIES
+    try:
+        while True:
+            seen = await api.get_node()
+            if seen is None:
+                said = f"the API server knows no Node {node}"
+                raise NoSuchGpu(said, remedy="name it with --node")
+            reported = read_register(seen.annotations.get(REGISTER))
+            gpus = known_gpus(
+                [ReportedGpu(gpu.uuid, gpu.index) for gpu in reported],
+                seen.annotations.get(CORDON),
+            )
+            gpu = find_gpu(gpus, name)
+            if gpu is None:
+                where = f"Node {node} has no GPU {name}"
+                if not gpus:
+                    raise NoSuchGpu(f"{where}: it has no readable {REGISTER}")
+                known = ", ".join(one.words for one in gpus)
+                raise NoSuchGpu(where, remedy=f"it has {known}")
+            edit = cordon_edit(gpu, seen.annotations, cordon=cordon)
+            if not edit.changes or not write:
+                return edit
+            # The write is refused if the Node changed since: what others wrote in between is kept.
+            try:
+                await api.annotate_as_seen(seen.resource_version, edit.changes)
+            except ApiConflict:
+                tries -= 1
+                if not tries:
+                    raise
+            else:
+                return edit
+    finally:
+        await session.close()

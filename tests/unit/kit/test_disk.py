@@ -1,0 +1,47 @@
+"""Full, read-only and removed directories are told from those that are well."""
+
+import errno
+import os
+
+import pytest
+
+from agent.kit.disk import check_writable
+
+WELL = {"f_blocks": 100, "f_bfree": 50, "f_bavail": 40, "f_files": 100, "f_ffree": 50, "f_flag": 0}
+ORDER = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail")
+
+
+@pytest.mark.parametrize(
+    ("code", "user", "found"),
+    [
+        (0, 0, {}),
+        (errno.EROFS, 0, {"f_flag": os.ST_RDONLY}),
+        (errno.ENOSPC, 0, {"f_bfree": 0, "f_bavail": 0}),
+        (errno.ENOSPC, 0, {"f_ffree": 0}),
+        (0, 0, {"f_bavail": 0}),  # what is set aside for root counts for root alone
+        (errno.ENOSPC, 1000, {"f_bavail": 0}),
+        (0, 0, dict.fromkeys(("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree"), 0)),
+    ],
+)
+def test_what_a_file_system_tells_of_itself_decides(tmp_path, code, user, found):
+    facts = WELL | found
+    result = os.statvfs_result([facts.get(name, 0) for name in (*ORDER, "f_flag", "f_namemax")])
+    directory, error = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), OSError()
+    try:
+        check_writable(directory, "there", lambda _: result, lambda: user)
+    except OSError as raised:
+        error = raised
+    os.close(directory)
+
+    assert (code, "there") == (error.errno, error.filename) if code else error.errno is None
+
+
+def test_a_directory_of_this_machine_takes_writes_until_it_is_removed(tmp_path):
+    (tmp_path / "gone").mkdir()
+    opened = os.open(tmp_path / "gone", os.O_RDONLY | os.O_DIRECTORY)
+    check_writable(opened, "there")
+    (tmp_path / "gone").rmdir()
+
+    with pytest.raises(FileNotFoundError):
+        check_writable(opened, "there")
+    os.close(opened)

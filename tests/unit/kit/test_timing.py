@@ -1,0 +1,313 @@
+"""Shared ticks, deadlines by the time in which the loop ran, counts and the newest rows."""
+
+import asyncio
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kit.timing import (
+    EARLY,
+    MOST,
+    TICK,
+    TURN,
+    WINDOW,
+    Budget,
+    DurationRow,
+    Durations,
+    Lag,
+    Lull,
+    Ring,
+    Starved,
+    Tally,
+    until_tick,
+)
+from tests.machine.virtual import stall, starved, virtual
+
+PERIODS = st.sampled_from([0.5, 2.5, 5.0, 10.0, 60.0])
+ENOUGH = 1e-6
+"""Seconds that floats of a long uptime may be off."""
+
+
+class Standing(asyncio.SelectorEventLoop):
+    """A loop whose clock stands at `now`."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def left(now: float, period: float, turn: int = 0) -> float:
+    async def ask() -> float:
+        return until_tick(period, turn)
+
+    loop = Standing()
+    loop.now = now
+    try:
+        return loop.run_until_complete(ask())
+    finally:
+        loop.close()
+
+
+@given(st.floats(0, 1e7), PERIODS, st.integers(0, 4))
+def test_the_next_tick_is_at_most_a_period_away_and_at_its_turn(now, period, turn):
+    seconds = left(now, period, turn)
+    ticks = (now + seconds - turn * TURN) / period
+
+    assert 0 < seconds <= period + EARLY + ENOUGH
+    assert abs(ticks - round(ticks)) < ENOUGH
+
+
+def test_a_timer_that_fires_early_does_not_fire_twice():
+    assert 5.0 + EARLY / 2 == pytest.approx(left(10.0 - EARLY / 2, 5.0))
+
+
+async def test_what_has_periods_that_are_multiples_runs_in_the_same_turn_of_the_loop():
+    loop, ran = asyncio.get_running_loop(), list[tuple[float, float]]()
+
+    async def work(period: float, begun: float) -> None:
+        await asyncio.sleep(begun)
+        for _ in range(3):
+            await asyncio.sleep(until_tick(period))
+            ran.append((round(loop.time(), 6), period))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(work(5.0, 0.3))
+        group.create_task(work(10.0, 1.7))
+
+    assert [(5, 5), (10, 5), (10, 10), (15, 5), (20, 10), (30, 10)] == sorted(ran)
+
+
+def now() -> float:
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+async def test_where_nothing_ever_went_on_it_is_quiet_at_once_and_after_a_failure():
+    lull, began = Lull(), now()
+    await lull.come(100)
+    assert began == now()
+    with contextlib.suppress(ValueError), lull.busy():
+        int("no number")
+    await lull.come(1)
+
+    assert 1 == now() - began
+
+
+async def test_it_is_quiet_so_long_after_the_last_of_several_has_ended():
+    lull, began = Lull(), now()
+
+    async def work(seconds: float) -> None:
+        with lull.busy():
+            await asyncio.sleep(seconds)
+
+    async with asyncio.TaskGroup() as group:
+        for seconds in (3, 1, 2):
+            group.create_task(work(seconds))
+        await asyncio.sleep(0)
+        await lull.come(0.5)
+
+    assert 3.5 == now() - began
+
+
+async def test_what_begins_meanwhile_starts_the_wait_anew():
+    lull, began = Lull(), now()
+    with lull.busy():
+        pass
+    async with asyncio.TaskGroup() as group:
+        quiet = group.create_task(lull.come(1))
+        await asyncio.sleep(0.9)
+        with lull.busy():
+            await asyncio.sleep(0.3)
+        await quiet
+
+    assert 2.2 == now() - began
+
+
+SECONDS = 0.5
+
+
+def stall_after(when, seconds):
+    asyncio.get_running_loop().call_later(when, stall, seconds)
+
+
+async def passed(lag, seconds=SECONDS):
+    """The seconds until such a deadline passes, and whether for want of the processor."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with lag.within(seconds):
+            await asyncio.Event().wait()
+    except TimeoutError as error:
+        return loop.time() - began, isinstance(error, Starved)
+
+
+BY_THE_CLOCK = (pytest.approx(SECONDS, abs=1e-5), False)
+
+
+@virtual
+async def test_while_the_loop_runs_it_is_a_deadline_by_the_clock_whatever_was_before():
+    lag = Lag()
+    assert BY_THE_CLOCK == await passed(lag)
+    stall(50)
+
+    assert BY_THE_CLOCK == await passed(lag)
+
+
+@pytest.mark.parametrize("when", [0.0, 0.003, 0.25, 0.495, 0.4999])
+@pytest.mark.parametrize("stalled", [0.03, 0.1, 0.3, 1.0, 5.0, 9.0])
+@virtual
+async def test_a_stall_at_any_time_extends_it_by_as_much(when, stalled):
+    stall_after(when, stalled)
+    took, is_starved = await passed(Lag())
+
+    assert SECONDS + stalled - 2 * TICK <= took <= SECONDS + stalled + 2 * TICK
+    assert is_starved == (stalled > SECONDS)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.1, 0.05])
+@virtual
+async def test_under_a_quota_it_counts_about_what_the_loop_ran(share):
+    async with starved(share):
+        took, is_starved = await passed(Lag())
+
+    assert 0.5 * SECONDS / share <= took <= SECONDS / share + 0.2
+    assert is_starved
+
+
+@virtual
+async def test_lag_extends_deadlines_by_the_limit_in_any_window():
+    lag, loop = Lag(), asyncio.get_running_loop()
+    async with starved(0.001):
+        ends = [(loop.time(), *await passed(lag)) for _ in range(200)]
+
+    for begun, _, _ in ends:
+        inside = [took for at, took, _ in ends if begun <= at and at + took < begun + WINDOW]
+        assert sum(inside) <= MOST + len(inside) * (SECONDS + 0.2)
+    assert sum(took for _, took, _ in ends) > 1.1 * len(ends) * SECONDS
+    assert all(is_starved for _, _, is_starved in ends)
+
+
+@pytest.mark.parametrize("when", [0.0, 0.48, 0.4999])
+@virtual
+async def test_what_came_during_the_stall_is_read_before_the_deadline_passes(when):
+    loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    async def read():
+        for _ in range(5):  # a message passes through several callbacks
+            await asyncio.sleep(0)
+        answer.set_result("here")
+
+    def come():
+        stall(3.0)
+        loop.create_task(read())
+
+    loop.call_later(when, come)
+    async with Lag().within(SECONDS):
+        assert "here" == await answer
+
+
+@virtual
+async def test_deadlines_of_one_node_share_the_limit_and_count_a_stall_once():
+    lag = Lag()
+    for _ in range(2):
+        stall_after(0.1, 4.0)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(passed(lag)) for _ in range(3)]
+        assert all(task.result()[0] >= 4.4 for task in tasks)
+    stall_after(0.1, 4.0)
+    assert 4.2 > (await passed(lag))[0]
+
+
+@virtual
+async def test_a_budget_is_spent_by_the_time_that_the_loop_ran():
+    budget = Budget(Lag(), SECONDS)
+    stall_after(0.1, 2.0)
+    async with budget.within():
+        await asyncio.sleep(0.2)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        async with budget.within(budget.left - 0.1):
+            await asyncio.Event().wait()
+    rest = asyncio.get_running_loop().time() - began
+    with pytest.raises(TimeoutError):
+        async with budget.within(0.05):
+            await asyncio.Event().wait()
+
+    assert 0.2 <= rest <= 0.4
+
+
+@virtual
+async def test_an_alarm_rings_once_and_only_during_its_block():
+    rung = []
+    with Lag().alarm(SECONDS, rung.append):
+        await asyncio.sleep(0.4)
+    await asyncio.sleep(5)
+    assert [] == rung
+    with Lag().alarm(SECONDS, rung.append):
+        await asyncio.sleep(5)
+    assert [False] == rung
+
+
+@virtual
+async def test_an_error_of_the_block_and_a_cancellation_pass():
+    with pytest.raises(KeyError):
+        async with Lag().within(SECONDS):
+            raise KeyError
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1), Lag().within(SECONDS):
+            await asyncio.Event().wait()
+
+
+def test_a_tally_counts_per_label_values_and_sorts_them():
+    tally = Tally("answers_total", "Answers.", ("result", "reason"), expected=[("late", "")])
+    assert ((("late", ""),), ()) == (tally.expected, tally.items())
+    tally.add("refused", "no-lock")
+    tally.add("ok", "")
+    tally.add("ok", "", amount=2)
+
+    assert ((("ok", ""), 3), (("refused", "no-lock"), 1)) == tally.items()
+
+
+def test_durations_are_in_the_buckets_up_to_their_bound_sorted_by_their_label_values():
+    durations = Durations("call_seconds", "Calls.", ("method",), (0.5, 1.0))
+    durations.observe(2.0, "b")
+    for seconds in (0.25, 0.5, 0.75, 4.0):
+        durations.observe(seconds, "a")
+
+    assert (DurationRow(("a",), (2, 3, 4), 5.5), DurationRow(("b",), (0, 0, 1), 2.0)) == (
+        durations.rows()
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: Tally("answers_total", "", ("result",)).add("ok", "no"), "result"),
+        (lambda: Tally("answers_total", "", ("result",), [("no", "lock")]), "result"),
+        (lambda: Tally("errors_total", "").add(amount=-1), "upwards"),
+        (lambda: Durations("call_seconds", "", ("method",), (1.0,)).observe(1.0), "method"),
+        (lambda: Durations("call_seconds", "", (), (1.0, 0.5)), "ascend"),
+        (lambda: Durations("call_seconds", "", (), (1.0, 1.0)), "ascend"),
+        (lambda: Ring(3, 2).add(1), "a row has 2 numbers, not 1"),
+    ],
+)
+def test_what_the_metrics_page_could_not_show_is_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        wrong()
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 4, 7, 1000])
+def test_a_ring_keeps_the_newest_rows_in_order_and_its_memory_stays(count):
+    ring = Ring(3, 2)
+    before = ring.bytes
+    for number in range(count):
+        ring.add(number, number + 1)
+    kept = [(number, number + 1) for number in range(max(0, count - 3), count)]
+
+    assert (kept, len(kept)) == (list(ring.rows()), len(ring))
+    assert 3 * 2 * 8 == before == ring.bytes
+    ring.add(1, math.nan)
+    assert math.isnan(list(ring.rows())[-1][1])
