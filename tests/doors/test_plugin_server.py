@@ -176,24 +176,6 @@ async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
         await ending
 
 
-async def test_a_preference_in_flight_is_answered_although_the_kubelet_listens_no_more(
-    tmp_path: Path,
-):
-    async with asyncio.TaskGroup() as group, a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-        door.allocator.open.clear()
-        asked = group.create_task(asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1))
-        while not door.allocator.preferring:
-            await asyncio.to_thread(plugin.options)
-        ending = group.create_task(door.end())
-        await asyncio.to_thread(plugin.options)
-        door.allocator.open.set()
-
-        assert ["b"] == await asked
-        await ending
-        plugin.close()
-
-
 async def test_a_rebind_serves_on_a_new_name_and_ends_the_old_streams(tmp_path: Path):
     async with a_door(tmp_path) as door:
         old = door.path
