@@ -137,7 +137,7 @@ class KubeletStart(msgspec.Struct, frozen=True):
     begun: frozenset[PodUid] | None = None
 
 
-class Books(msgspec.Struct, frozen=True):
+class KubeletView(msgspec.Struct, frozen=True):
     """What is known of the kubelet besides its PodResources answers.
 
     - `recorded`: the containers in its checkpoint file, the only list with ordinary init
@@ -159,11 +159,11 @@ class Evidence(msgspec.Struct, frozen=True):
     """All facts that a decision uses.
 
     - `ledger`: includes rows that are being written.
-    - `former`: the former locks that still prove a right, the last one first.
-    - `spent`: the last locks with the pods that were answered under them. It remembers longer than
-      the rows. `outlived`: those of these locks that still stood when their pod was gone.
+    - `released_locks`: the former locks that still prove a right, the last one first.
+    - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
+      than the rows. `outlived`: those of these locks that still stood when their pod was gone.
     - `known`: the witness's answers in this call.
-    - `looked`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
+    - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
     - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
       `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
@@ -178,13 +178,13 @@ class Evidence(msgspec.Struct, frozen=True):
     ledger: Ledger
     lock: NodeLock | None
     inventory: Inventory
-    books: Books
+    kubelet: KubeletView
     now: dt.datetime
     known: Known
-    former: tuple[NodeLock, ...] = ()
-    spent: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    released_locks: tuple[NodeLock, ...] = ()
+    used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
-    looked: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
+    pod_uids_read: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
     registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
     records_read: bool = False
     checked: frozenset[str] = frozenset()
@@ -324,7 +324,7 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
             continue
         # While the agent has not asked PodResources about the pod, the call may be for any of its
         # containers that wait, because records may be missing here.
-        is_asked = pod.key in evidence.known or not evidence.books.witnessed
+        is_asked = pod.key in evidence.known or not evidence.kubelet.witnessed
         containers = (possible if is_asked else waiting)(pod, evidence, settings.resource)
         for each in containers:
             if each.container.count == count:
@@ -343,8 +343,8 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
     return tuple(
         Candidate(pod, container, rows.get(container.name))
         for container in pod.asking(resource)
-        if not is_alive(container, evidence.books)
-        and not is_over(container, evidence.books.epoch)
+        if not is_alive(container, evidence.kubelet)
+        and not is_over(container, evidence.kubelet.epoch)
         and not _is_held(pod, container, rows.get(container.name), evidence)
     )
 
@@ -371,12 +371,12 @@ def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
 def is_new(pod: PodView, evidence: Evidence) -> bool:
     """Whether no kubelet before this one can have started a container of the pod."""
     rows = evidence.ledger.rows_of(pod.uid)
-    return not pod.has_run and all(row.epoch == evidence.books.epoch for row in rows)
+    return not pod.has_run and all(row.epoch == evidence.kubelet.epoch for row in rows)
 
 
-def is_alive(container: ContainerView, books: Books) -> bool:
+def is_alive(container: ContainerView, kubelet: KubeletView) -> bool:
     """Whether the container has a live cgroup. Its status can be late or from before a reboot."""
-    return container.running_id is not None and container.running_id in books.alive
+    return container.running_id is not None and container.running_id in kubelet.alive
 
 
 def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
@@ -386,9 +386,9 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     kubelet may have started the container again without telling. That nobody saw it run proves
     nothing either: it can have died between the kubelet's look and the agent's.
     """
-    books, started = evidence.books, candidate.container.started_at
-    has_begun_since = started is not None and started + STAMP > books.epoch.since
-    begun = books.start.begun
+    kubelet, started = evidence.kubelet, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > kubelet.epoch.since
+    begun = kubelet.start.begun
     return begun is not None and candidate.pod.uid not in begun and not has_begun_since
 
 
@@ -405,8 +405,8 @@ def _asking(count: int, evidence: Evidence) -> list[PodView]:
 
     Nearly all pods of a node are running. A call for each would make an Allocate slower with each.
     """
-    books, known = evidence.books, evidence.known
-    booked = evidence.ledger.booked_by(books.epoch) if books.recorded is None else set()
+    kubelet, known = evidence.kubelet, evidence.known
+    booked = evidence.ledger.booked_by(kubelet.epoch) if kubelet.recorded is None else set()
     pods = {
         pod.uid: pod
         for pod in evidence.table.pods.values()
@@ -428,16 +428,16 @@ def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: 
     killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
     name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
     """
-    books, holding = evidence.books, evidence.known.get(pod.key)
+    kubelet, holding = evidence.kubelet, evidence.known.get(pod.key)
     if holding and holding.ids_of(container.name, container.resource):
         return True
-    if books.recorded is not None and ContainerKey(pod.uid, container.name) in books.recorded:
+    if kubelet.recorded is not None and ContainerKey(pod.uid, container.name) in kubelet.recorded:
         return True
-    if container.role is Role.INIT or not books.witnessed:
-        return books.recorded is None and row is not None and row.epoch == books.epoch
+    if container.role is Role.INIT or not kubelet.witnessed:
+        return kubelet.recorded is None and row is not None and row.epoch == kubelet.epoch
     # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
-    is_unasked = holding is None and books.recorded is None
-    return is_unasked and row is not None and row.is_booked_by(books.epoch)
+    is_unasked = holding is None and kubelet.recorded is None
+    return is_unasked and row is not None and row.is_booked_by(kubelet.epoch)
 
 
 def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
@@ -448,8 +448,8 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
     - A deletion time in the future was taken before the clock was set back; the pod is left out.
     """
-    books, rows_of = evidence.books, evidence.ledger.rows_of
-    life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED
+    kubelet, rows_of = evidence.kubelet, evidence.ledger.rows_of
+    life = ASKED_AFTER_DELETION if kubelet.witnessed else ASKED_UNWITNESSED
     recent = [
         stone.pod
         for stone in evidence.table.tombstones
@@ -461,7 +461,7 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
             successor = evidence.table.named(*pod.key)
             rows = rows_of(successor.uid) if successor else ()
             is_past = successor is not None and successor.has_run  # it admits them in their order
-            if not is_past and all(row.epoch != books.epoch for row in rows):
+            if not is_past and all(row.epoch != kubelet.epoch for row in rows):
                 yield pod
 
 
@@ -529,8 +529,8 @@ def to_ask(
     if not evidence.records_read and (
         len(found) > MANY
         or any(
-            not evidence.books.witnessed
-            or (each.row is not None and each.row.is_booked_by(evidence.books.epoch))
+            not evidence.kubelet.witnessed
+            or (each.row is not None and each.row.is_booked_by(evidence.kubelet.epoch))
             or any(container.role is Role.INIT for container in each.pod.gpu_containers)
             for each in found
         )
@@ -541,7 +541,7 @@ def to_ask(
     unchecked = running - evidence.checked
     if unchecked:
         return CheckRunning(unchecked)
-    if not evidence.books.witnessed:
+    if not evidence.kubelet.witnessed:
         return None
     left = [each for each in found if each.pod.key not in evidence.known]
     # The kubelet admits one pod after the other. So with many candidates, once one is known to be

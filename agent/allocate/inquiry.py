@@ -22,11 +22,11 @@ from agent.allocate.candidates import (
     AskKubelet,
     AwaitLock,
     AwaitOthers,
-    Books,
     CheckRunning,
     Evidence,
     Grant,
     KubeletStart,
+    KubeletView,
     ListPods,
     LookAtNode,
     LookAtPod,
@@ -38,7 +38,7 @@ from agent.allocate.candidates import (
     pair_groups,
 )
 from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order
-from agent.allocate.match import decide, in_vain
+from agent.allocate.match import decide, rejected_pod
 from agent.allocate.prefer import nearest, steer
 from agent.allocate.room import GpuUse
 from agent.allocate.service import (
@@ -138,8 +138,8 @@ class AllocationPeers(msgspec.Struct, frozen=True):
 
 # How long an inquiry waits for whom.
 
-VAIN = 16
-VAIN_REFILL = 5.0
+WAIT_BURST = 16
+WAIT_REFILL = 5.0
 """Waits of calls that nothing came of, for the node: so many at once, and then one every five
 seconds. While a call waits the kubelet admits nobody, and a tenant can make pods without end that
 are waited for in vain."""
@@ -183,7 +183,7 @@ MAX_QUESTIONS = 256
 class Inquiry:
     """The inquiry of one call; None: of a preference, which asks no API server.
 
-    All calls share `vain`. `start`: of the present kubelet.
+    All calls share `waits`. `start`: of the present kubelet.
     """
 
     def __init__(
@@ -193,17 +193,17 @@ class Inquiry:
         calls: AllocateCalls,
         call: AllocateCall | None,
         *,
-        vain: Allowance,
+        waits: Allowance,
         start: KubeletStart,
     ) -> None:
         self._views = views
         self._peers = peers
         self._calls = calls
         self._call = call
-        self._vain = vain
+        self._waits = waits
         self._settings = views.match.value
         self._known: dict[PodKey, Holding | None] = {}
-        self._looked: dict[PodKey, PodUid | None] = {}
+        self._pod_uids_read: dict[PodKey, PodUid | None] = {}
         self._api = Budget(peers.lag, OWNER_BUDGET)
         self._kubelet = Budget(peers.lag, KUBELET_BUDGET)
         self._disk = call.disk if call else Budget(peers.lag, DISK_BUDGET)
@@ -217,10 +217,10 @@ class Inquiry:
             ledger=views.ledger.value,
             lock=None,
             inventory=views.inventory.value,
-            books=Books(KubeletEpoch(), start=start),
+            kubelet=KubeletView(KubeletEpoch(), start=start),
             now=peers.clock.now(),
             known=self._known,
-            looked=self._looked,
+            pod_uids_read=self._pod_uids_read,
             waited=is_free,
             node_read=is_free,
         )
@@ -248,7 +248,7 @@ class Inquiry:
                 await self._perform(step)
             elif isinstance(step, LookAtPod):
                 pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
-                self._looked[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
+                self._pod_uids_read[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
             elif isinstance(step, AwaitOthers):
                 return None
             elif isinstance(step, LookAtNode):  # a preference takes no lock
@@ -281,11 +281,11 @@ class Inquiry:
         While a preference waits, a whole other request could pass.
         """
         rows = evidence.ledger.rows_by(Decider.SCHEDULER)
-        return any(row.epoch != evidence.books.epoch for row in rows)
+        return any(row.epoch != evidence.kubelet.epoch for row in rows)
 
-    def in_vain(self, count: int) -> PodUid | None:
+    def rejected_pod(self, count: int) -> PodUid | None:
         """The pod that the kubelet will not ask for again after this refusal, or None."""
-        return in_vain(count, self._newest(), self._settings)
+        return rejected_pod(count, self._newest(), self._settings)
 
     def _newest(self) -> Evidence:
         """The newest views, with the answers to this call."""
@@ -298,15 +298,15 @@ class Inquiry:
         self._seen = msgspec.structs.replace(
             self._seen,
             table=views.pods.value,
-            ledger=self._calls.on_their_way(views.ledger.value),
+            ledger=self._calls.with_pending(views.ledger.value),
             lock=held_lock(node),
-            former=former_locks(node, asyncio.get_running_loop().time()),
+            released_locks=former_locks(node, asyncio.get_running_loop().time()),
             inventory=views.inventory.value,
-            books=msgspec.structs.replace(self._seen.books, epoch=epoch),
+            kubelet=msgspec.structs.replace(self._seen.kubelet, epoch=epoch),
             now=self._peers.clock.now(),
             registered=views.registered(),
             claimed=self._calls.claimed(epoch),
-            spent=self._calls.spent,
+            used_locks=self._calls.used_locks,
             outlived=views.outlived.value,
             absent=turn.absent if turn else frozenset(),
             present=turn.present if turn else frozenset(),
@@ -318,7 +318,7 @@ class Inquiry:
         self._seen = msgspec.structs.replace(self._seen, **answers)
 
     def _learn_of_kubelet(self, **answers: object) -> None:
-        self._learn(books=msgspec.structs.replace(self._seen.books, **answers))
+        self._learn(kubelet=msgspec.structs.replace(self._seen.kubelet, **answers))
 
     async def _perform(self, question: Question) -> None:
         asked = "api-server"
@@ -344,7 +344,7 @@ class Inquiry:
                 async with self._from_disk("the containers' cgroups"):
                     alive = await self._peers.containers.running(question.ids)
                 alive = question.ids if alive is None else alive  # silence proves no death
-                self._learn_of_kubelet(alive=self._seen.books.alive | alive)
+                self._learn_of_kubelet(alive=self._seen.kubelet.alive | alive)
                 self._learn(checked=self._seen.checked | question.ids)
             case ListPods():
                 await self._list()
@@ -376,7 +376,7 @@ class Inquiry:
     async def _ask_in_turn(self, question: AskKubelet) -> None:
         for key in ((question.namespace, question.name), *question.others):
             await self._ask(*key)
-            if self._known.get(key) is not None or not self._seen.books.witnessed:
+            if self._known.get(key) is not None or not self._seen.kubelet.witnessed:
                 return
 
     async def _ask(self, namespace: str, name: str) -> None:
@@ -416,13 +416,13 @@ class Inquiry:
     ) -> bool:
         """Whether `holds` becomes true in `time`; False at once after too many waits in vain."""
         loop = asyncio.get_running_loop()
-        if not self._vain.allows(loop.time()):
+        if not self._waits.allows(loop.time()):
             return False
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
-            self._vain.spend(loop.time())
+            self._waits.spend(loop.time())
             return False
         return True
 
@@ -478,10 +478,10 @@ class Inquiry:
             lock = held_lock(self._views.node.value)
             is_owner = lock is not None and lock.owner == key
             async with self._asking(GET_PAUSE, owner=is_owner):
-                self._looked[key] = await self._peers.look_at_pod(*key)
+                self._pod_uids_read[key] = await self._peers.look_at_pod(*key)
         except ApiError as error:
             log.warning("pods.get_failed", pod="/".join(key), err=str(error))
-            self._looked[key] = UNREAD
+            self._pod_uids_read[key] = UNREAD
 
     async def _look_at_node(self) -> None:
         failed = False
@@ -554,7 +554,7 @@ class SchedulerShares:
     def __init__(self, views: AllocationViews, peers: AllocationPeers) -> None:
         self._views = views
         self._peers = peers
-        self._vain = Allowance(VAIN, VAIN_REFILL)
+        self._waits = Allowance(WAIT_BURST, WAIT_REFILL)
         self._start = KubeletStart()
         self._started: tuple[KubeletEpoch | None, str] = None, ""
         """The kubelet instance of `_start`, and the resource that it began to take."""
@@ -593,9 +593,9 @@ class SchedulerShares:
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(len(ids))
         except (Refusal, StateError, TimeoutError, asyncio.CancelledError):
-            refused = inquiry.in_vain(len(ids))
+            refused = inquiry.rejected_pod(len(ids))
             if refused is not None and epoch == self._epoch():  # else a new kubelet asks again
-                self.calls.use_up(refused, self._views.pods.value, epoch)
+                self.calls.mark_rejected(refused, self._views.pods.value, epoch)
             raise
         if grant is None:  # pragma: no cover -- only a preference gives up
             raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
@@ -628,7 +628,7 @@ class SchedulerShares:
             return
         pod = pods.pods.get(row.key.pod_uid)
         if pod is None or not pod.has_run:
-            self.calls.use_up(row.key.pod_uid, pods, epoch)
+            self.calls.mark_rejected(row.key.pod_uid, pods, epoch)
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
@@ -644,7 +644,7 @@ class SchedulerShares:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
             turn.absent, turn.present = inquiry.told(known=False), inquiry.told(known=True)
-        ledger = self.calls.on_their_way(self._views.ledger.value)
+        ledger = self.calls.with_pending(self._views.ledger.value)
         held = frozenset(chain.from_iterable(ledger.held_ids().values()))
         chosen = None
         if grant is not None:
@@ -723,7 +723,7 @@ class SchedulerShares:
             start = KubeletStart(
                 asks_since=epoch.since
             )  # such as one whose socket was only touched
-        return Inquiry(self._views, self._peers, self.calls, call, vain=self._vain, start=start)
+        return Inquiry(self._views, self._peers, self.calls, call, waits=self._waits, start=start)
 
     def _epoch(self) -> KubeletEpoch:
         return self._peers.epoch() or KubeletEpoch()

@@ -93,7 +93,7 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
             ": another scheduler bound it, the lock was removed, or it started before without its "
             f"GPU; create it again with schedulerName {settings.scheduler_name}"
         )
-    advice = [] if evidence.books.witnessed else ["upgrade the kubelet to 1.34"]
+    advice = [] if evidence.kubelet.witnessed else ["upgrade the kubelet to 1.34"]
     if settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
         advice.append(f"set allocation.unlockedPods to {policy}")
     raise Refusal(
@@ -145,8 +145,8 @@ def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
 def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
     if settings.unlocked_pods is UnlockedPods.SCHEDULED:
-        return evidence.books.witnessed and _was_bound_without(pod, settings)
-    return evidence.books.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
+        return evidence.kubelet.witnessed and _was_bound_without(pod, settings)
+    return evidence.kubelet.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
 
 
 def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
@@ -191,14 +191,14 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
         return None
 
     def is_unspent(lock: NodeLock) -> bool:
-        uids = {evidence.spent.get(lock.value), *evidence.ledger.answered_under(lock.value)}
+        uids = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
         return uids <= {None, pod.uid, evidence.outlived.get(lock.value)}
 
     lock = evidence.lock
     is_read = evidence.node_read and not evidence.node_unread
     if lock is not None and lock.owner == pod.key and (is_read or is_unspent(lock)):
         return lock
-    former = (old for old in evidence.former if old.owner == pod.key and is_unspent(old))
+    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unspent(old))
     return next(former, None)
 
 
@@ -217,7 +217,7 @@ def exactly_one(
     Raises:
         Refusal: no pod or several pods are being admitted.
     """
-    if not evidence.books.witnessed:
+    if not evidence.kubelet.witnessed:
         return _unwitnessed(count, found, evidence)
     known = admitted(found, evidence, settings)
     present = [each for each in known if not each.deleted]
@@ -237,7 +237,7 @@ def exactly_one(
     new = [
         each
         for each in present
-        if each.pod.created >= evidence.books.start.asks_since
+        if each.pod.created >= evidence.kubelet.start.asks_since
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
     # A deleted pod does not matter if the new one has its name: see above.
@@ -267,7 +267,7 @@ def exactly_one(
     raise _nobody(count, evidence)
 
 
-def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
+def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
     """The pod for which no further Allocate comes after this refusal; None: not known.
 
     The kubelet rejects a pod if one of its containers is refused at its admission. For a pod that
@@ -275,7 +275,7 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     Allocate was for the deleted one, which came first.
     """
     possible = candidates(count, evidence, settings)
-    is_witnessed = evidence.books.witnessed
+    is_witnessed = evidence.kubelet.witnessed
     if is_witnessed:
         if any(each.pod.key not in evidence.known for each in possible):
             return None  # the call may have been for the one of which the kubelet said nothing
@@ -289,7 +289,7 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
         is_late = evidence.now - stone.deleted_at > ASKED_AFTER_DELETION
         if stone.pod.key == possible[0].pod.key and not is_late:
             rows = evidence.ledger.rows_of(stone.pod.uid)
-            if any(row.epoch != evidence.books.epoch for row in rows):
+            if any(row.epoch != evidence.kubelet.epoch for row in rows):
                 return None  # the call may have been for that pod, though it is no candidate
     if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
         return None  # the call may have been that of a pod that is gone
@@ -426,7 +426,7 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         for row in live
         if row.key.pod_uid != uid and any(share.uuid in full for share in row.limits)
     ]
-    for row in in_the_way if evidence.books.witnessed else ():
+    for row in in_the_way if evidence.kubelet.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
             return AskKubelet(row.namespace, row.pod)
     if in_the_way and not evidence.listed:
@@ -500,7 +500,9 @@ def _live(row: Row, evidence: Evidence) -> bool:
     """
     key = (row.namespace, row.pod)
     is_forgotten = key in evidence.known and evidence.known[key] is None
-    return row.is_live(evidence.table) and not (is_forgotten and row.epoch == evidence.books.epoch)
+    return row.is_live(evidence.table) and not (
+        is_forgotten and row.epoch == evidence.kubelet.epoch
+    )
 
 
 def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
@@ -651,21 +653,21 @@ def _still_the_same(
         )
     if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
         return None
-    if pod.key not in evidence.looked:
+    if pod.key not in evidence.pod_uids_read:
         return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
-    looked = evidence.looked[pod.key]
-    if looked is UNREAD and not evidence.records_read:
+    uid_read = evidence.pod_uids_read[pod.key]
+    if uid_read is UNREAD and not evidence.records_read:
         return ReadRecords()
-    if looked == pod.uid:
+    if uid_read == pod.uid:
         return None
-    if looked is UNREAD:  # a GET that failed proves nothing
+    if uid_read is UNREAD:  # a GET that failed proves nothing
         # The kubelet names the pod's UID if PodResources has slices for a container that the
         # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
         # the kubelet allocates again.
         known = evidence.known.get(pod.key)
         if known is not None and any(
             key.pod_uid == pod.uid and known.ids_of(key.container, settings.resource)
-            for key in evidence.books.recorded or ()
+            for key in evidence.kubelet.recorded or ()
         ):
             return None
         raise _unknown(f"The name of pod {'/'.join(pod.key)} may be another pod's by now")
@@ -690,7 +692,7 @@ def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
     PodResources must say that the kubelet holds it, or a new pod may have its name. Of ordinary
     init containers it says nothing, so that they prove nothing.
     """
-    epoch, known = evidence.books.epoch, evidence.known.get(candidate.pod.key)
+    epoch, known = evidence.kubelet.epoch, evidence.known.get(candidate.pod.key)
     return candidate.row is None and any(
         row.epoch == epoch
         and (known is None or bool(known.ids_of(row.key.container, row.resource)))

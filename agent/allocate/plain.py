@@ -207,7 +207,7 @@ class KubeletShares:
             with self.calls.waiting("hook-path"):
                 facts = await self._peers.hooks.facts()
         call.step = AllocateStep.CHECK
-        held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)
+        held = _ids_of(self.calls.with_pending(self._views.ledger.value).rows)
         granted = grant(ids, self._views.inventory.value, held)
         if call.is_lost:
             return None
@@ -230,7 +230,7 @@ class KubeletShares:
         """
         turn = self.calls.turns.begin()
         epoch = self._views.epoch()
-        rows = self.calls.on_their_way(self._views.ledger.value).rows
+        rows = self.calls.with_pending(self._views.ledger.value).rows
         held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
         gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
         offered = self.calls.turns.offered()

@@ -120,9 +120,9 @@ class AllocateCalls(msgspec.Struct, eq=False):
     """The calls under way, and the rows that are being written to disk.
 
     - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
-    - `used_up`: the pods that were refused at their admission by the kubelet instance `used_up_by`.
+    - `rejected`: the pods that were refused when the kubelet instance `rejected_by` admitted them.
       That instance never asks for them again; a later one may.
-    - `spent`: for each of the last node locks, the pod that was answered under it.
+    - `used_locks`: for each of the last node locks, the pod that was answered under it.
     - `offers`: the containers for which the kubelet was offered free ids of the right GPUs.
     - `turns`: the order in which the kubelet began containers. `waits`: how long all calls waited
       for what is outside the agent; what is left of an Allocate is the agent's own work.
@@ -135,9 +135,9 @@ class AllocateCalls(msgspec.Struct, eq=False):
     active: list[AllocateCall] = msgspec.field(default_factory=list)
     pending: dict[ContainerKey, Row] = msgspec.field(default_factory=dict)
     taken: set[ContainerKey] = msgspec.field(default_factory=set)
-    used_up: frozenset[PodUid] = frozenset()
-    used_up_by: KubeletEpoch | None = None
-    spent: dict[str, PodUid] = msgspec.field(default_factory=dict)
+    rejected: frozenset[PodUid] = frozenset()
+    rejected_by: KubeletEpoch | None = None
+    used_locks: dict[str, PodUid] = msgspec.field(default_factory=dict)
     offers: deque[ContainerKey] = msgspec.field(default_factory=lambda: deque(maxlen=OFFERS))
     waits: Durations = msgspec.field(
         default_factory=lambda: Durations(
@@ -184,7 +184,7 @@ class AllocateCalls(msgspec.Struct, eq=False):
             self.pending.pop(row.key, None)
             self.taken.discard(row.key)
 
-    def on_their_way(self, ledger: Ledger) -> Ledger:
+    def with_pending(self, ledger: Ledger) -> Ledger:
         """The ledger with the rows that are being written."""
         for row in self.pending.values():
             ledger = ledger.put(row)
@@ -192,15 +192,15 @@ class AllocateCalls(msgspec.Struct, eq=False):
 
     def claimed(self, epoch: KubeletEpoch) -> frozenset[PodUid]:
         """The pods that cannot be asking: pods of taken rows, and pods refused at admission."""
-        used_up = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
-        return used_up | {key.pod_uid for key in self.taken}
+        rejected = self.rejected if self.rejected_by == epoch else frozenset[PodUid]()
+        return rejected | {key.pod_uid for key in self.taken}
 
-    def spend(self, row: Row) -> None:
+    def mark_lock_used(self, row: Row) -> None:
         """Record that the row's lock was used: it proves no right for another pod."""
-        self.spent.pop(row.lock, None)
-        self.spent[row.lock] = row.key.pod_uid
-        while len(self.spent) > SPENT:
-            del self.spent[next(iter(self.spent))]
+        self.used_locks.pop(row.lock, None)
+        self.used_locks[row.lock] = row.key.pod_uid
+        while len(self.used_locks) > SPENT:
+            del self.used_locks[next(iter(self.used_locks))]
 
     def take_offer(self, key: ContainerKey) -> bool:
         """Whether an offer was made for the container. Forgets it: it counts for one answer."""
@@ -209,12 +209,12 @@ class AllocateCalls(msgspec.Struct, eq=False):
             self.offers.remove(key)
         return made
 
-    def use_up(self, pod: PodUid, table: PodTable, epoch: KubeletEpoch) -> None:
+    def mark_rejected(self, pod: PodUid, table: PodTable, epoch: KubeletEpoch) -> None:
         """Record that the pod was refused, for as long as the pod table knows it."""
         graves = frozenset(tombstone.pod.uid for tombstone in table.tombstones)
-        known = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
-        self.used_up = (known | {pod}) & (table.pods.keys() | graves)
-        self.used_up_by = epoch
+        known = self.rejected if self.rejected_by == epoch else frozenset[PodUid]()
+        self.rejected = (known | {pod}) & (table.pods.keys() | graves)
+        self.rejected_by = epoch
 
 
 def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
@@ -350,7 +350,7 @@ class Allocation:
                     with self._calls.waiting("disk"):
                         await self._commit(change)
                 if row.lock:
-                    self._calls.spend(row)
+                    self._calls.mark_lock_used(row)
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.

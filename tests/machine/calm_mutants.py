@@ -63,8 +63,8 @@ def returning_names_not_looked_at() -> Mutant:
         while isinstance(step, LookAtPod):
             key = step.namespace, step.name
             seen = evidence.table.named(*key)
-            looked = {**evidence.looked, key: seen.uid if seen else None}
-            evidence = msgspec.structs.replace(evidence, looked=looked)
+            pod_uids_read = {**evidence.pod_uids_read, key: seen.uid if seen else None}
+            evidence = msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read)
             step = decide_truly(count, evidence, settings)
         return step
 

@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.candidates import AskKubelet, Books, Evidence, ListPods
+from agent.allocate.candidates import AskKubelet, Evidence, KubeletView, ListPods
 from agent.allocate.room import GpuUse
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
@@ -45,7 +45,7 @@ TWO = annotated(f"{G1},NVIDIA,100,10:;{G1},NVIDIA,200,10:;")
 
 
 def scene_of(*pods: PodView, rows: tuple[Row, ...] = (), **options: object) -> Evidence:
-    """A scene in which the kubelet's file was read, in vain unless `books` say otherwise."""
+    """A scene in which the kubelet's file was read, in vain unless `kubelet` says otherwise."""
     gone = options.pop("gone", ())
     scene = a_scene(*pods, rows=rows, gone=gone)  # type: ignore[arg-type]
     return changed(scene, records_read=True, **options)
@@ -72,8 +72,10 @@ def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, ex
 
 def test_what_is_in_the_kubelets_file_is_held_whatever_it_says_of_the_name() -> None:
     row = msgspec.structs.replace(ROW, confirmed=True)
-    scene = knowing(scene_of(POD, rows=(row,), books=Books(NOW_KUBELET, frozenset())), holding(POD))
-    recorded = changed(scene, books=Books(NOW_KUBELET, frozenset({ROW.key})))
+    scene = knowing(
+        scene_of(POD, rows=(row,), kubelet=KubeletView(NOW_KUBELET, frozenset())), holding(POD)
+    )
+    recorded = changed(scene, kubelet=KubeletView(NOW_KUBELET, frozenset({ROW.key})))
 
     assert granted(scene).replay == row
     assert [] == asked(recorded)
@@ -87,14 +89,14 @@ def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
         groups=((a_share(uuid=G1, memory_mib=1),), (a_share(uuid=G1, memory_mib=2),)),
     )
     seen = knowing(changed(a_scene(pod, lock=pod), checked=frozenset({"x"})), holding(pod))
-    alive = changed(seen, books=Books(NOW_KUBELET, alive=frozenset({"x"})), listed=True)
+    alive = changed(seen, kubelet=KubeletView(NOW_KUBELET, alive=frozenset({"x"})), listed=True)
 
     assert "b" == granted(alive).candidate.container.name
     refused_by(changed(seen, listed=True), RefusalReason.MANY_PODS_ADMITTED)  # both are dead
 
 
 def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() -> None:
-    books = Books(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
+    kubelet = KubeletView(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
     after, before = (
         named_pod(
             number, containers=(msgspec.structs.replace(a_container(), has_run=True, ended_at=at),)
@@ -102,7 +104,7 @@ def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() 
         for number, at in ((1, NOON + dt.timedelta(seconds=1)), (2, NOON))
     )
 
-    assert [before.name] == asked(scene_of(after, before, books=books))
+    assert [before.name] == asked(scene_of(after, before, kubelet=kubelet))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
     rows = () if row_epoch is None else (msgspec.structs.replace(ROW, key=key, epoch=row_epoch),)
     known = frozenset({key}) if recorded == "key" else recorded
     scene = changed(a_scene(pod, rows=rows, lock=pod), records_read=True, listed=True)
-    scene = changed(scene, books=Books(NOW_KUBELET, known, witnessed=witnessed))
+    scene = changed(scene, kubelet=KubeletView(NOW_KUBELET, known, witnessed=witnessed))
 
     if waits:
         assert granted(knowing(scene, holding(pod))).candidate.container.name == "first"
@@ -144,13 +146,13 @@ def test_an_ended_init_container_waits_while_the_kubelet_has_no_record_of_it() -
     pod = named_pod(1, containers=containers)
     key = ContainerKey(pod.uid, "init")
     alive, checked = frozenset({"s", "a"}), frozenset({"s", "a"})
-    recorded = Books(NOW_KUBELET, frozenset({key}), alive)
+    recorded = KubeletView(NOW_KUBELET, frozenset({key}), alive)
 
-    lost = scene_of(pod, books=Books(NOW_KUBELET, alive=alive), checked=checked)
+    lost = scene_of(pod, kubelet=KubeletView(NOW_KUBELET, alive=alive), checked=checked)
     assert [pod.name] == asked(lost)
-    assert [] == asked(changed(lost, books=recorded))
+    assert [] == asked(changed(lost, kubelet=recorded))
     assert [pod.name] == asked(
-        changed(lost, books=msgspec.structs.replace(recorded, alive=frozenset({"s"})))
+        changed(lost, kubelet=msgspec.structs.replace(recorded, alive=frozenset({"s"})))
     )
 
 
@@ -190,7 +192,7 @@ def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> Non
     containers = (*MIXED.containers, a_container(name="log", count=0, running_id="log"))
     pod = msgspec.structs.replace(MIXED, containers=containers)
     scene = changed(a_scene(pod, lock=pod), checked=frozenset({"log"}), listed=True)
-    alive = changed(scene, books=Books(NOW_KUBELET, alive=frozenset({"log"})))
+    alive = changed(scene, kubelet=KubeletView(NOW_KUBELET, alive=frozenset({"log"})))
 
     assert "one" == granted(knowing(alive, holding(pod))).candidate.container.name
 

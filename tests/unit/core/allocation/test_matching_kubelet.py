@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.candidates import AskKubelet, Books, KubeletStart, ListPods, ReadRecords
+from agent.allocate.candidates import AskKubelet, KubeletStart, KubeletView, ListPods, ReadRecords
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Row
@@ -44,13 +44,13 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
     start = KubeletStart(begun=frozenset())
-    young = msgspec.structs.replace(scene.books, epoch=YOUNG, start=start)
-    scene = changed(scene, books=young)
+    young = msgspec.structs.replace(scene.kubelet, epoch=YOUNG, start=start)
+    scene = changed(scene, kubelet=young)
     assert ask(scene) == ReadRecords()
 
     recorded = frozenset(row.key for row in rows[:12])
-    books = msgspec.structs.replace(scene.books, recorded=recorded)
-    scene = changed(scene, books=books, records_read=True)
+    kubelet = msgspec.structs.replace(scene.kubelet, recorded=recorded)
+    scene = changed(scene, kubelet=kubelet, records_read=True)
     assert ask(scene) == AskKubelet(*pods[12].key)
     scene = knowing(scene, absent=pods[12:14])
 
@@ -62,7 +62,7 @@ def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between
     ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at)
     pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
-    scene = changed(scene, books=Books(YOUNG), records_read=True)
+    scene = changed(scene, kubelet=KubeletView(YOUNG), records_read=True)
     assert ask(scene) == AskKubelet(*pods[0].key)
 
     refused_by(
@@ -79,8 +79,8 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
     scene = a_scene(*pods, rows=rows)
     start = KubeletStart(begun=frozenset({pods[29].uid}))
-    books = Books(YOUNG, frozenset(), frozenset({"r"}), start=start)
-    scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
+    kubelet = KubeletView(YOUNG, frozenset(), frozenset({"r"}), start=start)
+    scene = changed(scene, kubelet=kubelet, records_read=True, checked=frozenset({"r"}))
 
     first = knowing(scene, holding(pods[0]))
     assert ask(first) == AskKubelet(*pods[29].key)
@@ -219,7 +219,7 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
     )
     scene = changed(
         knowing(a_scene(pod, rows=rows), holding(pod)),
-        books=Books(YOUNG, frozenset(), start=start),
+        kubelet=KubeletView(YOUNG, frozenset(), start=start),
         records_read=True,
         checked=frozenset({"gone"}),
         listed=True,
@@ -239,10 +239,10 @@ def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_sin
         )
         pod = named_pod(1, containers=ran)
         rows = tuple(row_of(pod, key=ContainerKey(pod.uid, one.name)) for one in ran)
-        books = Books(YOUNG, frozenset(), start=IDLE)
+        kubelet = KubeletView(YOUNG, frozenset(), start=IDLE)
         base = knowing(a_scene(pod, rows=rows), holding(pod))
         return changed(
-            base, books=books, records_read=True, checked=frozenset({"gone"}), listed=True
+            base, kubelet=kubelet, records_read=True, checked=frozenset({"gone"}), listed=True
         )
 
     assert "a" == granted(scene(**STILL_SAID)).candidate.container.name

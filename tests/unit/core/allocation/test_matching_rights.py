@@ -9,8 +9,8 @@ from agent.allocate.candidates import (
     NOT_HERE,
     UNREAD,
     AwaitLock,
-    Books,
     KubeletStart,
+    KubeletView,
     ListPods,
     LookAtNode,
     LookAtPod,
@@ -66,8 +66,10 @@ def test_the_grant_names_the_text_of_the_lock_that_proves_the_right() -> None:
 
 def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_under_it() -> None:
     scene = knowing(a_scene(POD, STRAY, lock=POD), holding(POD), absent=(STRAY,))
-    went = changed(scene, lock=None, former=(scene.lock,))
-    taken = changed(scene, lock=a_lock(name="next"), former=(a_lock(name="other"), scene.lock))
+    went = changed(scene, lock=None, released_locks=(scene.lock,))
+    taken = changed(
+        scene, lock=a_lock(name="next"), released_locks=(a_lock(name="other"), scene.lock)
+    )
     assert scene.lock is not None
     spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
 
@@ -75,8 +77,8 @@ def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_u
         assert scene.lock.value == granted(one).lock
     assert ask(changed(went, ledger=Ledger((spent,)))) == AwaitLock(*POD.key)
     ended = {scene.lock.value: named_pod(9).uid}  # its row is closed already
-    assert ask(changed(went, spent=ended)) == AwaitLock(*POD.key)
-    for outlived in (changed(went, ledger=Ledger((spent,))), changed(went, spent=ended)):
+    assert ask(changed(went, used_locks=ended)) == AwaitLock(*POD.key)
+    for outlived in (changed(went, ledger=Ledger((spent,))), changed(went, used_locks=ended)):
         assert scene.lock.value == granted(changed(outlived, outlived=ended)).lock
         others = {scene.lock.value: named_pod(8).uid}
         assert ask(changed(outlived, outlived=others)) == AwaitLock(*POD.key)
@@ -89,14 +91,14 @@ def test_no_lock_is_worth_anything_to_a_pod_that_was_created_with_its_node(role)
     containers = (a_container(role=role), a_container(name="app", count=0))
     owner = named_pod(1, containers=containers)
     scene = knowing(a_scene(owner, lock=owner), holding(owner))
-    scene = changed(scene, books=Books(NOW_KUBELET, frozenset()), records_read=True)
+    scene = changed(scene, kubelet=KubeletView(NOW_KUBELET, frozenset()), records_read=True)
     assert scene.lock is not None
     assert scene.lock.value == granted(scene).lock
 
     stray = msgspec.structs.replace(owner, scheduled=False)
     taken = changed(scene, table=a_scene(stray).table)
     for lock, former in ((scene.lock, ()), (None, (scene.lock,)), (None, ())):
-        one = changed(taken, lock=lock, former=former)
+        one = changed(taken, lock=lock, released_locks=former)
         refusal = refused_by(one, RefusalReason.NO_LOCK)  # at once: it waits for no lock
         assert "without nodeName" in refusal.sentence
         assert "" == granted(one, settings=UNIQUE).lock
@@ -119,7 +121,7 @@ def test_a_pod_whose_name_can_return_is_looked_at_once_before_it_is_answered() -
     scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
     assert ask(scene) == LookAtPod(*RETURNING.key)
 
-    same = changed(scene, looked={RETURNING.key: RETURNING.uid})
+    same = changed(scene, pod_uids_read={RETURNING.key: RETURNING.uid})
     assert granted(same).candidate.pod == RETURNING
 
 
@@ -147,13 +149,13 @@ def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_p
     row = a_row(pod_uid=pod.uid, pod=pod.name, container="other", epoch=OLD_KUBELET)
     said = holding(pod, other=f"{G1}-0") if held else holding(pod)
     scene = knowing(a_scene(pod, rows=(row,), lock=pod), said)
-    scene = changed(scene, looked={pod.key: UNREAD}, records_read=True, listed=True)
+    scene = changed(scene, pod_uids_read={pod.key: UNREAD}, records_read=True, listed=True)
     scene = changed(scene, list_failed=True)
 
     keys = recorded and (ContainerKey(named_pod(n).uid, "other") for n in recorded)
     known = None if recorded is None else frozenset(keys)
     idle = KubeletStart(begun=frozenset())  # so it is being admitted
-    read = changed(scene, books=Books(NOW_KUBELET, recorded=known, start=idle))
+    read = changed(scene, kubelet=KubeletView(NOW_KUBELET, recorded=known, start=idle))
     if right:
         assert "main" == granted(read).candidate.container.name
     else:
@@ -163,7 +165,7 @@ def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_p
 @pytest.mark.parametrize("found", [NOT_HERE, named_pod(9).uid], ids=["gone", "another"])
 def test_where_another_pod_has_the_name_all_are_listed_and_it_begins_again(found) -> None:
     scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    scene = changed(scene, looked={RETURNING.key: found})
+    scene = changed(scene, pod_uids_read={RETURNING.key: found})
     assert ask(scene) == ListPods()
 
     successor = msgspec.structs.replace(RETURNING, uid=named_pod(9).uid)
@@ -174,7 +176,7 @@ def test_where_another_pod_has_the_name_all_are_listed_and_it_begins_again(found
 
 def test_where_another_pod_has_the_name_and_the_pods_cannot_be_listed_nobody_is_served() -> None:
     scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    known = changed(scene, looked={RETURNING.key: named_pod(9).uid}, listed=True)
+    known = changed(scene, pod_uids_read={RETURNING.key: named_pod(9).uid}, listed=True)
 
     assert granted(known).candidate.pod == RETURNING  # a LIST is newer than the GET
     refusal = refused_by(changed(known, list_failed=True), RefusalReason.PODS_UNKNOWN)
@@ -193,8 +195,8 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
     again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
     assert ask(again) == ListPods()
     namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
-    books = Books(NOW_KUBELET, recorded=frozenset({row.key}))
-    assert ask(changed(namesake, books=books)) == LookAtPod(*pod.key)
+    kubelet = KubeletView(NOW_KUBELET, recorded=frozenset({row.key}))
+    assert ask(changed(namesake, kubelet=kubelet)) == LookAtPod(*pod.key)
 
 
 def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again() -> None:
@@ -204,11 +206,11 @@ def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again
     pod = a_pod(name="train-1", containers=both, annotations=annotated(text), reusable_name=True)
     row = a_row(pod_uid=pod.uid, pod=pod.name, container="init", epoch=NOW_KUBELET, role=Role.INIT)
     scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
-    books = Books(NOW_KUBELET, recorded=frozenset({row.key}))
-    scene = changed(scene, books=books, records_read=True)
+    kubelet = KubeletView(NOW_KUBELET, recorded=frozenset({row.key}))
+    scene = changed(scene, kubelet=kubelet, records_read=True)
 
     assert ask(scene) == LookAtPod(*pod.key)
-    same = changed(scene, looked={pod.key: pod.uid})
+    same = changed(scene, pod_uids_read={pod.key: pod.uid})
     assert "main" == granted(same).candidate.container.name
 
 
@@ -218,5 +220,5 @@ def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     assert ask(scene) == ListPods()
 
     start = KubeletStart(begun=frozenset())
-    admitted = msgspec.structs.replace(scene.books, start=start)
-    assert ask(changed(scene, books=admitted)) == LookAtPod(*RETURNING.key)
+    admitted = msgspec.structs.replace(scene.kubelet, start=start)
+    assert ask(changed(scene, kubelet=admitted)) == LookAtPod(*RETURNING.key)

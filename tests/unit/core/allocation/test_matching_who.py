@@ -9,16 +9,16 @@ from agent.allocate.candidates import (
     AskKubelet,
     AwaitLock,
     AwaitOthers,
-    Books,
     CheckRunning,
     Evidence,
     KubeletStart,
+    KubeletView,
     ListPods,
     LookAtNode,
     LookAtPod,
     ReadRecords,
 )
-from agent.allocate.match import in_vain
+from agent.allocate.match import rejected_pod
 from agent.cluster import Phase, PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import Row
@@ -84,14 +84,16 @@ def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one_tha
     scene = changed(scene, listed=True, alone=True)
 
     def asked_since(moment: dt.datetime) -> Evidence:
-        return changed(scene, books=Books(NOW_KUBELET, start=KubeletStart(asks_since=moment)))
+        return changed(
+            scene, kubelet=KubeletView(NOW_KUBELET, start=KubeletStart(asks_since=moment))
+        )
 
     assert granted(asked_since(POD.created)).candidate.pod == POD
     late = asked_since(POD.created + dt.timedelta(seconds=1))
     refused_by(late, RefusalReason.MANY_PODS_ADMITTED)
     newer = named_pod(4, created=POD.created + dt.timedelta(seconds=1))
     beside = knowing(a_scene(started, POD, newer, lock=newer), holding(POD), holding(started))
-    beside = changed(knowing(beside, holding(newer)), listed=True, alone=True, books=late.books)
+    beside = changed(knowing(beside, holding(newer)), listed=True, alone=True, kubelet=late.kubelet)
     assert granted(beside).candidate.pod == newer
 
 
@@ -201,8 +203,8 @@ def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -
     scene = a_scene(POD, rows=(row,), lock=POD)
     assert ask(scene) == ReadRecords()
 
-    books = msgspec.structs.replace(scene.books, recorded=frozenset())
-    read = changed(scene, records_read=True, books=books)
+    kubelet = msgspec.structs.replace(scene.kubelet, recorded=frozenset())
+    read = changed(scene, records_read=True, kubelet=kubelet)
 
     assert ask(read) == AskKubelet(*POD.key)
     assert granted(knowing(read, holding(POD))).replay == row
@@ -286,10 +288,10 @@ def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
     younger, present = (named_pod(1, uid=named_pod(n).uid, groups=((),)) for n in (8, 9))
     scene = knowing(a_scene(present, gone=(POD, younger), lock=present), holding(POD))
 
-    assert POD.uid == in_vain(1, scene, SETTINGS)
-    assert younger.uid == in_vain(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
+    assert POD.uid == rejected_pod(1, scene, SETTINGS)
+    assert younger.uid == rejected_pod(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
     both = frozenset({POD.uid, younger.uid})
-    assert present.uid == in_vain(1, changed(scene, claimed=both), SETTINGS)
+    assert present.uid == rejected_pod(1, changed(scene, claimed=both), SETTINGS)
 
 
 def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor() -> None:
@@ -297,18 +299,18 @@ def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor
     row = a_row(pod_uid=former.uid, pod=former.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
     scene = knowing(a_scene(POD, gone=(former,), rows=(row,), lock=POD), holding(POD))
 
-    assert None is in_vain(1, scene, SETTINGS)
+    assert None is rejected_pod(1, scene, SETTINGS)
     late = changed(scene, now=scene.now + dt.timedelta(seconds=61))
-    assert POD.uid == in_vain(1, late, SETTINGS)
+    assert POD.uid == rejected_pod(1, late, SETTINGS)
 
 
 def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
     other = named_pod(3)
     scene = a_scene(other, gone=(POD,), lock=other)
 
-    assert None is in_vain(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
-    assert None is in_vain(1, knowing(scene, absent=(POD, other)), SETTINGS)
-    assert None is in_vain(1, knowing(scene, holding(other)), SETTINGS)  # POD: no answer
+    assert None is rejected_pod(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
+    assert None is rejected_pod(1, knowing(scene, absent=(POD, other)), SETTINGS)
+    assert None is rejected_pod(1, knowing(scene, holding(other)), SETTINGS)  # POD: no answer
 
 
 def test_a_terminal_pod_is_no_candidate() -> None:
@@ -333,7 +335,7 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     )
     alive = changed(
         checked,
-        books=type(scene.books)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),
+        kubelet=type(scene.kubelet)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),
     )
 
     assert granted(checked).replay == row
@@ -420,9 +422,9 @@ def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() 
     again = without_witness(a_scene(POD, rows=(row,), lock=POD))
     refused_by(changed(again, **silent), RefusalReason.PODS_UNKNOWN)
     seen = msgspec.structs.replace(
-        again.books, start=KubeletStart(begun=frozenset())
+        again.kubelet, start=KubeletStart(begun=frozenset())
     )  # it was never started, so it is being admitted
-    assert granted(changed(again, books=seen, **silent)).replay == row
+    assert granted(changed(again, kubelet=seen, **silent)).replay == row
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
@@ -449,7 +451,7 @@ def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_and_not_again_aft
     )
 
     refused_by(asked, RefusalReason.WITNESS_SILENT)
-    assert other.uid == in_vain(1, asked, SETTINGS)
+    assert other.uid == rejected_pod(1, asked, SETTINGS)
     assert granted(changed(asked, claimed=frozenset({other.uid}))).candidate.pod == POD
     late = changed(asked, now=NOON + dt.timedelta(seconds=11))
     assert granted(late).candidate.pod == POD

@@ -58,7 +58,7 @@ class PlainContainer:
 
 
 class PlainHistories(RuleBasedStateMachine):
-    """A kubelet with its books, its file and its containers, and the agent's ledger."""
+    """A kubelet with its kubelet, its file and its containers, and the agent's ledger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class PlainHistories(RuleBasedStateMachine):
         return row
 
     def start(self, name: str, wanted: tuple[SliceId, ...], *, init: bool) -> None:
-        """The kubelet asks, books the answer, writes its file and starts the container."""
+        """The kubelet asks, kubelet the answer, writes its file and starts the container."""
         row = self.answer(wanted)
         self.running[name] = PlainContainer(row.key, frozenset(wanted), init)
         self.booked[name] = frozenset(wanted)
@@ -284,9 +284,9 @@ def _equal_ids(wanted, rows, _epoch):
     return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
 
 
-def _any_kubelet(row, books):
+def _any_kubelet(row, kubelet):
     """Who was seen under any kubelet is gone when this one does not name him."""
-    if row.epoch == books.seen.epoch or books.pods:
+    if row.epoch == kubelet.seen.epoch or kubelet.pods:
         return by_kubelet.GONE_GRACE
     return None
 
@@ -296,7 +296,7 @@ def _any_kubelet(row, books):
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("_lives", lambda row, books: row.key in books.owners),
+        ("_lives", lambda row, kubelet: row.key in kubelet.owners),
         ("_grace", lambda row, _: by_kubelet.GONE_GRACE),
         ("_grace", _any_kubelet),
         ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
