@@ -181,7 +181,7 @@ MAX_QUESTIONS = 256
 
 
 class Inquiry:
-    """The inquiry of one call; None: of a preference, which asks no API server.
+    """The inquiry of one call. Without a `call` it is a preference's, and asks no API server.
 
     All calls share `waits`. `start`: of the present kubelet.
     """
@@ -219,8 +219,7 @@ class Inquiry:
             inventory=views.inventory.value,
             kubelet=KubeletView(KubeletEpoch(), start=start),
             now=peers.clock.now(),
-            known=self._known,
-            pod_uids_read=self._pod_uids_read,
+            known={},
             waited=is_free,
             node_read=is_free,
         )
@@ -304,6 +303,8 @@ class Inquiry:
             inventory=views.inventory.value,
             kubelet=msgspec.structs.replace(self._seen.kubelet, epoch=epoch),
             now=self._peers.clock.now(),
+            known=self._known,
+            pod_uids_read=self._pod_uids_read,
             registered=views.registered(),
             claimed=self._calls.claimed(epoch),
             used_locks=self._calls.used_locks,
