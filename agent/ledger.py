@@ -1,4 +1,4 @@
-"""The ledger: one row for each answered container, with what must follow the answer."""
+"""The ledger: one row for each answered container; and what else is kept on disk."""
 
 import datetime as dt
 import enum
@@ -6,12 +6,24 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
-from agent.cluster import DEFAULT_PRIORITY, PodTable, PodUid, Role
+from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.model import NO_INDEX, GpuUuid, Health, Held, Share, SliceId, split_slice_id
+from agent.setting import (
+    Field,
+    boolean,
+    choice,
+    optional_path,
+    path,
+    several,
+    text_like,
+    text_or_whole,
+    texts,
+)
 
 # The values of an Allocate answer, and the settings and facts that it is made from.
 
@@ -45,31 +57,176 @@ class ContainerEdits(msgspec.Struct, frozen=True):
     cdi_names: tuple[str, ...] = ()
 
 
+# NVIDIA's device list strategies.
+
+ENVVAR = "envvar"
+VOLUME_MOUNTS = "volume-mounts"
+CDI_ANNOTATIONS = "cdi-annotations"
+CDI_CRI = "cdi-cri"
+STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
+
+CDI_KIND = re.compile(
+    r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
+)
+"""vendor/class."""
+CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+"""The prefix of an annotation key."""
+
+
 class EditSettings(msgspec.Struct, frozen=True):
-    """How answers are made. Strategies are NVIDIA's names.
+    """How answers are made. `resource`, `memory_scaling`, `mode`: those of SharingSettings."""
 
-    - `cdi_kind`: `vendor/class` of the GPUs in this host's CDI specification.
-    - `cdi_spec_dirs`: where the runtime reads specifications, the last wins; empty: do not look.
-    - `core_policy`: when HAMi-core enforces compute limits, unless they are disabled.
-    - `mps_root`: the host directory of the MPS control daemon of `resource`; empty: no daemon.
-    """
-
-    memory_scaling: float = 1.0
-    cuda_log_level: str = "1"
-    disable_core_limit: bool = False
-    core_policy: str = "default"
-    mode: str = "hami-core"
-    device_list_strategies: tuple[str, ...] = ("envvar",)
-    cdi_kind: str = "nvidia.com/gpu"
-    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
-    cdi_annotation_prefix: str = "cdi.k8s.io/"
-    pass_device_specs: bool = False
-    dev_root: str = "/"
-    gdrcopy: bool = False
-    gds: bool = False
-    mofed: bool = False
-    mps_root: str = ""
     resource: str = "nvidia.com/gpu"
+    memory_scaling: float = 1.0
+    mode: str = "hami-core"
+    device_list_strategies: Annotated[
+        tuple[str, ...],
+        Field(
+            "allocation.deviceListStrategy",
+            several(*STRATEGIES),
+            "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
+            "cdi-cri.",
+            env=("DEVICE_LIST_STRATEGY",),
+            flag="--device-list-strategy",
+            live=True,
+        ),
+    ] = (ENVVAR,)
+    cdi_kind: Annotated[
+        str,
+        Field(
+            "allocation.cdiKind",
+            text_like(CDI_KIND, "nvidia.com/gpu"),
+            "vendor/class of the GPUs in this host's CDI specification, which must name them by "
+            "UUID.",
+            flag="--cdi-kind",
+            live=True,
+        ),
+    ] = "nvidia.com/gpu"
+    cdi_spec_dirs: Annotated[
+        tuple[str, ...],
+        Field(
+            "allocation.cdiSpecDirs",
+            texts,
+            "Directories in which the container runtime looks for CDI specifications; the last "
+            "wins. With a cdi strategy, a GPU that none of them defines is not offered. Empty: do "
+            "not look.",
+            flag="--cdi-spec-dirs",
+            live=True,
+        ),
+    ] = ("/etc/cdi", "/var/run/cdi")
+    cdi_annotation_prefix: Annotated[
+        str,
+        Field(
+            "allocation.cdiAnnotationPrefix",
+            text_like(CDI_PREFIX, "cdi.k8s.io/"),
+            "Prefix of the annotation of strategy cdi-annotations.",
+            env=("CDI_ANNOTATION_PREFIX",),
+            flag="--cdi-annotation-prefix",
+            live=True,
+        ),
+    ] = "cdi.k8s.io/"
+    pass_device_specs: Annotated[
+        bool,
+        Field(
+            "allocation.passDeviceSpecs",
+            boolean,
+            "Also pass the GPUs' device files to the runtime.",
+            env=("PASS_DEVICE_SPECS",),
+            flag="--pass-device-specs",
+            live=True,
+        ),
+    ] = False
+    dev_root: Annotated[
+        str,
+        Field(
+            "allocation.devRoot",
+            path,
+            "Host directory above dev/, which holds the device files.",
+            env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"),
+            flag="--dev-root",
+            other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
+            live=True,
+        ),
+    ] = "/"
+    gdrcopy: Annotated[
+        bool,
+        Field(
+            "allocation.gdrcopy",
+            boolean,
+            "Ask the runtime for GDRCopy in all containers with a GPU.",
+            env=("GDRCOPY_ENABLED",),
+            flag="--gdrcopy-enabled",
+            live=True,
+        ),
+    ] = False
+    gds: Annotated[
+        bool,
+        Field(
+            "allocation.gds",
+            boolean,
+            "Ask the runtime for GPUDirect Storage in all containers with a GPU.",
+            env=("GDS_ENABLED",),
+            flag="--gds-enabled",
+            live=True,
+        ),
+    ] = False
+    mofed: Annotated[
+        bool,
+        Field(
+            "allocation.mofed",
+            boolean,
+            "Ask the runtime for MOFED devices in all containers with a GPU.",
+            env=("MOFED_ENABLED",),
+            flag="--mofed-enabled",
+            live=True,
+        ),
+    ] = False
+    mps_root: Annotated[
+        str | None,
+        Field(
+            "allocation.mpsRoot",
+            optional_path,
+            "In mode mps: host directory of the MPS control daemon, which you run. Containers "
+            "then get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
+            env=("MPS_ROOT",),
+            flag="--mps-root",
+            live=True,
+        ),
+    ] = None
+    cuda_log_level: Annotated[
+        str,
+        Field(
+            "library.cudaLogLevel",
+            text_or_whole,
+            "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
+            live=True,
+        ),
+    ] = "1"
+    disable_core_limit: Annotated[
+        bool,
+        Field(
+            "library.disableCoreLimit",
+            boolean,
+            "Switch the compute limit off in all containers.",
+            live=True,
+        ),
+    ] = False
+    core_policy: Annotated[
+        str,
+        Field(
+            "library.corePolicy",
+            # HAMi-core also accepts these spellings; the empty one is its default.
+            choice(
+                "default",
+                "force",
+                "disable",
+                like={"": "default", "FORCE": "force", "DISABLE": "disable"},
+            ),
+            "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits apply; default "
+            "leaves it unset.",
+            live=True,
+        ),
+    ] = "default"
 
 
 class HookFacts(msgspec.Struct, frozen=True):
@@ -155,10 +312,15 @@ class KubeletEpoch(msgspec.Struct, frozen=True):
         return dt.datetime.fromtimestamp(self.ctime_ns / 1e9, dt.UTC)
 
 
-# The ledger: one row for each container that holds slices, and the outbox of effects.
-#
-# The ledger is immutable: methods return a new one. Rows and effects are stored together, so that a
-# crash after an answer loses no effect.
+def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
+    """Whether the container ended for good since this kubelet started.
+
+    If it ended before, the kubelet may send Allocate for it when it admits the whole pod again.
+    """
+    return container.ended_at is not None and container.ended_at > epoch.since
+
+
+# The ledger: one row for each container that holds slices. Methods return a new ledger.
 
 PLAIN = "plain"
 """The container name in the key of a row whose pod is not known."""
@@ -203,7 +365,6 @@ class Row(msgspec.Struct, frozen=True):
     In hami mode only:
     - `group`: the container's position in `…-allocated`.
     - `offered`: the kubelet was offered free ids of the right GPUs before the last answer.
-    - `told`: the mismatch was reported.
     - `lock`: the exact text of the node lock at the first answer, which is the only lock that is
       removed for the row; empty: there was none.
     - `priority`: see ContainerView.
@@ -222,7 +383,6 @@ class Row(msgspec.Struct, frozen=True):
     confirmed: bool = False
     adopted: bool = False
     offered: bool = False
-    told: bool = False
     resource: str = ""
     lock: str = ""
     priority: int = DEFAULT_PRIORITY
@@ -288,44 +448,15 @@ class Row(msgspec.Struct, frozen=True):
         return self.offered and self.astray
 
 
-class EffectKind(enum.StrEnum):
-    """Effects that may follow an answer."""
-
-    SETTLE_POD = "settle-pod"
-    RELEASE_LOCK = "release-lock"
-    POST_EVENT = "post-event"
-
-
-class Effect(msgspec.Struct, frozen=True):
-    """One entry of the outbox, retried until done, also after a crash. `due`: not before this time.
-
-    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
-      consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
-    - release-lock: `value` is the lock's exact text.
-    - post-event: `reason`, and the text in `value`.
-    """
-
-    kind: EffectKind
-    pod_uid: PodUid
-    namespace: str
-    pod: str
-    due: dt.datetime
-    phase: str = ""
-    groups: tuple[int, ...] = ()
-    value: str = ""
-    reason: str = ""
-
-    @property
-    def frees_lock(self) -> bool:
-        """Whether it removes a lock, for which the scheduler waits."""
-        return self.kind is EffectKind.RELEASE_LOCK or (
-            self.kind is EffectKind.SETTLE_POD and bool(self.value)
-        )
-
-    @property
-    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
-        """Effects of equal identity are the same effect."""
-        return self.kind, self.pod_uid, self.value, self.reason
+def mismatch(row: Row) -> Refusal:
+    """The sentence about a mismatched row for the pod's owner, also as the fence's refusal."""
+    booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
+    return Refusal(
+        RefusalReason.OTHER_GPU_BOOKED,
+        f"Container {row.key.container} was given GPU "
+        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
+        f"{', '.join(sorted(booked))} for it; create the pod again.",
+    )
 
 
 class _Index:
@@ -347,10 +478,9 @@ class _Index:
 
 
 class Ledger(msgspec.Struct, frozen=True, dict=True):
-    """Rows in order of answering, one for each container, and the outbox in order of arrival."""
+    """Rows in order of answering, one for each container."""
 
     rows: tuple[Row, ...] = ()
-    outbox: tuple[Effect, ...] = ()
 
     def find(self, key: ContainerKey) -> Row | None:
         """The row of one container, or None."""
@@ -385,7 +515,7 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
 
     def living(self, table: PodTable) -> "Ledger":
         """Only with the rows whose pod has not ended: what people are told of."""
-        return Ledger(tuple(row for row in self.rows if row.is_live(table)), self.outbox)
+        return Ledger(tuple(row for row in self.rows if row.is_live(table)))
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in place of the row of the same container, or at the end."""
@@ -399,26 +529,6 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         gone = frozenset(keys)
         rows = tuple(row for row in self.rows if row.key not in gone)
         return msgspec.structs.replace(self, rows=rows)
-
-    def owe(self, effect: Effect) -> "Ledger":
-        """With `effect` in the outbox, in place of the one of the same identity or at the end."""
-        if any(old.identity == effect.identity for old in self.outbox):
-            outbox = tuple(
-                effect if old.identity == effect.identity else old for old in self.outbox
-            )
-            return msgspec.structs.replace(self, outbox=outbox)
-        return msgspec.structs.replace(self, outbox=(*self.outbox, effect))
-
-    def done(self, *effects: Effect) -> "Ledger":
-        """Without these effects. A newer effect of the same identity stays."""
-        outbox = tuple(old for old in self.outbox if old not in effects)
-        return msgspec.structs.replace(self, outbox=outbox)
-
-    def without_settlements(self, uid: PodUid) -> "Ledger":
-        """Without the pod's settle-pod effects."""
-        kind = EffectKind.SETTLE_POD
-        old = [effect for effect in self.outbox if effect.kind is kind and effect.pod_uid == uid]
-        return self.done(*old)
 
     def named(self, resource: str) -> "Ledger":
         """With `resource` in rows that have none: an older agent wrote them."""

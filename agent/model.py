@@ -5,11 +5,21 @@ import enum
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NewType
+from typing import Annotated, Final, NewType
 
 import msgspec
 
 from agent.errors import SettingsError
+from agent.setting import (
+    Field,
+    boolean,
+    choice,
+    indexes,
+    number,
+    resource_name,
+    texts,
+    whole,
+)
 
 # Compares times of a clock that can be set back.
 
@@ -338,24 +348,103 @@ MAX_NUMBER = 9_999_999_999
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 
+MODES = msgspec.structs.replace(
+    choice("hami-core", "mps", MIG_MODE), schema=choice("hami-core", "mps").schema
+)
+"""HAMi's operating modes. The agent does not share GPUs in `mig` yet. HAMi's config.json may set it
+for nodes that run HAMi's plugin."""
+
+
 class SharingSettings(msgspec.Struct, frozen=True):
-    """How GPUs are shared.
+    """How GPUs are shared."""
 
-    `resource`: the name under which pods request slices and the kubelet advertises them.
-    `split_count`: slices per GPU. `memory_scaling`, `core_scaling`: factors on what is registered.
-    `preconfigured_mib`: MiB for a GPU whose memory the driver does not report (0: leave it out).
-    `numa_topology`: tell the kubelet the NUMA node of each GPU.
-    """
-
-    split_count: int = 10
-    memory_scaling: float = 1.0
-    core_scaling: float = 1.0
-    preconfigured_mib: int = 0
-    mode: str = "hami-core"
-    numa_topology: bool = False
-    filter_uuids: frozenset[str] = frozenset()
-    filter_indexes: frozenset[int] = frozenset()
-    resource: str = "nvidia.com/gpu"
+    resource: Annotated[
+        str,
+        Field(
+            "sharing.resourceName",
+            resource_name,
+            "Resource name that pods request and the kubelet advertises. The agent refuses a "
+            "change while a pod holds slices.",
+            flag="--resource-name",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpu"
+    split_count: Annotated[
+        int,
+        Field(
+            "sharing.splitCount",
+            whole(1, 10_000),
+            "Slices per GPU.",
+            flag="--split-count",
+            live=True,
+        ),
+    ] = 10
+    memory_scaling: Annotated[
+        float,
+        Field(
+            "sharing.memoryScaling",
+            number(0.01, 10),
+            "Factor on the registered memory. Above 1 the memory is oversubscribed.",
+            flag="--memory-scaling",
+            live=True,
+        ),
+    ] = 1.0
+    core_scaling: Annotated[
+        float,
+        Field(
+            "sharing.coreScaling",
+            number(0.01, 10),
+            "Factor on the registered compute.",
+            flag="--core-scaling",
+            live=True,
+        ),
+    ] = 1.0
+    preconfigured_mib: Annotated[
+        int,
+        Field(
+            "sharing.preconfiguredMemoryMiB",
+            whole(0, 2**31 - 1),
+            "MiB to register for a GPU whose memory the driver does not report; 0 leaves it out.",
+            live=True,
+        ),
+    ] = 0
+    filter_uuids: Annotated[
+        frozenset[str],
+        Field("sharing.filterUUIDs", texts, "GPUs not to share, by UUID.", live=True),
+    ] = frozenset()
+    filter_indexes: Annotated[
+        frozenset[int],
+        Field(
+            "sharing.filterIndexes",
+            indexes,
+            "GPUs not to share, by index.",
+            live=True,
+            convert=lambda found: frozenset(map(int, found)),
+        ),
+    ] = frozenset()
+    mode: Annotated[
+        str,
+        Field(
+            "sharing.operatingMode",
+            MODES,
+            "HAMi's operating mode of this node's GPUs, for the register annotation. Pods can ask "
+            "for it (nvidia.com/vgpu-mode). HAMi-core enforces the limits in hami-core and in mps. "
+            "For mps see allocation.mpsRoot.",
+            flag="--operating-mode",
+            live=True,
+        ),
+    ] = "hami-core"
+    numa_topology: Annotated[
+        bool,
+        Field(
+            "sharing.numaTopology",
+            boolean,
+            "Tell the kubelet's topology manager the NUMA node of each GPU. Its policy "
+            "single-numa-node then refuses pods whose GPUs and CPUs are on several NUMA nodes.",
+            live=True,
+        ),
+    ] = False
 
     def filters(self, gpu: Gpu) -> bool:
         """True if the settings leave the GPU out."""

@@ -90,45 +90,33 @@ class NodeEventQueue:
             self._line.popleft()
 
 
-class NoticeLog:
-    """Logs the queued events if there is no API server to post them to."""
-
-    def __init__(self, notices: NodeEventQueue) -> None:
-        self._notices = notices
-
-    async def run(self) -> NoReturn:
-        """Log one event after the other, for ever."""
-        while True:
-            event = await self._notices.first()
-            level = log.warning if event.warning else log.info
-            of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
-            level("event.logged", reason=event.reason, **of, text=event.text)
-            self._notices.done(event, "logged")
-
-
 class Announcer:
-    """Posts the queued events."""
+    """Posts the queued events; without an API server to post them to it logs them."""
 
-    def __init__(self, api: PodApi, notices: NodeEventQueue) -> None:
+    def __init__(self, api: PodApi | None, notices: NodeEventQueue) -> None:
         self._api = api
         self._notices = notices
 
     async def run(self) -> NoReturn:
         """Post one event after the other, for ever."""
         while True:
-            await self._post(await self._notices.first())
-
-    async def _post(self, event: NodeEvent) -> None:
-        try:
-            await self._api.post_event(event)
-        except ApiError as error:
-            if error.status in range(400, 500) and error.status != 429:
-                log.warning("event.refused", reason=event.reason, err=str(error))
-                self._notices.done(event, "refused")
+            event = await self._notices.first()
+            if self._api is None:
+                level = log.warning if event.warning else log.info
+                of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
+                level("event.logged", reason=event.reason, **of, text=event.text)
+                self._notices.done(event, "logged")
+                continue
+            try:
+                await self._api.post_event(event)
+            except ApiError as error:
+                if error.status in range(400, 500) and error.status != 429:
+                    log.warning("event.refused", reason=event.reason, err=str(error))
+                    self._notices.done(event, "refused")
+                else:
+                    await asyncio.sleep(error.retry_after or AGAIN)
             else:
-                await asyncio.sleep(error.retry_after or AGAIN)
-        else:
-            self._notices.done(event)
+                self._notices.done(event)
 
 
 # Writes an Event when a GPU of this Node is cordoned or uncordoned, by whatever program.
@@ -197,32 +185,28 @@ class GpuEvents:
     async def run(self) -> None:
         """Follow the inventory until the cell closes."""
         changes = self._inventory.follow()
+        loop = asyncio.get_running_loop()
         while True:
+            due = min(self._unsaid.values()) + CALM if self._unsaid else None
             try:
-                async with asyncio.timeout_at(self._due()):
+                async with asyncio.timeout_at(due):
                     inventory = await anext(changes)
             except TimeoutError:
                 inventory = self._inventory.value
             except StopAsyncIteration:
                 return
-            if inventory.generation > 0:  # else the driver was not asked yet
-                self._tell(inventory)
-
-    def _due(self) -> float | None:
-        """The loop time at which the next Event that is held back is due."""
-        return min(self._unsaid.values()) + CALM if self._unsaid else None
-
-    def _tell(self, inventory: Inventory) -> None:
-        said, now = self._said or inventory, asyncio.get_running_loop().time()
-        began = {uuid: self._unsaid.get(uuid, now) for uuid in turning(said, inventory)}
-        self._unsaid = {uuid: since for uuid, since in began.items() if now < since + CALM}
-        self._said = believed(said, inventory, self._unsaid)
-        left_out = {fault.gpu for fault in self._left_out.value}
-        # A row stays for a while after its pod has ended.
-        rows, pods = self._ledger.value.rows, self._pods.value
-        holding = Ledger(tuple(row for row in rows if takes_room(row, pods)))
-        for event in gpu_events(said, self._said, holding, left_out):
-            self._say(event)
+            if inventory.generation == 0:  # the driver was not asked yet
+                continue
+            said, now = self._said or inventory, loop.time()
+            began = {uuid: self._unsaid.get(uuid, now) for uuid in turning(said, inventory)}
+            self._unsaid = {uuid: since for uuid, since in began.items() if now < since + CALM}
+            self._said = believed(said, inventory, self._unsaid)
+            left_out = {fault.gpu for fault in self._left_out.value}
+            # A row stays for a while after its pod has ended.
+            rows, pods = self._ledger.value.rows, self._pods.value
+            holding = Ledger(tuple(row for row in rows if takes_room(row, pods)))
+            for event in gpu_events(said, self._said, holding, left_out):
+                self._say(event)
 
 
 class LeftOut:
@@ -267,15 +251,15 @@ class LeftOut:
             self._tell(fault)
 
     def _tell(self, fault: GpuFault) -> None:
-        if not self._is_told(fault):
-            text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
-            self._say(NodeEvent("GpuLeftOut", text, warning=True))
-
-    def _is_told(self, fault: GpuFault) -> bool:
         known = self._inventory.value.find(GpuUuid(fault.gpu))
-        if known is None or known.health.cause == Cause.OFF:
-            return False
-        return fault.lost or not known.health.serving
+        if (
+            known is not None
+            and known.health.cause != Cause.OFF
+            and (fault.lost or not known.health.serving)
+        ):
+            return  # GpuEvents has told it
+        text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
+        self._say(NodeEvent("GpuLeftOut", text, warning=True))
 
 
 class GpuCondition:
@@ -298,20 +282,14 @@ class GpuCondition:
         async for inventory in self._inventory.follow():
             if inventory.generation == 0:
                 continue
-            wanted = self._continued(gpu_degraded(inventory, self._clock.now()))
-            if self._written is None or _says(wanted) != _says(self._written):
-                await self._api.set_condition(wanted)
-                self._written = wanted
-
-    def _continued(self, wanted: NodeCondition) -> NodeCondition:
-        """`wanted` with the `since` of the written condition while the status stays the same."""
-        if self._written is None or self._written.status != wanted.status:
-            return wanted
-        return msgspec.structs.replace(wanted, since=self._written.since)
-
-
-def _says(condition: NodeCondition) -> tuple[bool, str]:
-    return condition.status, condition.message
+            wanted, written = gpu_degraded(inventory, self._clock.now()), self._written
+            if written is not None:
+                if (wanted.status, wanted.message) == (written.status, written.message):
+                    continue
+                if wanted.status == written.status:  # it has lasted since then
+                    wanted = msgspec.structs.replace(wanted, since=written.since)
+            await self._api.set_condition(wanted)
+            self._written = wanted
 
 
 # Keeps the Node's register annotation equal to the inventory.
@@ -487,24 +465,20 @@ class Reporter:
         report = report_of(self._cells.inventory.value, node.annotations, settings)
         if report is None:
             return "no GPU has been found yet"
-        if not report.is_said:
-            reason = self._reason(node, report)
-            return DueWrite(node.uid, report, report.changes, reason, urgent=report.changes_health)
-        if settings.profile.stamps:
-            return DueWrite(node.uid, report, {}, Reason.STAMP, urgent=True)
-        return ""
-
-    def _reason(self, node: NodeView, report: NodeReport) -> Reason:
-        if self._written is not None:
-            if self._written[0] != node.uid:
-                return Reason.NODE_CREATED
-            if self._written == (node.uid, report.register, report.score):
-                return Reason.FOREIGN
-        if REGISTER not in node.annotations:
-            return Reason.MISSING
-        if not report.register_differs:
-            return Reason.SCORE
-        return Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
+        if report.is_said:
+            if settings.profile.stamps:
+                return DueWrite(node.uid, report, {}, Reason.STAMP, urgent=True)
+            return ""
+        reason = Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
+        if self._written is not None and self._written[0] != node.uid:
+            reason = Reason.NODE_CREATED
+        elif self._written == (node.uid, report.register, report.score):
+            reason = Reason.FOREIGN
+        elif REGISTER not in node.annotations:
+            reason = Reason.MISSING
+        elif not report.register_differs:
+            reason = Reason.SCORE
+        return DueWrite(node.uid, report, report.changes, reason, urgent=report.changes_health)
 
     def _turn(self, need: DueWrite, now: float) -> float:
         """The loop time at which the write may go out."""
@@ -515,14 +489,12 @@ class Reporter:
             if self._due is None:
                 self._due = now + self._random.uniform(0.0, SPREAD)
             turn = self._due
-        return max(turn, self._retry_at(need), self._truce_until(need, now))
-
-    def _retry_at(self, need: DueWrite) -> float:
-        """When the write may go out after a failure. Another write waits only on request."""
-        if self._failed is None:
-            return 0.0
-        target, error, retry_at = self._failed
-        return retry_at if target == need.target or _asks_to_wait(error) else 0.0
+        if self._failed is not None:
+            target, error, retry_at = self._failed
+            # Another write than the one that failed waits only if the server asked for it.
+            if target == need.target or _asks_to_wait(error):
+                turn = max(turn, retry_at)
+        return max(turn, self._truce_until(need, now))
 
     def _truce_until(self, need: DueWrite, now: float) -> float:
         """The loop time at which corrections may go on; a changed inventory ends the wait."""
@@ -537,60 +509,44 @@ class Reporter:
         if need.reason is not Reason.FOREIGN or len(self._rounds) < ROUNDS:
             return 0.0
         self._truce = (need.target, now + FIGHT)
-        self._tell_conflict()
-        return now + FIGHT
-
-    def _tell_conflict(self) -> None:
         log.error("report.conflict", rounds=len(self._rounds))
         self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
         self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
+        return now + FIGHT
 
     async def _write(self, need: DueWrite) -> None:
-        stamp, returns = None, self._cells.returns.value
+        loop = asyncio.get_running_loop()
+        stamp = None
         if self._cells.settings.value.profile.stamps:
             stamp = encode_reported(self._clock.now())
         try:
             node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
         except ApiError as error:
-            if self._cells.returns.value != returns:  # the API server was lost during the call
-                self._backoff.reset()
-            self._give_up(need, error)
+            delay = max(self._backoff.next(), error.retry_after or 0.0)
+            if self._failed is None:
+                log.warning("report.failed", err=str(error), again_in=round(delay, 3))
+            self._failed = (need.target, error, loop.time() + delay)
+            self.failures.add(str(error.status or "none"))
+            self._cells.state.set(ReportState(reported=False, reason=str(error)))
             return
-        self._done(need, is_written=bool(node.resource_version))
-        self._saw(node)
-
-    def _done(self, need: DueWrite, *, is_written: bool) -> None:
-        """Record a successful write. Not `is_written`: the agent only observes."""
-        now = asyncio.get_running_loop().time()
         self._failed = self._due = None
         self._backoff.reset()
-        self._stamped = now
+        self._stamped = loop.time()
+        is_written = bool(node.resource_version)  # else the agent only observes
         if is_written:
             self.writes.add(need.reason.value)
-        if need.reason is Reason.STAMP:
-            return
-        if need.reason is Reason.FOREIGN:
-            self._rounds.append(now)
-        self._written = need.target
-        if is_written:
-            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
-        if SCORE in need.changes and need.report.lopsided:
-            self._tell_lopsided(need.report)
-
-    def _tell_lopsided(self, report: NodeReport) -> None:
-        pairs = ", ".join(f"{first} and {second}" for first, second in report.lopsided)
-        text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
-        log.warning("report.lopsided_links", pairs=len(report.lopsided))
-        self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
-
-    def _give_up(self, need: DueWrite, error: ApiError) -> None:
-        delay = max(self._backoff.next(), error.retry_after or 0.0)
-        again = self._failed is not None
-        self._failed = (need.target, error, asyncio.get_running_loop().time() + delay)
-        self.failures.add(str(error.status or "none"))
-        self._cells.state.set(ReportState(reported=False, reason=str(error)))
-        if not again:
-            log.warning("report.failed", err=str(error), again_in=round(delay, 3))
+        if need.reason is not Reason.STAMP:
+            if need.reason is Reason.FOREIGN:
+                self._rounds.append(self._stamped)
+            self._written = need.target
+            if is_written:
+                log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+            if SCORE in need.changes and need.report.lopsided:
+                pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
+                text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
+                log.warning("report.lopsided_links", pairs=len(need.report.lopsided))
+                self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
+        self._saw(node)
 
 
 def _asks_to_wait(error: ApiError) -> bool:

@@ -1,10 +1,15 @@
-"""What must follow an answer: patches of pods, releases of the lock, Events."""
+"""What must follow an answer or a refusal: patches of pods, releases of the lock, Events.
+
+Nothing of it is stored. It follows from the rows on disk and from what the watches show, and is
+derived again after each change, so a restart finds what the process before it still owed.
+"""
 
 import asyncio
 import datetime as dt
+import enum
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import msgspec
@@ -16,7 +21,6 @@ from agent.cluster import (
     PHASE_FAILED,
     PHASE_SUCCESS,
     TO_ALLOCATE,
-    ContainerView,
     NodeEvent,
     NodeLock,
     NodeView,
@@ -33,22 +37,24 @@ from agent.errors import (
     ApiInvalid,
     ApiNotFound,
     ApiThrottled,
-    StateError,
 )
 from agent.hami.pod import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
-from agent.ledger import Effect, EffectKind, Ledger
+from agent.ledger import Decider, Ledger, is_over, mismatch
 from agent.ports import Clock, NodeApi, PodApi
 
-# Finds the effects that are owed: for rejected pods and left-over node locks.
+log = structlog.get_logger(__name__)
 
 REJECTED = "UnexpectedAdmissionError"
 """The status.reason of a pod whose Allocate was answered with an error."""
 
+QUIET = dt.timedelta(seconds=1)
+"""After this time without another answer, the groups consumed so far are written to the pod."""
+
 ANSWERED_GRACE = dt.timedelta(seconds=2)
-"""How long a lock may stay after the last answer to its owner. The outbox is usually faster."""
+"""How long a lock that no row notes may stay after the last answer to its owner."""
 
 UNCLAIMED = dt.timedelta(seconds=30)
 """How long the agent must have seen a lock before it removes one whose owner is not here.
@@ -65,6 +71,59 @@ NOBODY = PodUid("")
 """The pod UID of an effect whose pod is not on this node."""
 
 REFUSED_EVENT = "AllocationRefused"
+MISMATCH_EVENT = "SliceMismatch"
+
+
+class EffectKind(enum.StrEnum):
+    """Effects that may follow an answer."""
+
+    SETTLE_POD = "settle-pod"
+    RELEASE_LOCK = "release-lock"
+    POST_EVENT = "post-event"
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What is owed to a pod, to the scheduler or to people. `due`: not before this time.
+
+    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
+      consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
+    - release-lock: `value` is the lock's exact text.
+    - post-event: `reason`, and the text in `value`.
+    """
+
+    kind: EffectKind
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    due: dt.datetime
+    phase: str = ""
+    groups: tuple[int, ...] = ()
+    value: str = ""
+    reason: str = ""
+
+    @property
+    def frees_lock(self) -> bool:
+        """Whether it removes a lock, for which the scheduler waits."""
+        return self.kind is EffectKind.RELEASE_LOCK or (
+            self.kind is EffectKind.SETTLE_POD and bool(self.value)
+        )
+
+    @property
+    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
+        """Effects of equal identity are tried again as one, at growing intervals."""
+        return self.kind, self.pod_uid, self.value, self.reason
+
+    @property
+    def place(self) -> tuple[EffectKind, PodUid, str]:
+        """What is in flight once at most. Two patches of a pod could arrive in the other order."""
+        is_patch = self.kind is EffectKind.SETTLE_POD
+        return self.kind, self.pod_uid, "" if is_patch else f"{self.reason}\0{self.value}"
+
+    @property
+    def is_rationed(self) -> bool:
+        """Whether it only notes a refusal on a pod and has no lock."""
+        is_patch = self.kind is EffectKind.SETTLE_POD
+        return is_patch and not self.value and self.phase == PHASE_FAILED
 
 
 class SettlementFacts(msgspec.Struct, frozen=True):
@@ -89,52 +148,81 @@ def refusal_text(pod: PodView) -> str:
     return f"{sentence}{bracket}{rest.partition(']')[0]}]"
 
 
-def event_of(effect: Effect) -> NodeEvent:
-    """The Event of a post-event effect."""
-    return NodeEvent(
-        reason=effect.reason,
-        text=effect.value,
-        warning=True,
-        namespace=effect.namespace,
-        pod=effect.pod,
-        pod_uid=effect.pod_uid,
-    )
+def owed(facts: SettlementFacts) -> tuple[Effect, ...]:
+    """All effects that are owed now."""
+    if not facts.table.synced:
+        return ()  # nothing proves that a pod is there, or is not
+    found: dict[tuple[object, ...], Effect] = {}
+    for effect in (*_for_answered(facts), *_for_refused(facts), *_for_lock(facts)):
+        found.setdefault(effect.identity, effect)
+    return tuple(found.values())
 
 
-def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
-    """All effects that are owed now. They follow from the facts, so a restart finds them again."""
-    return (*_for_rejected(scene), *_for_lock(scene))
+def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
+    """Settle each pod that has rows, and remove the lock under which it was answered in full."""
+    table, ledger, lock = facts.table, facts.ledger, facts.lock
+    graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
+    for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
+        is_there, rows = uid in table.pods, ledger.rows_of(uid)
+        pod = table.pods.get(uid) or graves.get(uid)
+        if pod is None or pod.static or (is_there and pod.terminal):
+            continue  # the lock of a pod that has ended: see _for_lock
+        if not is_there and table.named(*pod.key) is not None:
+            continue  # its successor may have taken over the lock
+        last = max(rows, key=lambda row: row.answered_at)
+        is_complete = {row.key.container for row in rows} >= {
+            container.name
+            for container in pod.asking(last.resource)
+            if not is_over(container, last.epoch)
+        }
+        settle = Effect(
+            kind=EffectKind.SETTLE_POD,
+            pod_uid=uid,
+            namespace=pod.namespace,
+            pod=pod.name,
+            due=last.answered_at if is_complete else last.answered_at + QUIET,
+            phase=PHASE_SUCCESS if is_complete else "",
+            groups=tuple(sorted(row.group for row in rows)),
+        )
+        frees = is_complete and lock is not None and any(row.lock == lock.value for row in rows)
+        if frees and lock is not None and (pod.reusable_name or not is_there):
+            # Another pod of this name may have taken over the lock. The patch of the pod has the
+            # UID, so it fails in that case, and the lock stays.
+            yield msgspec.structs.replace(settle, value=lock.value)
+        else:
+            if frees and lock is not None:
+                yield _release(lock, uid, last.answered_at)
+            if is_there and _changes(pod, settle):
+                yield settle
+        for row in rows if is_there else ():
+            if row.mismatched and row.confirmed:
+                yield Effect(
+                    EffectKind.POST_EVENT,
+                    uid,
+                    pod.namespace,
+                    pod.name,
+                    facts.now,
+                    value=str(mismatch(row)),
+                    reason=MISMATCH_EVENT,
+                )
 
 
-def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
+def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
     """Settle each pod that the agent refused as failed, and post an Event with the reason."""
     begun: Counter[str] = Counter()
-    for pod in scene.table.pods.values():
+    for pod in facts.table.pods.values():
         if begun[pod.namespace] >= REFUSED_AT_ONCE:
             continue
         text = refusal_text(pod)
         if not text or pod.static or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
             continue
         begun[pod.namespace] += 1
-        yield _effect(EffectKind.SETTLE_POD, pod, scene.now, phase=PHASE_FAILED)
-        yield _effect(EffectKind.POST_EVENT, pod, scene.now, reason=REFUSED_EVENT, value=text)
+        where = pod.uid, pod.namespace, pod.name, facts.now
+        yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
+        yield Effect(EffectKind.POST_EVENT, *where, reason=REFUSED_EVENT, value=text)
 
 
-def _effect(
-    kind: EffectKind,
-    pod: PodView,
-    due: dt.datetime,
-    *,
-    phase: str = "",
-    value: str = "",
-    reason: str = "",
-) -> Effect:
-    return Effect(
-        kind, pod.uid, pod.namespace, pod.name, due, phase=phase, value=value, reason=reason
-    )
-
-
-def _for_lock(scene: SettlementFacts) -> tuple[Effect, ...]:
+def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     """Remove the lock of an owner that no longer needs it: answered in full, terminal, or gone.
 
     The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
@@ -145,154 +233,45 @@ def _for_lock(scene: SettlementFacts) -> tuple[Effect, ...]:
       HAMi lets a pod take over the lock of a former pod of its name, and a pod that asks for no GPU
       may wait for another vendor's plugin.
     """
-    lock = scene.lock
-    if lock is None or lock.owner is None or not scene.table.synced:
+    lock = facts.lock
+    if lock is None or lock.owner is None:
         return ()
-    owner = scene.table.named(*lock.owner)
-    if owner is not None and (owner.gpu_containers or owner.terminal):
-        return _for_lock_of(owner, lock, scene)
-    if scene.table.stale or scene.standing < UNCLAIMED:
-        return ()
-    return (_release(lock, NOBODY, scene.now),)
-
-
-def _for_lock_of(owner: PodView, lock: NodeLock, scene: SettlementFacts) -> tuple[Effect, ...]:
-    """The same for a lock whose owner is on this node."""
+    owner = facts.table.named(*lock.owner)
+    if owner is None or not (owner.gpu_containers or owner.terminal):
+        is_left = not facts.table.stale and facts.standing >= UNCLAIMED
+        return (_release(lock, NOBODY, facts.now),) if is_left else ()
     if not owner.terminal:
-        if not _answered(owner, scene):
+        if not _is_answered(owner, facts):
             return ()
-        if _is_noted(lock, owner, scene):
-            return (_release(lock, owner.uid, scene.now),)
+        if any(row.lock == lock.value for row in facts.ledger.rows_of(owner.uid)):
+            return (_release(lock, owner.uid, facts.now),)
     phase = PHASE_FAILED if refusal_text(owner) else ""
-    return (_effect(EffectKind.SETTLE_POD, owner, scene.now, phase=phase, value=lock.value),)
+    where = owner.uid, owner.namespace, owner.name, facts.now
+    return (Effect(EffectKind.SETTLE_POD, *where, phase=phase, value=lock.value),)
 
 
-def _is_noted(lock: NodeLock, owner: PodView, scene: SettlementFacts) -> bool:
-    """Whether the pod was answered under exactly this lock."""
-    return any(row.lock == lock.value for row in scene.ledger.rows_of(owner.uid))
+def _release(lock: NodeLock, uid: PodUid, due: dt.datetime) -> Effect:
+    return Effect(EffectKind.RELEASE_LOCK, uid, lock.namespace, lock.name, due, value=lock.value)
 
 
-def _release(lock: NodeLock, uid: PodUid, now: dt.datetime) -> Effect:
-    return Effect(EffectKind.RELEASE_LOCK, uid, lock.namespace, lock.name, now, value=lock.value)
-
-
-def _answered(pod: PodView, scene: SettlementFacts) -> bool:
+def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     """Whether no GPU container of the pod waits for an answer.
 
     A container that runs needs none: after a lost checkpoint the kubelet starts pods without an
     Allocate. But after a reboot the status is old, and the kubelet may be about to ask: so the lock
     must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
     """
-    rows = {row.key.container: row for row in scene.ledger.rows_of(pod.uid)}
+    rows = {row.key.container: row for row in facts.ledger.rows_of(pod.uid)}
     unanswered = [container for container in pod.gpu_containers if container.name not in rows]
-    if unanswered and scene.standing < UNCLAIMED:
+    if unanswered and facts.standing < UNCLAIMED:
         return False
-    if not all(_has_started(pod, container) for container in unanswered):
-        return False
+    for container in unanswered:
+        # Ordinary init containers end before app containers.
+        is_past = container.role is Role.INIT and pod.phase is Phase.RUNNING
+        if not (is_past or container.running_id is not None or container.has_run):
+            return False
     last = max((row.answered_at for row in rows.values()), default=None)
-    return last is None or not dt.timedelta(0) <= scene.now - last < ANSWERED_GRACE
-
-
-def _has_started(pod: PodView, container: ContainerView) -> bool:
-    """Whether the container runs or has run. Ordinary init containers end before app containers."""
-    is_over = container.role is Role.INIT and pod.phase is Phase.RUNNING
-    return is_over or container.running_id is not None or container.has_run
-
-
-# Performs single effects at the API server.
-
-log = structlog.get_logger(__name__)
-
-OUTLIVED = 64
-"""How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
-
-
-class Acts:
-    """Performs effects. Sole writer of `outlived` (see OutboxViews)."""
-
-    def __init__(
-        self,
-        nodes: NodeApi,
-        pods: PodApi,
-        table: Cell[PodTable],
-        outlived: Cell[Mapping[str, PodUid]],
-    ) -> None:
-        self._nodes, self._pods = nodes, pods
-        self._table = table
-        self._outlived = outlived
-
-    async def perform(self, effect: Effect) -> str:
-        """Perform the effect. Returns the result for the metric. Raises ApiError."""
-        match effect.kind:
-            case EffectKind.RELEASE_LOCK:
-                await self._require_unclaimed(effect)
-                await self._release(effect)
-            case EffectKind.SETTLE_POD:
-                return await self._settle(effect)
-            case EffectKind.POST_EVENT:
-                await self._pods.post_event(event_of(effect))
-        return "done"
-
-    async def _settle(self, effect: Effect) -> str:
-        """Patch the pod once (remove the consumed groups, set the phase), then release its lock.
-
-        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
-        the name still belongs to its UID or to no pod, so that the lock is not another pod's.
-        """
-        pod = self._table.value.pods.get(effect.pod_uid)
-        is_over = pod is None or (pod.terminal and effect.phase == PHASE_SUCCESS)
-        changes = {} if pod is None or is_over else _changes(pod, effect)
-        if not effect.value and (is_over or not changes):
-            return "dropped" if is_over else "unchanged"
-        was_here = True
-        try:
-            await self._pods.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
-        except ApiNotFound:
-            if not effect.value:
-                raise
-            was_here = False
-        if effect.value:
-            await self._release(effect)
-            if was_here:
-                await self._look_again(effect)
-        return "done"
-
-    async def _require_unclaimed(self, effect: Effect) -> None:
-        """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
-        if effect.pod_uid:
-            return
-        shown = self._table.value.named(effect.namespace, effect.pod)
-        owner = shown or await self._get(effect)
-        # A shown pod that asks for no GPU of ours is why the lock goes: see settlement.
-        if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
-            raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
-
-    async def _look_again(self, effect: Effect) -> None:
-        """Remember the lock if its pod was deleted since the patch.
-
-        The next pod of that name may have taken the lock meanwhile. A pod that was deleted before
-        the patch does not matter: a tenant can replace an answered pod at any time.
-        """
-        try:
-            pod = await self._get(effect)
-        except ApiError as error:
-            log.warning("lock.owner_unknown", ns=effect.namespace, pod=effect.pod, err=str(error))
-            return
-        if pod is None or pod.uid != effect.pod_uid:
-            noted = {**self._outlived.value, effect.value: effect.pod_uid}
-            self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
-
-    async def _get(self, effect: Effect) -> PodView | None:
-        """The pod of that name as it is now. Raises ApiError."""
-        try:
-            return await self._pods.get_pod(effect.namespace, effect.pod)
-        except ApiForbidden:
-            return None  # a node's identity may not read a pod that is gone or not bound to it yet
-
-    async def _release(self, effect: Effect) -> None:
-        """Remove the lock if it still has this text."""
-        await self._nodes.release_lock(MUTEX_LOCK, effect.value)
-        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
+    return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
 
 
 def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
@@ -308,86 +287,14 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
     return changes
 
 
-# Settlement: derives the effects that the pods and the node lock call for.
-
-PERIOD = 1.0
-"""Seconds between two runs while the node is locked: the grace period ends without an event."""
-
-
-class _Sighting(msgspec.Struct, frozen=True):
-    """A lock's text, and the loop time at which it was first seen with a current pod table."""
-
-    value: str
-    at: float
-
-
-class Settlement:
-    """Sole writer of `owed`: the effects that pods and lock call for, for the outbox to perform.
-
-    They are derived from the views and not written to disk, so a full disk does not keep a lock.
-    """
-
-    def __init__(
-        self,
-        *,
-        pods: Cell[PodTable],
-        node: Cell[NodeView | None],
-        ledger: Cell[Ledger],
-        owed: Cell[tuple[Effect, ...]],
-        clock: Clock,
-    ) -> None:
-        self._pods = pods
-        self._node = node
-        self._ledger = ledger
-        self._owed = owed
-        self._clock = clock
-        self._sighting: _Sighting | None = None
-
-    async def run(self) -> NoReturn:
-        """Derive effects after each change of pods, Node or ledger; each second while locked."""
-        news = News(self._pods, self._node, self._ledger)
-        while True:
-            self._look()
-            locked = held_lock(self._node.value) is not None
-            await news.wait(PERIOD if locked else None)
-
-    def _look(self) -> None:
-        before = {effect.identity: effect for effect in self._owed.value}
-        # What was owed already keeps its due time.
-        now = tuple(before.get(effect.identity, effect) for effect in owed(self._scene()))
-        for effect in now:
-            if effect.identity not in before:
-                log.info(
-                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
-                )
-        self._owed.set(now)
-
-    def _scene(self) -> SettlementFacts:
-        table, lock = self._pods.value, held_lock(self._node.value)
-        standing = self._standing(lock, table)
-        return SettlementFacts(table, self._ledger.value, lock, self._clock.now(), standing)
-
-    def _standing(self, lock: NodeLock | None, table: PodTable) -> dt.timedelta:
-        """How long this lock has been seen. The time restarts after a gap in the pod watch.
-
-        After the gap, an owner that was bound during it is not in the table at once.
-        """
-        if lock is None or table.stale or not table.synced:
-            self._sighting = None
-            return dt.timedelta(0)
-        now = asyncio.get_running_loop().time()
-        if self._sighting is None or self._sighting.value != lock.value:
-            self._sighting = _Sighting(lock.value, now)
-        return dt.timedelta(seconds=now - self._sighting.at)
-
-
-# The outbox: performs effects that follow an answer, and retries them until done, across restarts.
+# Performs what is owed, and retries it until it is done.
 #
-# - It performs the effects in the ledger, and those that settlement derives from the views, which
-#   are not on disk.
 # - Locks come first, because the scheduler waits for them.
 # - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
 # - Events may be lost. They are dropped when they are refused, older than 1 h, or more than 64.
+
+PERIOD = 1.0
+"""Seconds between two looks while the node is locked: the grace period ends without an event."""
 
 DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before each retry of an effect; the last one repeats."""
@@ -409,9 +316,6 @@ HORIZON = dt.timedelta(seconds=5)
 EVENTS = 64
 """The most Events that may wait; older ones are dropped."""
 
-DROP_PAUSE = 5.0
-"""Seconds after a failed write before dropping Events is tried again."""
-
 EVENT_LIFE = dt.timedelta(hours=1)
 """An Event that could not be posted for this long is dropped."""
 
@@ -423,58 +327,51 @@ REFUSED_REFILL = 2.0
 """Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
 kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
 
-Identity = tuple[object, ...]
-"""Identifies an effect, which is in flight at most once."""
-
-
-class OutboxViews(msgspec.Struct, frozen=True):
-    """The cells that the outbox follows. `found`: the effects that settlement derives.
-
-    The outbox writes `outlived`: locks, each with the UID of its answered pod, that were still held
-    when that pod was deleted.
-    """
-
-    ledger: Cell[Ledger]
-    pods: Cell[PodTable]
-    found: Cell[tuple[Effect, ...]]
-    outlived: Cell[Mapping[str, PodUid]]
+OUTLIVED = 64
+"""How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
 
 
 class _Trouble(msgspec.Struct, eq=False):
-    """The retry state of an effect that failed. `until`: loop time of the next try.
-
-    `performed`: the effect, if it was performed and only its removal from the ledger failed.
-    """
+    """The retry state of an effect that failed. `until`: loop time of the next try."""
 
     backoff: Backoff
     until: float = 0.0
-    performed: Effect | None = None
 
 
-class Outbox:
-    """Performs the effects that are owed. `commit` changes the ledger."""
+class Settlement:
+    """Derives what is owed and performs it.
+
+    Sole writer of `outlived`: locks, each with the UID of its answered pod, that were still held
+    when that pod was deleted.
+    """
 
     def __init__(
         self,
         *,
-        views: OutboxViews,
-        nodes: NodeApi,
-        pods: PodApi,
-        commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]],
+        pods: Cell[PodTable],
+        node: Cell[NodeView | None],
+        ledger: Cell[Ledger],
+        outlived: Cell[Mapping[str, PodUid]],
+        node_api: NodeApi,
+        pod_api: PodApi,
         clock: Clock,
         random: random.Random,
     ) -> None:
-        self._views = views
-        self._acts = Acts(nodes, pods, views.pods, views.outlived)
-        self._commit = commit
+        self._pods = pods
+        self._node = node
+        self._ledger = ledger
+        self._outlived = outlived
+        self._node_api = node_api
+        self._pod_api = pod_api
         self._clock = clock
         self._random = random
-        self._trouble: dict[Identity, _Trouble] = {}
-        self._done: frozenset[Identity] = frozenset()
-        """Effects derived by settlement that are done, until the views show it."""
-        self._active: Cell[frozenset[Identity]] = Cell(frozenset())
-        self._leaving: Cell[frozenset[Identity]] = Cell(frozenset())
-        self._drop_at = 0.0
+        self._sighting: tuple[str, float] | None = None
+        """A lock's text, and the loop time at which it was first seen with a current pod table."""
+        self._owed: Cell[tuple[Effect, ...]] = Cell(())
+        self._done: frozenset[Effect] = frozenset()
+        """Effects that are done, while the views do not show it yet."""
+        self._active: Cell[frozenset[Effect]] = Cell(frozenset())
+        self._trouble: dict[tuple[object, ...], _Trouble] = {}
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
         self._warned: dict[str, float] = {}
         self.results = Tally(
@@ -485,184 +382,225 @@ class Outbox:
 
     async def run(self) -> NoReturn:
         """Perform every effect when it is due."""
-        views = self._views
-        news = News(views.ledger, views.pods, views.found, self._active, self._leaving)
+        news = News(self._owed, self._active)
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
             while True:
-                self._done &= {effect.identity for effect in views.found.value}
-                if excess := self._excess():
-                    self._leaving.set(frozenset(effect.identity for effect in excess))
-                    group.create_task(self._drop(excess))
-                for effect in self._due():
-                    if self._has_place(effect) and self._left(effect) <= GRAIN:
-                        if _is_rationed(effect):
+                self._drop_events()
+                # Locks first, Events last.
+                for effect in sorted(
+                    self._open(),
+                    key=lambda each: (not each.frees_lock, each.kind is EffectKind.POST_EVENT),
+                ):
+                    most = PARALLEL if effect.frees_lock else PARALLEL - 1
+                    is_free = effect.place not in {each.place for each in self._active.value}
+                    if len(self._active.value) < most and is_free and self._left(effect) <= GRAIN:
+                        if effect.is_rationed:
                             self._ration.spend(asyncio.get_running_loop().time())
-                        self._active.set(self._active.value | {effect.identity})
+                        self._active.set(self._active.value | {effect})
                         group.create_task(self._perform(effect))
-                await news.wait(self._until_next())
+                waits = [left for each in self._open() if (left := self._left(each)) > GRAIN]
+                await news.wait(min(waits, default=None))
 
-    def _has_place(self, effect: Effect) -> bool:
-        """Whether the effect may start now; one place is reserved for locks."""
-        return len(self._active.value) < (PARALLEL if effect.frees_lock else PARALLEL - 1)
+    async def _follow(self) -> NoReturn:
+        """Derive effects after each change of pods, Node or ledger; each second while locked."""
+        news = News(self._pods, self._node, self._ledger)
+        while True:
+            lock = held_lock(self._node.value)
+            self._derive(lock)
+            await news.wait(PERIOD if lock is not None else None)
 
-    def _owed(self) -> list[Effect]:
-        """All effects that are owed and not known to be done."""
-        owed = list(self._views.ledger.value.outbox)
-        known = {effect.identity for effect in owed} | self._done
-        return owed + [each for each in self._views.found.value if each.identity not in known]
+    def _derive(self, lock: NodeLock | None) -> None:
+        table, elapsed = self._pods.value, asyncio.get_running_loop().time()
+        # The time of a lock restarts after a gap in the pod watch: an owner that was bound in the
+        # gap is not in the table at once.
+        if lock is None or table.stale or not table.synced:
+            self._sighting = None
+        elif self._sighting is None or self._sighting[0] != lock.value:
+            self._sighting = lock.value, elapsed
+        stood = elapsed - self._sighting[1] if self._sighting else 0.0
+        facts = SettlementFacts(
+            table, self._ledger.value, lock, self._clock.now(), dt.timedelta(seconds=stood)
+        )
+        before = {each.identity: each for each in self._owed.value}
+        found: list[Effect] = []
+        for effect in owed(facts):
+            old = before.get(effect.identity)
+            # What was owed already keeps its due time.
+            is_same = old is not None and msgspec.structs.replace(effect, due=old.due) == old
+            found.append(old if old is not None and is_same else effect)
+            if old is None and not effect.groups:  # an answer has its own line in the log
+                log.info(
+                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
+                )
+        # A pod is settled once for each answer: who writes its annotations again is not fought.
+        self._done = frozenset(
+            each
+            for each in self._done
+            if each in found or (each.groups and each.pod_uid in table.pods)
+        )
+        known = {each.identity for each in found}
+        self._trouble = {name: one for name, one in self._trouble.items() if name in known}
+        self._owed.set(tuple(found))
 
     def _open(self) -> list[Effect]:
-        """The effects that are not in flight and that the views allow to perform."""
-        synced = self._views.pods.value.synced
-        taken = self._active.value | self._leaving.value
-        return [
-            effect
-            for effect in self._owed()
-            if effect.identity not in taken and (synced or effect.kind is not EffectKind.SETTLE_POD)
-        ]
+        """What is owed, not done and not in flight."""
+        taken = self._done | self._active.value
+        return [effect for effect in self._owed.value if effect not in taken]
 
-    def _due(self) -> list[Effect]:
-        """The effects to try now: locks first, Events last."""
-        due = [effect for effect in self._open() if self._left(effect) <= GRAIN]
-        return sorted(
-            due, key=lambda each: (not each.frees_lock, each.kind is EffectKind.POST_EVENT)
-        )
-
-    def _excess(self) -> list[Effect]:
-        """The oldest Events beyond EVENTS; none while others are being dropped."""
-        if self._leaving.value or self._drop_at > asyncio.get_running_loop().time():
-            return []
-        surplus = sum(effect.kind is EffectKind.POST_EVENT for effect in self._owed()) - EVENTS
-        if surplus <= 0:
-            return []
-        events = [effect for effect in self._open() if effect.kind is EffectKind.POST_EVENT]
-        return events[:surplus]
-
-    async def _drop(self, excess: list[Effect]) -> None:
-        """Remove these from the ledger in one commit."""
-        try:
-            await self._commit(lambda ledger: ledger.done(*excess))
-            self._mark_done(*excess)
-        except StateError as error:
-            self._drop_at = asyncio.get_running_loop().time() + DROP_PAUSE
-            log.warning("outbox.not_dropped", count=len(excess), err=str(error))
-        else:
+    def _drop_events(self) -> None:
+        """Drop the oldest Events beyond EVENTS."""
+        events = [each for each in self._open() if each.kind is EffectKind.POST_EVENT]
+        if len(events) > EVENTS:
+            excess = sorted(events, key=lambda each: each.due)[: len(events) - EVENTS]
+            self._done |= frozenset(excess)
             self.results.add(EffectKind.POST_EVENT.value, "dropped", amount=len(excess))
             self._warn("", count=len(excess), err=f"more than {EVENTS} Events wait")
-            self._forget()
-        finally:
-            self._leaving.set(frozenset())
 
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be performed."""
         trouble = self._trouble.get(effect.identity)
-        now = asyncio.get_running_loop().time()
-        pause = trouble.until - now if trouble else 0.0
-        if _is_rationed(effect):
-            pause = max(pause, self._ration.wait(now))
+        elapsed = asyncio.get_running_loop().time()
+        pause = trouble.until - elapsed if trouble else 0.0
+        if effect.is_rationed:
+            pause = max(pause, self._ration.wait(elapsed))
         wait = effect.due - self._clock.now()
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
-    def _until_next(self) -> float | None:
-        """Seconds until the next effect is due; None: only a change of the views makes one due."""
-        waits = [left for effect in self._open() if (left := self._left(effect)) > GRAIN]
-        return min(waits, default=None)
-
     async def _perform(self, effect: Effect) -> None:
+        """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
         try:
-            await self._try(effect)
-        finally:
-            self._active.set(self._active.value - {effect.identity})
-
-    async def _try(self, effect: Effect) -> None:
-        trouble = self._trouble.get(effect.identity)
-        if trouble is None or trouble.performed != effect:
-            try:
-                result = await self._result(effect)
-            except ApiError as error:
-                self._put_off(effect, error)
-                return
-            self.results.add(effect.kind.value, result)
-        self._mark_done(effect)
-        if effect not in self._views.ledger.value.outbox:
-            self._forget()
-            return
-        try:
-            await self._commit(lambda ledger: ledger.done(effect))
-        except StateError as error:
-            self._put_off(effect, error).performed = effect
+            result = await self._done_with(effect)
+        except ApiError as error:
+            delays = LOCK_DELAYS if effect.frees_lock else DELAYS
+            trouble = self._trouble.setdefault(
+                effect.identity, _Trouble(Backoff(delays, 0.2, self._random))
+            )
+            delay = max(trouble.backoff.next(), error.retry_after or 0.0)
+            trouble.until = asyncio.get_running_loop().time() + delay
+            self.results.add(effect.kind.value, "failed")
+            log.warning(
+                "settlement.put_off",
+                kind=effect.kind.value,
+                pod=effect.pod,
+                again_in=delay,
+                err=str(error),
+            )
         else:
-            self._forget()
+            self.results.add(effect.kind.value, result)
+            self._done |= {effect}
+            if effect.kind is EffectKind.SETTLE_POD:
+                # The same patch without the lock: the watch of the Node may be the quicker one.
+                self._done |= {msgspec.structs.replace(effect, value="")}
+            self._trouble.pop(effect.identity, None)
+        finally:
+            self._active.set(self._active.value - {effect})
 
-    def _mark_done(self, *effects: Effect) -> None:
-        found = {effect.identity for effect in self._views.found.value}
-        self._done |= found.intersection(effect.identity for effect in effects)
-
-    def _forget(self) -> None:
-        """Forget the retry state of effects that are no longer owed."""
-        owed = {effect.identity for effect in self._owed()}
-        for identity in self._trouble.keys() - owed:
-            del self._trouble[identity]
-
-    async def _result(self, effect: Effect) -> str:
-        """Perform the effect, or drop it if it can never succeed. Raises ApiError: try again."""
+    async def _done_with(self, effect: Effect) -> str:
+        """The result for the metric. Raises ApiError: try again."""
         try:
-            return await self._acts.perform(effect)
+            match effect.kind:
+                case EffectKind.RELEASE_LOCK:
+                    await self._require_unclaimed(effect)
+                    await self._release(effect)
+                case EffectKind.SETTLE_POD:
+                    return await self._settle(effect)
+                case EffectKind.POST_EVENT:
+                    event = NodeEvent(
+                        reason=effect.reason,
+                        text=effect.value,
+                        warning=True,
+                        namespace=effect.namespace,
+                        pod=effect.pod,
+                        pod_uid=effect.pod_uid,
+                    )
+                    await self._pod_api.post_event(event)
         except ApiNotFound:
             return "dropped"  # the pod or the Node is gone
         except ApiInvalid as error:
-            log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
+            log.info("settlement.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
             # The lock is gone or has another text; or the pod of that name has another UID.
             return "not-ours" if effect.frees_lock else "dropped"
         except ApiError as error:
-            if isinstance(error, ApiConflict | ApiForbidden) and self._is_of_gone_pod(effect):
-                return "dropped"
-            if not self._is_in_vain(effect, error):
+            if effect.kind is EffectKind.SETTLE_POD and isinstance(
+                error, ApiConflict | ApiForbidden
+            ):
+                # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
+                # concurrent write. So the pod table decides.
+                table = self._pods.value
+                if table.synced and effect.pod_uid not in table.pods:
+                    return "dropped"
+            if effect.kind is not EffectKind.POST_EVENT:
+                raise
+            is_refused = 400 <= error.status < 500 and not isinstance(error, ApiThrottled)
+            if not is_refused and self._clock.now() - effect.due <= EVENT_LIFE:
                 raise
             self._warn(effect.reason, pod=effect.pod, err=str(error))
             return "dropped"
+        return "done"
 
-    def _is_of_gone_pod(self, effect: Effect) -> bool:
-        """Whether a 409 or 403 means that the pod of the effect is gone.
+    async def _settle(self, effect: Effect) -> str:
+        """Patch the pod once (remove the consumed groups, set the phase), then release its lock.
 
-        A 403 also comes for a pod on another node, a 409 also from a concurrent write. So the pod
-        table decides.
+        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
+        the name still belongs to its UID or to no pod, so that the lock is not another pod's.
         """
-        table = self._views.pods.value
-        is_gone = table.synced and effect.pod_uid not in table.pods
-        return is_gone and effect.kind is EffectKind.SETTLE_POD
+        pod = self._pods.value.pods.get(effect.pod_uid)
+        is_ended = pod is None or (pod.terminal and effect.phase == PHASE_SUCCESS)
+        changes = {} if pod is None or is_ended else _changes(pod, effect)
+        if not effect.value and (is_ended or not changes):
+            return "dropped" if is_ended else "unchanged"
+        was_here = True
+        try:
+            await self._pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
+        except ApiNotFound:
+            if not effect.value:
+                raise
+            was_here = False
+        if not effect.value:
+            return "done"
+        await self._release(effect)
+        if was_here:
+            # Was the pod deleted since the patch? Then the next pod of that name may have taken the
+            # lock meanwhile. One that was deleted before the patch does not matter: a tenant can
+            # replace an answered pod at any time.
+            try:
+                now = await self._get(effect)
+            except ApiError as error:
+                log.warning(
+                    "lock.owner_unknown", ns=effect.namespace, pod=effect.pod, err=str(error)
+                )
+            else:
+                if now is None or now.uid != effect.pod_uid:
+                    noted = {**self._outlived.value, effect.value: effect.pod_uid}
+                    self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+        return "done"
 
-    def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
-        """Whether to give up the effect: only an Event that is refused or too old."""
-        if effect.kind is not EffectKind.POST_EVENT:
-            return False
-        is_refused = 400 <= error.status < 500 and not isinstance(error, ApiThrottled)
-        return is_refused or self._clock.now() - effect.due > EVENT_LIFE
+    async def _require_unclaimed(self, effect: Effect) -> None:
+        """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
+        if effect.pod_uid:
+            return
+        shown = self._pods.value.named(effect.namespace, effect.pod)
+        owner = shown or await self._get(effect)
+        # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.
+        if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
+            raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
+
+    async def _get(self, effect: Effect) -> PodView | None:
+        """The pod of that name as it is now. Raises ApiError."""
+        try:
+            return await self._pod_api.get_pod(effect.namespace, effect.pod)
+        except ApiForbidden:
+            return None  # a node's identity may not read a pod that is gone or not bound to it yet
+
+    async def _release(self, effect: Effect) -> None:
+        """Remove the lock if it still has this text."""
+        await self._node_api.release_lock(MUTEX_LOCK, effect.value)
+        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
 
     def _warn(self, reason: str, **fields: object) -> None:
         """Log at most one warning per reason and WARN_PERIOD."""
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._warned.get(reason, -WARN_PERIOD) >= WARN_PERIOD:
             self._warned[reason] = elapsed
-            log.warning("outbox.event_dropped", reason=reason, **fields)
-
-    def _put_off(self, effect: Effect, error: ApiError | StateError) -> _Trouble:
-        delays = LOCK_DELAYS if effect.frees_lock else DELAYS
-        trouble = self._trouble.setdefault(
-            effect.identity, _Trouble(Backoff(delays, 0.2, self._random))
-        )
-        delay = trouble.backoff.next()
-        if isinstance(error, ApiError):
-            delay = max(delay, error.retry_after or 0.0)
-        trouble.until = asyncio.get_running_loop().time() + delay
-        self.results.add(effect.kind.value, "failed")
-        log.warning(
-            "outbox.put_off", kind=effect.kind.value, pod=effect.pod, again_in=delay, err=str(error)
-        )
-        return trouble
-
-
-def _is_rationed(effect: Effect) -> bool:
-    """Whether the effect only notes a refusal on a pod and has no lock."""
-    is_settled = effect.kind is EffectKind.SETTLE_POD and not effect.value
-    return is_settled and effect.phase == PHASE_FAILED
+            log.warning("settlement.event_dropped", reason=reason, **fields)

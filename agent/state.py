@@ -21,7 +21,6 @@ from agent.ledger import (
     ContainerEdits,
     ContainerKey,
     Decider,
-    Effect,
     Holder,
     JournalEntry,
     JournalRecord,
@@ -101,7 +100,7 @@ def decode_last_good(content: bytes) -> LastGood:
     return unseal(content, LAST_GOOD_KIND, VERSION, LastGood)
 
 
-# The checkpoint: the ledger, its outbox and the health memory, in an envelope with a checksum.
+# The checkpoint: the ledger and the health memory, in an envelope with a checksum.
 #
 # Unknown keys are ignored and missing ones get their defaults, so a downgrade by one version keeps
 # every row.
@@ -124,7 +123,6 @@ class _ScheduledRow(msgspec.Struct, frozen=True):
     epoch: KubeletEpoch
     confirmed: bool = False
     offered: bool = False
-    told: bool = False
     resource: str = ""
     lock: str = ""
     priority: int = DEFAULT_PRIORITY
@@ -173,10 +171,9 @@ def _written(row: Row) -> dict[str, object]:
 
 
 class _LedgerData(msgspec.Struct, frozen=True):
-    """The rows by who decided them, and the outbox."""
+    """The rows by who decided them. Earlier agents also kept an outbox, which rows replace."""
 
     rows: tuple[_ScheduledRow, ...] = ()
-    outbox: tuple[Effect, ...] = ()
     plain: tuple[_PlainRow, ...] = ()
 
 
@@ -213,7 +210,7 @@ class StateEncoder:
                 "machine_id": state.machine_id,
                 "ledger": {
                     "rows": self._encoded(ledger, Decider.SCHEDULER),
-                    "outbox": ledger.outbox,
+                    "outbox": (),  # an agent of the version before looks for one
                     "plain": self._encoded(ledger, Decider.KUBELET),
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
@@ -234,9 +231,7 @@ def decode_state(content: bytes) -> State:
         generation=data.generation,
         boot_id=data.boot_id,
         machine_id=data.machine_id,
-        ledger=Ledger(
-            (*(one.row() for one in found.rows), *(one.row() for one in found.plain)), found.outbox
-        ),
+        ledger=Ledger((*(one.row() for one in found.rows), *(one.row() for one in found.plain))),
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
         booted_at=data.booted_at,
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.settings.json_schema import json_schema
+from agent.settings.schema import json_schema
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = Path("deploy/chart/hami-agent")

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from agent import setting as kinds
+from agent.health.xids import xid_classes
 from agent.node.devices import RESOURCE, SCHEDULER
-from agent.settings import fields as kinds
-from agent.settings.fields import Field
+from agent.setting import Field
 from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
-from agent.settings.own_file import LIVE
+from agent.settings.schema import FIELDS, LIVE
 from agent.settings.sources import FOREIGN
-from agent.settings.table import FIELDS, xid_classes
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "SETTINGS.md"
 BEGIN: Final = "<!-- make settings -->\n"

@@ -4,6 +4,7 @@ import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -20,8 +21,9 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerKey, Effect, EffectKind, Holding, KubeletEpoch, Ledger, Row
+from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row, is_over
 from agent.model import GpuUuid, Inventory, Share
+from agent.setting import Field, choice, text
 
 # Settings for matching an Allocate with a pod.
 
@@ -38,15 +40,32 @@ class UnlockedPods(enum.StrEnum):
 
 
 class MatchSettings(msgspec.Struct, frozen=True):
-    """`resource`: the resource name of the Allocate. `unlocked_pods`: see UnlockedPods.
-
-    `scheduler_name`, `requests`: the name of HAMi's scheduler, and how it reads requests.
-    """
+    """Which pod an Allocate is for. `node`, `resource`: of Settings and SharingSettings."""
 
     node: str
     resource: str = "nvidia.com/gpu"
-    unlocked_pods: UnlockedPods = UnlockedPods.SCHEDULED
-    scheduler_name: str = "hami-scheduler"
+    unlocked_pods: Annotated[
+        UnlockedPods,
+        Field(
+            "allocation.unlockedPods",
+            choice(*UnlockedPods),
+            "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms "
+            "that they are being admitted. strict: none. scheduled: those for which HAMi's "
+            "scheduler takes none, because only init containers request GPUs; it must have bound "
+            "them, and the annotation must be what it makes of their requests. unique: all.",
+            flag="--unlocked-pods",
+            live=True,
+        ),
+    ] = UnlockedPods.SCHEDULED
+    scheduler_name: Annotated[
+        str,
+        Field(
+            "allocation.schedulerName",
+            text,
+            "spec.schedulerName of the pods that HAMi's scheduler places.",
+            live=True,
+        ),
+    ] = "hami-scheduler"
     requests: RequestRules = RequestRules()
 
 
@@ -392,14 +411,6 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     return begun is not None and candidate.pod.uid not in begun and not has_begun_since
 
 
-def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
-    """Whether the container ended for good since this kubelet started.
-
-    If it ended before, the kubelet may send Allocate for it when it admits the whole pod again.
-    """
-    return container.ended_at is not None and container.ended_at > epoch.since
-
-
 def _asking(count: int, evidence: Evidence) -> list[PodView]:
     """The pods, oldest first, with a container for `count` slices that is not plainly booked.
 
@@ -463,44 +474,6 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
             is_past = successor is not None and successor.has_run  # it admits them in their order
             if not is_past and all(row.epoch != kubelet.epoch for row in rows):
                 yield pod
-
-
-# Adds an answered container to the ledger: its row, and the effects that follow.
-
-QUIET = dt.timedelta(seconds=1)
-"""After this time without another answer, the groups consumed so far are written to the pod."""
-
-
-def answered(ledger: Ledger, pod: PodView, row: Row) -> Ledger:
-    """The ledger with the row of a first answer, the pod's settlement and its lock's release."""
-    rows = [row, *(other for other in ledger.rows_of(pod.uid) if other.key != row.key)]
-    ledger = ledger.put(row)
-    complete = {each.key.container for each in rows} >= {
-        container.name
-        for container in pod.asking(row.resource)
-        if not is_over(container, row.epoch)
-    }
-    settle = Effect(
-        kind=EffectKind.SETTLE_POD,
-        pod_uid=pod.uid,
-        namespace=pod.namespace,
-        pod=pod.name,
-        due=row.answered_at if complete else row.answered_at + QUIET,
-        phase=PHASE_SUCCESS if complete else "",
-        groups=tuple(sorted(each.group for each in rows)),
-    )
-    locks = sorted({each.lock for each in rows if each.lock}) if complete else []
-    if locks and pod.reusable_name:
-        # Another pod of this name may have taken over the lock. The patch of the pod has the UID,
-        # so it fails in that case, and the lock stays.
-        settle = msgspec.structs.replace(settle, value=locks.pop())
-    ledger = ledger.without_settlements(pod.uid).owe(settle)
-    for lock in locks:
-        release = msgspec.structs.replace(
-            settle, kind=EffectKind.RELEASE_LOCK, phase="", groups=(), value=lock
-        )
-        ledger = ledger.owe(release)
-    return ledger
 
 
 # Asks the kubelet about the candidates, to find the pod that it is admitting.

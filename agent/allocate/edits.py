@@ -10,6 +10,13 @@ import msgspec
 from agent.cluster import ContainerView, PodUid
 from agent.errors import Refusal, RefusalReason, SettingsError, cap
 from agent.ledger import (
+    CDI_ANNOTATIONS,
+    CDI_CRI,
+    CDI_KIND,
+    CDI_PREFIX,
+    ENVVAR,
+    STRATEGIES,
+    VOLUME_MOUNTS,
     ContainerEdits,
     EditSettings,
     GrantedShare,
@@ -25,23 +32,11 @@ from agent.model import GpuUuid
 # Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/server.go, getAllocateResponse, in HAMi
 # v2.10's copy. The agent writes no CDI specification; it uses the names of an existing one.
 
-ENVVAR = "envvar"
-VOLUME_MOUNTS = "volume-mounts"
-CDI_ANNOTATIONS = "cdi-annotations"
-CDI_CRI = "cdi-cri"
-STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
-
 JIT_KIND = "runtime.nvidia.com/gpu"
 CONTAINERD_PREFIX = "cdi.k8s.io/"
 LIST_DIRECTORY = "/var/run/nvidia-container-devices"
 _ANNOTATION = "nvidia-device-plugin_"
 _ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
-CDI_KIND = re.compile(
-    r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
-)
-"""vendor/class."""
-CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
-"""The prefix of an annotation key."""
 
 
 def is_cdi_only(settings: EditSettings) -> bool:

@@ -34,7 +34,6 @@ from agent.allocate.candidates import (
     Question,
     ReadRecords,
     UnlockedPods,
-    answered,
     pair_groups,
 )
 from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order
@@ -585,7 +584,7 @@ class SchedulerShares:
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
     ) -> Callable[[Ledger], Ledger]:
-        """Set the row of the call. One write stores the row and its effects. Raises Refusal."""
+        """Set the row of the call. Effects follow from the row. Raises Refusal."""
         inquiry, epoch = self._inquiry(call), self._epoch()
         try:
             async with call.disk.within():
@@ -618,7 +617,7 @@ class SchedulerShares:
         first = self._first(Adoption(pod, container, ids), grant.group, grant.shares, facts)
         call.row = row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
         check_library(facts, container)
-        return lambda ledger: answered(ledger, pod, row)
+        return lambda ledger: ledger.put(row)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -28,6 +29,7 @@ from agent.ledger import (
 )
 from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
 from agent.ports import Clock, HookDirs, KubeletRecords
+from agent.setting import Field, boolean
 
 # Makes plain mode's answers: the kubelet's ids decide what a container gets.
 #
@@ -39,9 +41,17 @@ MOST_IDS = 10_000
 
 
 class PlainSettings(msgspec.Struct, frozen=True):
-    """`memory_limits`: HAMi-core limits each slice to an equal part of its GPU's memory."""
+    """Settings without HAMi's scheduler."""
 
-    memory_limits: bool = False
+    memory_limits: Annotated[
+        bool,
+        Field(
+            "plain.memoryLimits",
+            boolean,
+            "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
+            "memory.",
+        ),
+    ] = False
 
 
 def grant(

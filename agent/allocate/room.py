@@ -13,13 +13,14 @@ pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from agent.cluster import PodTable, PodUid, PodView, Role
 from agent.ledger import Ledger, Row
 from agent.model import GpuUuid, Share, SharedGpu
+from agent.setting import Field, optional_resource, whole
 
 # What HAMi's scheduler makes of a container's request of GPUs.
 #
@@ -39,12 +40,68 @@ class RequestRules(msgspec.Struct, frozen=True):
     others.
     """
 
-    memory: str = "nvidia.com/gpumem"
-    memory_percent: str = "nvidia.com/gpumem-percentage"
-    cores: str = "nvidia.com/gpucores"
-    memory_factor: int = 1
-    default_memory_mib: int = 0
-    default_core_percent: int = 0
+    memory: Annotated[
+        str,
+        Field(
+            "sharing.memoryResourceName",
+            optional_resource,
+            "Requests of pods as HAMi's scheduler reads them: the resource for MiB of each GPU.",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpumem"
+    memory_percent: Annotated[
+        str,
+        Field(
+            "sharing.memoryPercentResourceName",
+            optional_resource,
+            "Requests of pods as HAMi's scheduler reads them: the resource for "
+            "percent of each GPU's memory.",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpumem-percentage"
+    cores: Annotated[
+        str,
+        Field(
+            "sharing.coreResourceName",
+            optional_resource,
+            "Requests of pods as HAMi's scheduler reads them: the resource for percent of compute.",
+            live=True,
+            profiled=False,
+        ),
+    ] = "nvidia.com/gpucores"
+    memory_factor: Annotated[
+        int,
+        Field(
+            "sharing.memoryFactor",
+            whole(-(2**31), 2**31 - 1),
+            "Requests of pods as HAMi's scheduler reads them: the factor on MiB.",
+            live=True,
+            profiled=False,
+        ),
+    ] = 1
+    default_memory_mib: Annotated[
+        int,
+        Field(
+            "sharing.defaultMemoryMiB",
+            whole(-(2**31), 2**31 - 1),
+            "Requests of pods as HAMi's scheduler reads them: MiB in place of none; 0: all memory.",
+            live=True,
+            profiled=False,
+        ),
+    ] = 0
+    default_core_percent: Annotated[
+        int,
+        Field(
+            "sharing.defaultCorePercent",
+            whole(-(2**31), 2**31 - 1),
+            "Requests of pods as HAMi's scheduler reads them: compute in place of "
+            "none; 0: no limit.",
+            live=True,
+            profiled=False,
+        ),
+    ] = 0
     known: bool = False
 
 

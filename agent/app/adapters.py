@@ -20,7 +20,7 @@ from agent.kubelet.register import KubeletRegistrar
 from agent.ledger import EditSettings
 from agent.model import Inventory, SharingSettings, SliceList
 from agent.ports import Driver
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 
 DISK_QUEUE = 64
 """Blocking calls that may wait for a worker thread."""
@@ -88,7 +88,7 @@ async def open_adapters(
             reader=reader,
             files=HostFileWatch(reader),
             disk=disk,
-            hooks=HostHookDirs(paths.hook, Path("/dev"), version, worker, clearing),
+            hooks=HostHookDirs(settings.hook_path, Path("/dev"), version, worker, clearing),
             cdi=cdi_directories(settings, environ, reader),
             regions=regions,
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),
@@ -117,7 +117,7 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
             yield simulated
         return
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
-    from agent.gpu.library import pynvml  # noqa: PLC0415
+    from agent.gpu.nvml import pynvml  # noqa: PLC0415
 
     library = settings.driver.nvml_library
     driver = NvmlDriver(

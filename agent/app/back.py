@@ -21,20 +21,19 @@ from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
-from agent.kube.api import KubeNode, KubeNodeStatus, KubePods, ObservedNode, ObservedPods
+from agent.kube.api import KubeNode, KubePods, ObservedNode, ObservedPods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
-from agent.ledger import Effect
 from agent.node.findings import Check
 from agent.ports import NodeApi, PodApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, NoticeLog, ReportCells, Reporter, ReportState
-from agent.settings.sections import Settings
-from agent.settle import Outbox, OutboxViews, Settlement
+from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
+from agent.settings.schema import Settings
+from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
@@ -132,19 +131,17 @@ async def open_back(
             clock,
             adapters.random,
         )
-        owed: Cell[tuple[Effect, ...]] = Cell(())
-        outbox = Outbox(
-            views=OutboxViews(state.ledger, facts.pods, owed, facts.outlived),
-            nodes=node_api,
-            pods=pod_api,
-            commit=state.commit,
+        settlement = Settlement(
+            pods=facts.pods,
+            node=facts.node,
+            ledger=state.ledger,
+            outlived=facts.outlived,
+            node_api=node_api,
+            pod_api=pod_api,
             clock=clock,
             random=adapters.random,
         )
-        settlement = Settlement(
-            pods=facts.pods, node=facts.node, ledger=state.ledger, owed=owed, clock=clock
-        )
-        conditions = KubeNodeStatus(session, settings.node) if settings.node_condition else None
+        conditions = KubeNode(session, settings.node) if settings.node_condition else None
         usage, pressure = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
@@ -172,7 +169,6 @@ async def open_back(
                 "kubelet_start": source.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
-                "outbox": outbox.run,
                 "announcer": Announcer(pod_api, front.notices).run,
                 "condition": GpuCondition(conditions, facts.inventory, clock).run,
                 "report": report_labelled,
@@ -186,7 +182,7 @@ async def open_back(
                 reconcile.mismatches,
                 report.writes,
                 report.failures,
-                outbox.results,
+                settlement.results,
                 events.posted,
                 session.requests,
                 session.received,
@@ -238,7 +234,7 @@ async def open_plain(
             usage=usage,
             runs={
                 "reconcile": reconcile.run,
-                "announcer": NoticeLog(front.notices).run,
+                "announcer": Announcer(None, front.notices).run,
                 "usage": usage.run,
                 "pressure": pressure.run,
             },
@@ -251,7 +247,7 @@ def _join_usage(
     """Join what is known about the use of containers: samples, and the Event at a limit."""
     facts, ledger, paths = front.facts, front.state.ledger, settings.paths
     usage = ContainerUsage(
-        HostRegions(paths.hook, adapters.regions, ContainerProcesses(paths.cgroup)),
+        HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
         ledger,
         facts.pods,
         facts.inventory,

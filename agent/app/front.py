@@ -36,7 +36,7 @@ from agent.reconcile.rules import check_start
 from agent.reconcile.service import Clearing
 from agent.report import CordonEvents, GpuEvents, LeftOut, NodeEventQueue
 from agent.settings.reading import SourcesRead
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
 

@@ -54,7 +54,7 @@ from agent.kubelet.register import Rival
 from agent.ledger import LastGood, Ledger, container_directory
 from agent.ports import Disk, ServiceNotifier
 from agent.settings.reading import COPY, SourcesRead, recalled
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import Recovered, decode_last_good, recover
 
@@ -147,7 +147,7 @@ async def _run(
             raise SettingsError(f"{error}; {memory.start.refusal}") from error
         opening = open_adapters(settings, disk, process.environ)
         adapters = await stack.enter_async_context(opening)
-        if settings.driver.exit_without:
+        if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
         front = join_front(
             settings,

@@ -8,7 +8,7 @@ is refused, with all that came with it, while pods hold slices; the last of them
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
 import msgspec
@@ -24,9 +24,8 @@ from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
 from agent.node.devices import SCHEDULER
 from agent.ports import Disk, FileWatch, ServiceNotifier
-from agent.settings.fields import Values
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings, Values
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 from agent.state import encode_last_good
@@ -102,7 +101,6 @@ class SettingsService:
         self._facts = NodeFacts(settings.node)
         self._unfit: SettingsError | None = None
         self._unread: SettingsError | None = None
-        self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
         self._reported: deque[str] = deque(maxlen=TOLD)
         self._late: Mapping[str, object] = {}
@@ -145,16 +143,18 @@ class SettingsService:
         gpus = silent.union(gpu.uuid for gpu in scan.gpus)
         facts = msgspec.structs.replace(self._facts, gpus=gpus)
         if self._learn(facts) or (first and self._recover(facts)):
-            self._fitted = frozenset(map(GpuUuid, facts.gpus or ()))
             return scan
-        return None if first else scan.keeping(self._fitted, _UNFIT)
+        return None if first else scan.keeping(frozenset(map(GpuUuid, known)), _UNFIT)
 
     async def read(self, *, asked: bool = False) -> None:
         """Read the sources, and apply them or log why not.
 
         `asked`: the operator requested it, so the log has an answer each time.
         """
-        with self._reloading() if asked else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if asked:  # systemd waits for the end of a reload
+                self._outside.notifier.reloading()
+                stack.callback(self._outside.notifier.ready)
             result = await self._outside.look(self._plan.sources)
             # A refused read may not name all files: the earlier ones stay watched.
             self._files = result.asked | (self._files if result.refusal else frozenset())
@@ -162,24 +162,29 @@ class SettingsService:
                 asyncio.get_running_loop().call_later(AGAIN, self._news.set)
             if result.refusal is not None:
                 self.reject(result.refusal, asked=asked)
-            elif result.plan is not None:
-                await self._change(result.plan, asked=asked)
-            else:
-                self._keep(asked=asked)
+            elif result.plan is None:
+                if self._reported or asked:
+                    log.info("config.unchanged")
+                self._reported.clear()
+                self._unread = self._undrained = None
+            elif await self._may_change(result.plan):
+                self.take(result.plan, asked=asked)
 
-    async def _change(self, plan: NodeValues, *, asked: bool) -> None:
-        """Apply other settings. A name or scheduler that can change waits for a pause in calls."""
-        fits = plan.undrained(self._outside.ledger.value) is None
-        if fits and plan.lasting() != self._plan.lasting():
+    async def _may_change(self, plan: NodeValues) -> bool:
+        """Wait for a pause in the kubelet's calls before another name or scheduler.
+
+        The row of an answer in progress counts, and would be one under the old settings.
+        """
+        held = plan.undrained(self._outside.ledger.value)
+        if held is None and plan.lasting() != self._plan.lasting():
             try:
                 async with asyncio.timeout(QUIET):
-                    # The row of an answer in progress counts.
                     await self._outside.calls.come(PREFERENCE_FOLLOWED)
             except TimeoutError:
                 log.warning("config.waits", err=_BUSY)
                 asyncio.get_running_loop().call_later(AGAIN, self._news.set)
-                return
-        self.take(plan, asked=asked)
+                return False
+        return True
 
     def take(self, plan: NodeValues, *, asked: bool = False) -> None:
         """Apply changed sources. Refused settings change nothing.
@@ -200,7 +205,12 @@ class SettingsService:
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=changed)
-        self._tell_late(plan)
+        wanted = plan.fixed()
+        waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
+        if waiting and waiting != self._late:
+            what = _RESTART + _REPORTED * (waiting.get(SCHEDULER) == "none")
+            log.warning("config.needs_restart", settings=list(waiting), what=what)
+        self._late = waiting
 
     def reject(self, error: SettingsError, *, asked: bool = False) -> None:
         """Report refused sources, once for each reason. The last good settings stay in force.
@@ -235,13 +245,6 @@ class SettingsService:
             log.error("config.rejected", err=str(error))
         if is_new:
             self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
-
-    def _keep(self, *, asked: bool) -> None:
-        """Log that the sources are those read last, if they were refused before or on request."""
-        if self._reported or asked:
-            log.info("config.unchanged")
-        self._reported.clear()
-        self._unread = self._undrained = None
 
     async def _follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
@@ -374,21 +377,3 @@ class SettingsService:
     def _tell_fitted(self, *, changed: bool) -> None:
         if changed:
             log.info("config.fitted", node=self._facts.name, gpus=len(self._facts.gpus or ()))
-
-    def _tell_late(self, plan: NodeValues) -> None:
-        """Log, once, the changed settings that take effect only at the next start."""
-        wanted = plan.fixed()
-        waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
-        if waiting and waiting != self._late:
-            what = _RESTART + _REPORTED * (waiting.get(SCHEDULER) == "none")
-            log.warning("config.needs_restart", settings=list(waiting), what=what)
-        self._late = waiting
-
-    @contextlib.contextmanager
-    def _reloading(self) -> Iterator[None]:
-        """Tell systemd that a requested reload is in progress."""
-        self._outside.notifier.reloading()
-        try:
-            yield
-        finally:
-            self._outside.notifier.ready()

@@ -15,13 +15,12 @@ from agent.app.front import Front
 from agent.app.series import series_of
 from agent.errors import PermissionFault
 from agent.health.news import holders
-from agent.health.verdicts import GpuRelease
+from agent.health.watch import GpuRelease
 from agent.host.process import SystemClock
 from agent.kit.tasks import Heartbeat
 from agent.model import GpuFault, Inventory, Trouble
 from agent.node.findings import STANDBY, Check
-from agent.settings.fields import Setting
-from agent.settings.sections import Settings
+from agent.settings.schema import Setting, Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus
 from agent.web.api import Actions, BuildInfo, Probes, ReadApi, Readers

@@ -17,15 +17,19 @@ from agent.errors import SettingsError, cap
 from agent.hami.gojson import fold
 from agent.host.process import SystemClock, Worker, host_name
 from agent.ledger import SourceFile
-from agent.settings.fields import DEFAULT, Setting, Values
+from agent.settings.files import read_json, read_yaml, refuse_object
 from agent.settings.hami import NODES, SECTION
-from agent.settings.json_schema import json_schema
-from agent.settings.own_file import refuse_object
-from agent.settings.places import read_json, read_yaml
 from agent.settings.reading import is_json, read_text
-from agent.settings.sections import build, check_shares
+from agent.settings.schema import (
+    DEFAULT,
+    SECTIONS,
+    Setting,
+    Values,
+    build,
+    check_shares,
+    json_schema,
+)
 from agent.settings.sources import Faults, NodeFacts, Sources, first_of
-from agent.settings.table import SECTIONS
 from agent.settings.values import NodeValues, make_plan
 
 INDENT: Final = "  "
@@ -60,17 +64,7 @@ def add_parser(subparsers: Subparsers) -> None:
     show.add_argument("--diff", action="store_true", help="print only what was set")
     add_output(show)
     add_settings(show)
-    _add_check(verbs)
-    verbs.add_parser(
-        "schema",
-        help="print the JSON schema of the settings file, for editors",
-        description="Prints the JSON schema (draft 2020-12) of /etc/hami-agent/config.yaml.",
-        epilog="example: hami-agent config schema > hami-agent.schema.json",
-    )
-
-
-def _add_check(verbs: Subparsers) -> None:
-    parser = verbs.add_parser(
+    check = verbs.add_parser(
         "check",
         help="check settings files and print what each node would get",
         description="Checks files without starting anything: the agent's own config.yaml and "
@@ -79,17 +73,17 @@ def _add_check(verbs: Subparsers) -> None:
         epilog="example: hami-agent config check config.yaml device-config.yaml config.json "
         "--node gpu-1 --label zone=a --gpu 'NVIDIA H100 80GB HBM3'",
     )
-    parser.add_argument(
+    check.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
     )
-    parser.add_argument(
+    check.add_argument(
         "--node",
         action="append",
         default=[],
         metavar="NAME",
         help="a node to print, may be repeated; without it: all nodes that the files name",
     )
-    parser.add_argument(
+    check.add_argument(
         "--label",
         action="append",
         type=_label,
@@ -97,14 +91,20 @@ def _add_check(verbs: Subparsers) -> None:
         metavar="KEY=VALUE",
         help="a label of the nodes",
     )
-    parser.add_argument(
+    check.add_argument(
         "--gpu",
         action="append",
         metavar="MODEL",
         help="a GPU of the nodes, by any text; repeat it: only their number counts",
     )
-    add_output(parser)
-    add_settings(parser, "[FILE ...]")
+    add_output(check)
+    add_settings(check, "[FILE ...]")
+    verbs.add_parser(
+        "schema",
+        help="print the JSON schema of the settings file, for editors",
+        description="Prints the JSON schema (draft 2020-12) of /etc/hami-agent/config.yaml.",
+        epilog="example: hami-agent config schema > hami-agent.schema.json",
+    )
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -284,7 +284,7 @@ def plain(setting: Setting) -> dict[str, object]:
     """A setting for JSON; a duration is a number of seconds."""
     return {
         "key": setting.field.key,
-        "value": _listed(setting.value),
+        "value": list(setting.value) if isinstance(setting.value, tuple) else setting.value,
         "origin": setting.origin,
     }
 
@@ -309,13 +309,9 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
         yield f"{line.rstrip()}\n"
 
 
-def _listed(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _text(setting: Setting) -> str:
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"
     is_shown = isinstance(value, str) and value.isprintable() and value
-    return str(value) if is_shown else json.dumps(_listed(value))
+    return str(value) if is_shown else json.dumps(value)

@@ -74,7 +74,7 @@ from agent.node.preflight import ClusterAnswer, PluginSocket, Right
 from agent.node.scheduling import AgentAnswer, NamedNode
 from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.sections import Settings, check_shares
+from agent.settings.schema import Settings, check_shares
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from agent.witness import PodResourcesWitness
@@ -329,8 +329,11 @@ async def _entries(seen: NodeSeen) -> Iterable[Finding]:
 
 async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     """The directories that the agent writes to."""
-    paths, home = seen.settings.paths, seen.settings.paths.hook / "vgpu"
-    hook, inner = look_at(paths.hook), [look_at(path) for path in (home, home / "containers")]
+    paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
+    hook, inner = (
+        look_at(seen.settings.hook_path),
+        [look_at(path) for path in (home, home / "containers")],
+    )
     if inner[0].kind:  # a pod mounts only this directory, and its root is read-only
         hook = msgspec.structs.replace(hook, writable=inner[0].writable)
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
@@ -339,7 +342,7 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
         with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
-            sizes = directory_sizes(paths.hook).items()
+            sizes = directory_sizes(seen.settings.hook_path).items()
             large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
             for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
                 path = f"{home}/containers/{name}"
@@ -363,11 +366,11 @@ async def _agent(seen: NodeSeen) -> Iterable[Finding]:
 async def _library(seen: NodeSeen) -> Iterable[Finding]:
     """Whether HAMi-core's files exist, and whether containers load them."""
     settings = seen.settings
-    plain, home = settings.plain, settings.paths.hook / "vgpu"
+    plain, home = settings.plain, settings.hook_path / "vgpu"
     needed = plain is None or plain.memory_limits
     async with Worker("disk", 1) as worker:
         version = settings.library_version
-        hooks = HostHookDirs(settings.paths.hook, Path("/dev"), version, worker, worker)
+        hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
         try:
             facts = await hooks.facts()
         except (StateError, OSError) as error:

@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from agent.host.process import Worker, host_name
-from agent.settings.fields import Field, boolean
+from agent.setting import boolean
 from agent.settings.reading import SourcesRead, begin, look
+from agent.settings.schema import FIELDS
 from agent.settings.sources import FOREIGN, Sources
-from agent.settings.table import FIELDS
 
 
 def add_settings(
@@ -28,6 +28,11 @@ def add_settings(
         if field.flag:
             # A switch may stand alone, as in HAMi's plugin: --pass-device-specs is =true.
             alone = field.read is boolean
+            # The default as it would be written after the flag.
+            value = field.read.write(field.default)
+            value = ",".join(value) if isinstance(value, tuple) else value
+            default = "" if value is None else f" [{value}]"
+            is_shown = only is None or field.key in only
             group.add_argument(
                 field.flag,
                 *field.other_flags,
@@ -35,7 +40,7 @@ def add_settings(
                 const="true" if alone else None,
                 metavar="VALUE",
                 dest=field.key,
-                help=_help(field, only),
+                help=field.text + default if is_shown else argparse.SUPPRESS,
             )
     others = parser.add_argument_group(
         *("of HAMi's plugin", "accepted so that its command lines work; they have no effect")
@@ -52,19 +57,6 @@ def add_settings(
                 dest=foreign.flags[0],
                 help=None if only is None else argparse.SUPPRESS,
             )
-
-
-def _help(field: Field, only: Collection[str] | None) -> str:
-    shown = only is None or field.key in only
-    return field.text + _shown(field) if shown else argparse.SUPPRESS
-
-
-def _shown(field: Field) -> str:
-    """The default as it would be written after the flag."""
-    default = field.read.write(field.default)
-    if default is None:
-        return ""
-    return f" [{','.join(default) if isinstance(default, tuple) else default}]"
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:

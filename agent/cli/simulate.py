@@ -13,7 +13,7 @@ from agent.errors import AgentError, cap
 from agent.host.process import SystemClock
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import HardwareSilent, HardwareUnreachable, ask
-from agent.settings.fields import decimal, seconds_of
+from agent.setting import decimal, seconds_of
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0

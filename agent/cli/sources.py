@@ -18,8 +18,8 @@ from agent.cli.connections import NO_KUBECONFIG, Unreachable, call, connection_o
 from agent.cli.output import working
 from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
+from agent.kube.api import EndlessList
 from agent.kube.client import Connection, KubeSession, check
-from agent.kube.lists import EndlessList
 from agent.kube.reader import NodeReader
 from agent.ports import Clock
 from agent.status import StatusDocument, observed_status, open_envelope

@@ -37,7 +37,7 @@ from agent.cli.sources import (
 from agent.errors import AgentError, cap
 from agent.host.process import SystemClock
 from agent.model import Condition, SharingSettings
-from agent.settings.fields import seconds_of
+from agent.setting import seconds_of
 from agent.status import (
     AllocationStatus,
     Entry,

@@ -3,20 +3,11 @@
 import argparse
 import asyncio
 import contextlib
-import functools
 import random
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -33,12 +24,11 @@ from agent.errors import (
     StateError,
 )
 from agent.hami.region import RegionChange
-from agent.health.news import GPU_DEGRADED
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.kube.client import Connection, KubeSession, check
-from agent.kube.leftovers import KubeLeftovers, NodeLeftovers
+from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts
 
 # `uninstall`: removes what the agent wrote from this Node or from all Nodes.
@@ -49,15 +39,12 @@ from agent.settings.sources import NodeFacts
 
 RESOURCE: Final = "nvidia.com/gpu"
 """The resource that agents serve by default."""
-PATIENCE: Final = 90.0
-"""Seconds for the agents' pods to end."""
-VACATING: Final = 30.0
-"""Seconds for the kubelets to report that no plugin serves; they report every 10 s."""
-PAUSE: Final = 2.0
+WAIT: Final = 60.0
+"""Seconds for the agents to end, within the grace period of their pods (15 s), and for the
+kubelets to report that no plugin serves, which they do every 10 s."""
+PAUSE: Final = 5.0
 SHOWN: Final = 3
 """The most names in a sentence."""
-
-C = TypeVar("C", bound=Collection[str])
 
 
 class InUse(AgentError):  # noqa: N818 -- the state, not the call, is the error
@@ -73,18 +60,6 @@ class Cleaned(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-class Uninstalled(msgspec.Struct, frozen=True):
-    """The result for the Nodes, and the paths that stay on this host, each with the reason."""
-
-    nodes: tuple[Cleaned, ...] = ()
-    host: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-    @property
-    def is_complete(self) -> bool:
-        """Nothing of an agent's is left on any Node."""
-        return not any(node.failure for node in self.nodes)
-
-
 Told = Callable[[Cleaned], None]
 Say = Callable[[str], None]
 """Takes a progress line."""
@@ -92,16 +67,16 @@ Say = Callable[[str], None]
 
 async def uninstall_here(
     settings: Settings, environ: Mapping[str, str], told: Told, say: Say, *, force: bool
-) -> Uninstalled:
+) -> None:
     """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by `force`.
 
     If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
     InUse, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     with _without_an_agent(settings.paths.run / "lock"):
-        await _release(settings.paths.hook, say)
+        await _release(settings.hook_path, say)
         if settings.plain is not None:  # plain mode writes nothing to a Node
-            return Uninstalled(host=_paths_left(settings))
+            return
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         connection = Connection(kubeconfig, environment=environ)
         async with _opened(connection, settings.sharing.resource) as api:
@@ -112,8 +87,12 @@ async def uninstall_here(
                         f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
                         "could not restart until another plugin serves; --force uninstalls anyway"
                     )
-                await _vacated(api, [node], say)
-                node = await api.node(node.name)
+
+                async def seen() -> tuple[NodeLeftovers, ...]:
+                    return (await api.node(settings.node),)
+
+                # The agent has just ended, so its kubelet may still report that it serves.
+                (node,) = await _vacated(seen, say)
                 if node.served:
                     raise InUse(
                         f"a device plugin serves {settings.sharing.resource} on the Node "
@@ -121,85 +100,58 @@ async def uninstall_here(
                         "first; --force uninstalls anyway"
                     )
             await api.clean(node)
-    cleaned = Cleaned(node.name, _names(node))
-    told(cleaned)
-    return Uninstalled((cleaned,), _paths_left(settings))
+    told(Cleaned(node.name, node.names))
 
 
 async def uninstall_everywhere(
     connection: Connection, resource: str, namespace: str, selector: str, told: Told, say: Say
-) -> Uninstalled:
-    """Wait for the agents' pods to end, then clean every Node on which no plugin serves.
+) -> None:
+    """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
-    A pod that does not end keeps only its own Node from being cleaned, if a kubelet runs it there.
     Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
     check(connection)
     async with _opened(connection, resource) as api:
-        listed = functools.partial(api.agents, namespace, selector)
-        pods = await _wait(PATIENCE, "the agents' pods to end", listed, say)
-        agents = {node: pod for pod, node in pods.items()}
-        done: list[Cleaned] = []
-        rest: list[NodeLeftovers] = []
-        for node in await api.nodes():
-            if node.name in agents and node.has_kubelet:  # without one nothing runs the pod
+        for node in await _vacated(lambda: api.nodes(namespace, selector), say):
+            if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
                 failure = (
-                    f"its agent has not ended and would write again (pod {agents[node.name]}): "
+                    f"its agent has not ended and would write again (pod {node.agent}): "
                     "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
                 )
-                done.append(Cleaned(node.name, failure=failure))
-                told(done[-1])
+                told(Cleaned(node.name, failure=failure))
+            elif node.served and node.is_touched:
+                told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
             elif node.is_touched:
-                rest.append(node)
-        await _vacated(api, rest, say)
-        for node in rest:
-            try:
-                done.append(await _cleaned(api, node.name, resource))
-            except ApiNotFound:
-                continue
-            except ApiError as error:
-                if not error.status:  # each of the others would wait for the API server
-                    raise
-                done.append(Cleaned(node.name, failure=str(error)))
-            told(done[-1])
-    return Uninstalled(tuple(done))
-
-
-async def _cleaned(api: KubeLeftovers, name: str, resource: str) -> Cleaned:
-    """Clean a Node as it is now: a plugin may serve since the wait began. Raises ApiError."""
-    node = await api.node(name)
-    if node.served:
-        return Cleaned(name, skipped=f"a device plugin serves {resource} there")
-    await api.clean(node)
-    return Cleaned(name, _names(node))
-
-
-async def _vacated(api: KubeLeftovers, nodes: Iterable[NodeLeftovers], say: Say) -> None:
-    """Wait until no plugin serves on these Nodes, at most VACATING seconds. Raises ApiError."""
-    rest = [node.name for node in nodes if node.served]
-
-    async def serving() -> list[str]:
-        for name in tuple(rest):
-            with contextlib.suppress(ApiNotFound):
-                if (await api.node(name)).served:
+                try:
+                    await api.clean(node)
+                except ApiNotFound:  # it was deleted meanwhile
                     continue
-            rest.remove(name)
-        return rest
+                except ApiError as error:
+                    if not error.status:  # each of the others would wait for the API server
+                        raise
+                    told(Cleaned(node.name, failure=str(error)))
+                else:
+                    told(Cleaned(node.name, node.names))
 
-    await _wait(VACATING, "the kubelets to report that no plugin serves", serving, say)
 
-
-async def _wait(seconds: float, what: str, ask: Callable[[], Awaitable[C]], say: Say) -> C:
-    """What `ask` names, once that is nothing or after these seconds. Raises ApiError."""
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + seconds
-    names = await ask()
-    if names:
-        say(f"waiting up to {seconds:.0f} s for {what}: {_some(names)}")
-    while names and loop.time() < ends:
+async def _vacated(
+    read: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]], say: Say
+) -> tuple[NodeLeftovers, ...]:
+    """The Nodes, once neither agent nor plugin is on those that must be cleaned, or after WAIT."""
+    ends = asyncio.get_running_loop().time() + WAIT
+    is_said = False
+    while True:
+        nodes = await read()
+        busy = [node.name for node in nodes if node.is_busy]
+        if not busy or asyncio.get_running_loop().time() >= ends:
+            return nodes
+        if not is_said:
+            say(
+                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
+                f"no plugin serves: {_some(busy)}"
+            )
+            is_said = True
         await asyncio.sleep(PAUSE)
-        names = await ask()
-    return names
 
 
 async def _release(hook: Path, say: Say) -> None:
@@ -249,10 +201,11 @@ def _paths_left(settings: Settings) -> Mapping[str, str]:
     reasons = {
         paths.state: "the state, for a later install; remove it if none will follow",
         paths.run: "the next boot removes it; or remove it now",
-        paths.hook / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
+        settings.hook_path
+        / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
     }
-    present = {path: _reason_left(path, why) for path, why in reasons.items()}
-    return {str(path): why for path, why in present.items() if why}
+    left = {path: _reason_left(path, why) for path, why in reasons.items()}
+    return {str(path): why for path, why in left.items() if why}
 
 
 def _reason_left(path: Path, why: str) -> str:
@@ -261,11 +214,6 @@ def _reason_left(path: Path, why: str) -> str:
         return why if path.is_dir() else ""
     except OSError as error:
         return f"it may exist: it cannot be accessed ({error.strerror})"
-
-
-def _names(node: NodeLeftovers) -> tuple[str, ...]:
-    """What `KubeLeftovers.clean` removes from the Node."""
-    return (*node.keys, *((f"condition {GPU_DEGRADED}",) if node.degraded else ()))
 
 
 def _some(names: Iterable[str]) -> str:
@@ -305,7 +253,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="remove what the agent wrote on the Node",
         description="Removes the GPU report and the agent's condition from the Node of this "
         "host. It refuses while pods with GPUs or an agent run here, or a device plugin serves "
-        "after 30 s. It releases containers that a killed agent held back, and changes nothing "
+        "after 60 s. It releases containers that a killed agent held back, and changes nothing "
         "else on the host and no pod; a second call does nothing. "
         "Exits 1 if it refused or something of an agent is left, 3 without the API server, 4 "
         "without the Node.",
@@ -325,7 +273,7 @@ def add_parser(subparsers: Subparsers) -> None:
     everywhere.add_argument(
         "--all-nodes",
         action="store_true",
-        help="clean all Nodes; it first waits up to 90 s until the agents' pods have ended",
+        help="clean all Nodes; it first waits up to 60 s until no agent serves",
     )
     everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere.add_argument(
@@ -342,23 +290,55 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         _say(mistake)
         return USAGE
     as_text = args.output == TABLE
+    nodes: list[Cleaned] = []
+
+    def told(node: Cleaned) -> None:
+        nodes.append(node)
+        if as_text:
+            sys.stdout.writelines(_lines(node))
+            sys.stdout.flush()
+
+    refusal, code = "", OK
+    host: Mapping[str, str] = {}
     try:
-        done = asyncio.run(_done(args, environ, as_text=as_text))
+        host = asyncio.run(_uninstall(args, environ, told))
     except AgentError as error:
-        if not as_text:
-            _write_document(args, Uninstalled(), str(error))
-        _say(str(error))
-        return _code(error, everywhere=args.all_nodes)
-    if as_text:
-        _write_rest(done)
+        refusal = str(error)
+        is_silent = isinstance(error, ApiError) and not error.status
+        # With --all-nodes no settings are read: the error is about the way to the API server.
+        if is_silent or (args.all_nodes and isinstance(error, SettingsError)):
+            code = UNREACHABLE
+        else:
+            code = NOT_FOUND if isinstance(error, ApiNotFound) else PROBLEM
     else:
-        _write_document(args, done, "")
-    return OK if done.is_complete else PROBLEM
+        code = PROBLEM if any(node.failure for node in nodes) else OK
+    if not as_text:
+        data = {
+            "ok": code == OK,
+            "refusal": refusal,
+            "nodes": [msgspec.to_builtins(node) for node in nodes],
+            "leftOnHost": dict(host),
+        }
+        sys.stdout.write(document("Uninstallation", data, args.output, SystemClock().now()))
+    if refusal:
+        _say(refusal)
+    elif as_text:
+        if not any(_lines(node) for node in nodes):
+            sys.stdout.write("nothing of the agent's was found\n")
+        sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in host.items())
+    return code
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"hami-agent uninstall: {text}\n")
     sys.stderr.flush()
+
+
+def _lines(node: Cleaned) -> list[str]:
+    lines = [f"{node.node}: removed {', '.join(node.removed)}\n"] if node.removed else []
+    lines += [f"{node.node}: skipped: {node.skipped}\n"] if node.skipped else []
+    lines += [f"{node.node}: something is left: {node.failure}\n"] if node.failure else []
+    return lines
 
 
 def _misused(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
@@ -382,56 +362,19 @@ def _kubeconfig(args: argparse.Namespace, environ: Mapping[str, str]) -> str | N
     return named or (None if IN_CLUSTER in environ else environ.get("KUBECONFIG"))
 
 
-async def _done(
-    args: argparse.Namespace, environ: Mapping[str, str], *, as_text: bool
-) -> Uninstalled:
-    def show(node: Cleaned) -> None:
-        if as_text:
-            sys.stdout.writelines(_lines(node))
-            sys.stdout.flush()
-
-    if not args.all_nodes:
-        start = await started(sources(args, environ))
-        settings = start.taken().settings(NodeFacts())
-        return await uninstall_here(settings, environ, show, _say, force=args.force)
-    # No settings are read: a release with invalid settings must be uninstallable. Its Job has the
-    # variables of the release.
-    named = _kubeconfig(args, environ)
-    connection = Connection(Path(named) if named else None, environment=environ)
-    resource = flags(args).get("--resource-name") or RESOURCE
-    return await uninstall_everywhere(
-        connection, resource, args.namespace, args.selector, show, _say
-    )
-
-
-def _code(error: AgentError, *, everywhere: bool) -> int:
-    """The exit code; with --all-nodes, a SettingsError is about the way to the API server."""
-    if everywhere and isinstance(error, SettingsError):
-        return UNREACHABLE
-    if isinstance(error, ApiNotFound):
-        return NOT_FOUND
-    is_silent = isinstance(error, ApiError) and not error.status
-    return UNREACHABLE if is_silent else PROBLEM
-
-
-def _lines(node: Cleaned) -> list[str]:
-    lines = [f"{node.node}: removed {', '.join(node.removed)}\n"] if node.removed else []
-    lines += [f"{node.node}: skipped: {node.skipped}\n"] if node.skipped else []
-    lines += [f"{node.node}: something is left: {node.failure}\n"] if node.failure else []
-    return lines
-
-
-def _write_rest(done: Uninstalled) -> None:
-    if not any(_lines(node) for node in done.nodes):
-        sys.stdout.write("nothing of the agent's was found\n")
-    sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in done.host.items())
-
-
-def _write_document(args: argparse.Namespace, done: Uninstalled, refusal: str) -> None:
-    data = {
-        "ok": not refusal and done.is_complete,
-        "refusal": refusal,
-        "nodes": [msgspec.to_builtins(node) for node in done.nodes],
-        "leftOnHost": dict(done.host),
-    }
-    sys.stdout.write(document("Uninstallation", data, args.output, SystemClock().now()))
+async def _uninstall(
+    args: argparse.Namespace, environ: Mapping[str, str], told: Told
+) -> Mapping[str, str]:
+    """Clean this Node or all; the paths that stay on this host. Raises AgentError."""
+    if args.all_nodes:
+        # No settings are read: a release with invalid settings must be uninstallable. Its Job has
+        # the variables of the release.
+        named = _kubeconfig(args, environ)
+        connection = Connection(Path(named) if named else None, environment=environ)
+        resource = flags(args).get("--resource-name") or RESOURCE
+        await uninstall_everywhere(connection, resource, args.namespace, args.selector, told, _say)
+        return {}
+    start = await started(sources(args, environ))
+    settings = start.taken().settings(NodeFacts())
+    await uninstall_here(settings, environ, told, _say, force=args.force)
+    return _paths_left(settings)

@@ -6,15 +6,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
-from agent.gpu import library as nvml
-from agent.gpu.events import Listening
-from agent.gpu.library import (
+from agent.gpu import nvml
+from agent.gpu.events import EventStreams
+from agent.gpu.handles import RELEASED, UNPLACED, Handles, Indexes
+from agent.gpu.nvml import (
+    DRIVER,
     ECC_CORRECTED,
     ECC_IN_LIFE,
     ECC_SINCE_LOAD,
@@ -28,6 +30,7 @@ from agent.gpu.library import (
     LINK_TO_SWITCH,
     MEMORY_V2,
     MOST_LINKS,
+    NO_ANSWER,
     P2P_OK,
     P2P_READ,
     RESET_REQUIRED,
@@ -37,21 +40,14 @@ from agent.gpu.library import (
     FabricInfo,
     Handle,
     NvmlLibrary,
+    NvmlSession,
+    OpenedSession,
     code,
     driver_wide,
     is_unable,
     maybe,
     text_of,
     translate,
-)
-from agent.gpu.session import (
-    NO_ANSWER,
-    RELEASED,
-    UNPLACED,
-    Handles,
-    Indexes,
-    NvmlSession,
-    OpenedSession,
 )
 from agent.model import (
     MIB,
@@ -98,16 +94,18 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
     """Describe GPU `index`, without its links. Raises NVMLError, GpuError when it is released."""
     handle = handles.of_index(index)
     bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
-    mig = maybe(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
+    mig = maybe(library, library.nvmlDeviceGetMigMode, handle)
+    # A GPU with the host's memory does not report it.
+    memory = maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     return Gpu(
         uuid=GpuUuid(text_of(library.nvmlDeviceGetUUID(handle))),
         index=index,
         name=text_of(library.nvmlDeviceGetName(handle)),
-        memory_mib=_memory_mib(library, handle),
+        memory_mib=None if memory is None else int(memory.total) // MIB,
         pci=bus,
         numa=numa_node(sys_root, bus),
-        minor=maybe(library, lambda: library.nvmlDeviceGetMinorNumber(handle)),
-        mig_enabled=bool(mig),
+        minor=maybe(library, library.nvmlDeviceGetMinorNumber, handle),
+        mig_enabled=mig is not None and bool(mig[0]),
     )
 
 
@@ -122,12 +120,6 @@ def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFaul
     return tuple(
         GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))
     )
-
-
-def _memory_mib(library: NvmlLibrary, handle: Handle) -> int | None:
-    """The GPU's memory in MiB; None for a GPU with the host's memory, which does not report it."""
-    memory = maybe(library, lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total))
-    return None if memory is None else memory // MIB
 
 
 # Reads the links between GPUs. All functions block and run on the GPU's thread.
@@ -163,22 +155,22 @@ def link_row(
     peer_to_peer: dict[GpuUuid, bool] = {}
     for peer, index in peers.items():
         other = handles.of_index(index)
-        level = maybe(library, _ancestor(library, handle, other))
+        level = maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
         if level in _PATHS:
             paths[peer] = _PATHS[level]
-        status = maybe(library, _peer_to_peer(library, handle, other))
+        status = maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, P2P_READ)
         if status is not None:
             peer_to_peer[peer] = status == P2P_OK
     direct: dict[str, int] = {}
     to_switches = 0
     for link in _active_links(library, handle):
-        kind = maybe(library, _remote_kind(library, handle, link))
+        kind = maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == LINK_TO_SWITCH:
             to_switches += 1
             continue
-        address = maybe(library, _remote_address(library, handle, link))
-        if address is not None:
-            remote = bus_id(text_of(address))
+        info = maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if info is not None:
+            remote = bus_id(text_of(info.busId))
             direct[remote] = direct.get(remote, 0) + 1
     return LinkRow(paths, peer_to_peer, direct, to_switches)
 
@@ -214,24 +206,9 @@ def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
             raise
 
 
-def _ancestor(library: NvmlLibrary, one: Handle, other: Handle) -> Callable[[], int]:
-    return lambda: library.nvmlDeviceGetTopologyCommonAncestor(one, other)
-
-
-def _peer_to_peer(library: NvmlLibrary, one: Handle, other: Handle) -> Callable[[], int]:
-    return lambda: library.nvmlDeviceGetP2PStatus(one, other, P2P_READ)
-
-
-def _remote_kind(library: NvmlLibrary, handle: Handle, link: int) -> Callable[[], int]:
-    return lambda: library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-
-
-def _remote_address(library: NvmlLibrary, handle: Handle, link: int) -> Callable[[], str | bytes]:
-    return lambda: library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
-
-
 # Probes and samples a GPU. All functions block and run on the GPU's thread.
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _RECOVERY: Final = {
@@ -258,7 +235,7 @@ def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
     """Probe the GPU. Raises GpuError (released), DriverError (the whole driver fails)."""
     try:
         handle = handles.of_uuid(uuid)
-        maybe(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
+        maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
         signs = signs_of(library, handle)
     except library.NVMLError as error:
         driver_error = driver_wide(error)
@@ -275,37 +252,37 @@ def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
 
 def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
     """Read the signs of the GPU. Raises NVMLError when the GPU or the driver is gone."""
-    rows = _sign(library, lambda: library.nvmlDeviceGetRemappedRows(handle))
-    pending = _sign(library, lambda: library.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    rows = _sign(library, library.nvmlDeviceGetRemappedRows, handle)
+    pending = _sign(library, library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     return GpuSigns(
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         rows_remapped=None if rows is None else rows[0] + rows[1],
         pages_pending=None if pending is None else bool(pending),
-        pages_retired=_sign(library, lambda: _retired(library, handle)),
+        pages_retired=_sign(library, _retired, library, handle),
         ecc_corrected=_errors(library, handle, ECC_CORRECTED, ECC_SINCE_LOAD),
         ecc_uncorrected=_errors(library, handle, ECC_UNCORRECTED, ECC_SINCE_LOAD),
-        recovery=_sign(library, lambda: _recovery(library, handle)),
-        fabric=_sign(library, lambda: _fabric(library, handle)),
+        recovery=_sign(library, _recovery, library, handle),
+        fabric=_sign(library, _fabric, library, handle),
     )
 
 
-def sample(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSample:
+def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSample:
     """Read how much the GPU is used. Raises NVMLError, GpuError."""
     handle = handles.of_uuid(uuid)
-    rates = _sign(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
+    rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
     # The first form counts what the driver reserves as used; drivers before 510 have no other.
-    memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle, MEMORY_V2))
+    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, MEMORY_V2)
     if memory is None:
-        memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
+        memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
     return GpuSample(
         uuid,
         gpu_percent=None if rates is None else int(rates.gpu),
         memory_percent=None if rates is None else int(rates.memory),
         used_mib=None if memory is None else int(memory.used) // MIB,
         reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
-        celsius=_sign(library, lambda: library.nvmlDeviceGetTemperature(handle, TEMPERATURE_GPU)),
-        milliwatts=_sign(library, lambda: library.nvmlDeviceGetPowerUsage(handle)),
+        celsius=_sign(library, library.nvmlDeviceGetTemperature, handle, TEMPERATURE_GPU),
+        milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
         ecc_corrected=_errors(library, handle, ECC_CORRECTED, ECC_IN_LIFE),
         ecc_uncorrected=_errors(library, handle, ECC_UNCORRECTED, ECC_IN_LIFE),
     )
@@ -317,7 +294,7 @@ def _retired(library: NvmlLibrary, handle: Handle) -> int:
 
 
 def _errors(library: NvmlLibrary, handle: Handle, kind: int, span: int) -> int | None:
-    return _sign(library, lambda: int(library.nvmlDeviceGetTotalEccErrors(handle, kind, span)))
+    return _sign(library, library.nvmlDeviceGetTotalEccErrors, handle, kind, span)
 
 
 def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
@@ -336,13 +313,13 @@ def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
     return _FABRIC.get(info.state)
 
 
-def _sign(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
+def _sign(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
     """Return the answer, or None if the call fails: a sign alone proves no fault.
 
     Raises NVMLError when the GPU is lost or must be reset, or the driver is gone.
     """
     try:
-        return ask()
+        return ask(*args, **more)
     except library.NVMLError as error:
         if code(error) in _GRAVE or driver_wide(error) is not None:
             raise
@@ -377,17 +354,19 @@ class NvmlDriver:
         deadline: float = CALL_DEADLINE,
         now: Callable[[], float] = time.monotonic,  # noqa: TID251 -- check() runs on a thread
     ) -> None:
-        def find() -> Path | None:
-            return path or nvml.library_below(driver_root)
-
-        self._find = find
+        self._find: Callable[[], Path | None] = lambda: path or nvml.library_below(driver_root)
         self._now = now
         self._library = library
         self._sys_root = sys_root
         self._session = NvmlSession(
-            library, find, sys_root, deadline, self._session_ended, self._quiet, self._back
+            library,
+            self._find,
+            sys_root,
+            deadline,
+            ended=self._on_session_end,
+            quiet=self._quiet,
+            back=self._on_back,
         )
-        self._call = self._session.call
         self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
@@ -399,7 +378,7 @@ class NvmlDriver:
         self._described: frozenset[str] = frozenset()
         """The addresses of all GPUs that were ever described."""
         self._handles = Handles(library)
-        self._listening = Listening(library, self._session, self._indexes, self._handles)
+        self._streams = EventStreams(library, self._session, self._indexes, self._handles)
 
     async def scan(self) -> Scan:
         """Describe all GPUs. Raises DriverMissing, DriverError."""
@@ -407,7 +386,8 @@ class NvmlDriver:
         if self._handles.released:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
-        self._counted(count)
+        if not self._indexes.counted(count):
+            self._streams.forget()
         found: dict[int, Gpu] = {}
         troubled: dict[int, GpuFault] = {}
         async with asyncio.TaskGroup() as tasks:
@@ -416,18 +396,18 @@ class NvmlDriver:
         self._session.check(opened)
         self._renewed = self._renewed and not found
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
-            self._listening.forget()
+            self._streams.forget()
         faults = self._indexes.named(troubled)
         self._described |= {gpu.pci for gpu in found.values()}
         if not faults:  # else one of these may be the GPU that is not described
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
             faults = await self._session.whole(opened, unlisted)
         uuids = [gpu.uuid for gpu in found.values()]
-        self._session.keep([*uuids, *(fault.gpu for fault in faults)])
+        self._session.threads.keep({DRIVER, *uuids, *(fault.gpu for fault in faults)})
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
         silent = [fault.gpu for fault in faults if not fault.lost]
-        await self._listening.follow(opened, sorted(found), peers.keys(), silent)
+        await self._streams.follow(opened, sorted(found), peers.keys(), silent)
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
         self._handles.seen(gpus, faults)
@@ -456,7 +436,7 @@ class NvmlDriver:
         faults.extend(
             GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
         )
-        await self._listening.follow(opened, sorted(found), [gpu.uuid for gpu in gpus], [])
+        await self._streams.follow(opened, sorted(found), [gpu.uuid for gpu in gpus], [])
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults), opened.library_version)
 
@@ -464,21 +444,30 @@ class NvmlDriver:
         """Probe one GPU. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            probe = await self._call(
-                opened, uuid, partial(probe_of, self._library, self._handles, uuid)
-            )
+            work = partial(probe_of, self._library, self._handles, uuid)
+            probe = await self._session.call(opened, uuid, work)
         except TimeoutError as error:
             probe = Probe(uuid, ProbeOutcome.SILENT, str(error) or NO_ANSWER)
         except DriverError as error:
             self._session.end(error, opened)
             raise
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
-        await self._listening.hear_again(opened, probe)
-        return msgspec.structs.replace(probe, unmonitored=self._listening.obstacle(uuid))
+        await self._streams.hear_again(opened, probe)
+        return msgspec.structs.replace(probe, unmonitored=self._streams.obstacle(uuid))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
-        return await self._ask(uuid, partial(sample, self._library, self._handles, uuid))
+        opened = await self._session.open()
+        try:
+            work = partial(sample_of, self._library, self._handles, uuid)
+            return await self._session.call(opened, uuid, work)
+        except TimeoutError as error:
+            raise GpuError(uuid, str(error) or NO_ANSWER) from error
+        except self._library.NVMLError as error:  # it says nothing about the GPU's health
+            translated = nvml.translate(error, uuid)
+            if isinstance(translated, DriverError):
+                self._session.end(translated, opened)
+            raise translated from error
 
     def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
@@ -487,7 +476,7 @@ class NvmlDriver:
 
         Raises DriverMissing, DriverError when the session ends, or the wait does not return.
         """
-        return self._listening.events(opened)
+        return self._streams.events(opened)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -505,7 +494,7 @@ class NvmlDriver:
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
         self._handles.take_back(uuid)
-        self._listening.unhear(uuid)
+        self._streams.unhear(uuid)
         self._session.withheld = ""
 
     def check(self) -> None:
@@ -542,36 +531,19 @@ class NvmlDriver:
         """End the session; a second call does nothing."""
         await self._session.close()
 
-    def _session_ended(self, error: DriverError) -> None:
+    def _on_session_end(self, error: DriverError) -> None:
         self._links = None
-        self._listening.fail(error)
+        self._streams.fail(error)
 
     async def _quiet(self) -> bool:
-        return await self._listening.quiet()
+        return await self._streams.quiet()
 
-    def _back(self, name: str) -> None:
+    def _on_back(self, name: str) -> None:
         """Note that a stuck GPU answers; if it was not described, ask for a scan."""
-        self._listening.back(name)
+        self._streams.back(name)
         if name in self._slow:
             self._slow.discard(name)
-            self._listening.changed()
-
-    def _counted(self, count: int) -> None:
-        if not self._indexes.counted(count):
-            self._listening.forget()
-
-    async def _ask(self, uuid: GpuUuid, work: Callable[[], T]) -> T:
-        """Ask one GPU; a failure says nothing about its health. Raises GpuError, DriverError."""
-        opened = await self._session.open()
-        try:
-            return await self._call(opened, uuid, work)
-        except TimeoutError as error:
-            raise GpuError(uuid, str(error) or NO_ANSWER) from error
-        except self._library.NVMLError as error:
-            translated = nvml.translate(error, uuid)
-            if isinstance(translated, DriverError):
-                self._session.end(translated, opened)
-            raise translated from error
+            self._streams.changed()
 
     async def _describe(
         self, opened: OpenedSession, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
@@ -580,7 +552,7 @@ class NvmlDriver:
         name = self._indexes.name(index)
         work = partial(describe, self._library, self._handles, index, self._sys_root)
         try:
-            found[index] = await self._call(opened, name, work)
+            found[index] = await self._session.call(opened, name, work)
         except TimeoutError:
             self._slow.add(name)
             faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
@@ -594,7 +566,7 @@ class NvmlDriver:
                 self._session.end(translated, opened)
             trouble = nvml.trouble(error)
             if trouble in {Trouble.LOST, Trouble.RESET}:
-                self._listening.unhear(name)
+                self._streams.unhear(name)
             faults[index] = GpuFault(name, str(error), trouble, index)
         else:
             self._slow.discard(name)
@@ -606,23 +578,18 @@ class NvmlDriver:
         if self._links is not None and self._links.keys() == peers.keys():
             return self._links
         rows: dict[GpuUuid, LinkRow] = {}
+
+        async def read(gpu: Gpu) -> None:
+            others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
+            work = partial(link_row, self._library, self._handles, gpu, others)
+            try:
+                rows[gpu.uuid] = await self._session.call(opened, gpu.uuid, work)
+            except (TimeoutError, DriverError, self._library.NVMLError, ValueError) as error:
+                log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)
+
         async with asyncio.TaskGroup() as tasks:
             for gpu in peers.values():
-                tasks.create_task(self._link_row(opened, gpu, peers, rows))
+                tasks.create_task(read(gpu))
         if rows.keys() == peers.keys():
             self._links = rows
         return rows
-
-    async def _link_row(
-        self,
-        opened: OpenedSession,
-        gpu: Gpu,
-        peers: Mapping[GpuUuid, Gpu],
-        rows: dict[GpuUuid, LinkRow],
-    ) -> None:
-        others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
-        work = partial(link_row, self._library, self._handles, gpu, others)
-        try:
-            rows[gpu.uuid] = await self._call(opened, gpu.uuid, work)
-        except (TimeoutError, DriverError, self._library.NVMLError, ValueError) as error:
-            log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)

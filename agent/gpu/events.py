@@ -13,27 +13,28 @@ import msgspec
 import structlog
 
 from agent.errors import DriverError, GpuError
-from agent.gpu.library import (
+from agent.gpu.handles import Handles, Indexes
+from agent.gpu.nvml import (
     EVENT_ECC_DOUBLE,
     EVENT_ECC_SINGLE,
     EVENT_MIG_CHANGE,
     EVENT_POWER_SOURCE,
     EVENT_XID,
+    NO_ANSWER,
     TIMEOUT,
     Handle,
     NvmlLibrary,
+    NvmlSession,
+    OpenedSession,
     code,
     driver_wide,
     is_unable,
     text_of,
 )
-from agent.gpu.session import NO_ANSWER, Handles, Indexes, NvmlSession, OpenedSession
 from agent.health.xids import XIDS
 from agent.kit.tasks import show_thread_name
 from agent.kit.timing import until_tick
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome
-
-# Registers a GPU with an event set. All functions block and run on the GPU's thread.
 
 WANTED: Final = (
     EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE | EVENT_POWER_SOURCE | EVENT_MIG_CHANGE
@@ -48,8 +49,8 @@ class EventRegistration(msgspec.Struct, frozen=True):
 
     where: int
     uuid: GpuUuid
-    refused: str = ""
-    era: int = 0
+    refused: str
+    era: int
 
 
 def address(handle: Handle) -> int:
@@ -57,39 +58,7 @@ def address(handle: Handle) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def register(
-    library: NvmlLibrary,
-    handles: Handles,
-    event_set: Any,  # noqa: ANN401 -- the library's own
-    index: int,
-) -> EventRegistration:
-    """Register GPU `index` with `event_set`. Blocks.
-
-    A GPU without events is an answer (`refused`). Raises NVMLError, GpuError, ValueError
-    (undecodable text): these failures may pass.
-    """
-    handle = handles.of_index(index)
-    uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
-    try:
-        mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
-        if mask:  # an empty mask is an invalid argument
-            library.nvmlDeviceRegisterEvents(handle, mask, event_set)
-    except library.NVMLError as error:
-        if not is_unable(error):
-            raise
-        return EventRegistration(address(handle), uuid, f"it has no events: {error}")
-    if not mask & EVENT_XID:
-        return EventRegistration(address(handle), uuid, "it does not report XIDs")
-    return EventRegistration(address(handle), uuid)
-
-
-def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
-    """Free the set. Blocks."""
-    with contextlib.suppress(library.NVMLError):
-        library.nvmlEventSetFree(event_set)
-
-
-# Reads the driver's events: one event set and one daemon thread that waits on it.
+log = structlog.get_logger(__name__)
 
 WAIT_MS: Final = 1000
 """Milliseconds of one wait in the library, which only an event ends sooner.
@@ -105,6 +74,7 @@ FAREWELL: Final = 1.2
 """Seconds for the thread to end: a wait, and a late turn of a busy machine."""
 
 _KINDS: Final = {
+    EVENT_XID: EventKind.XID,
     EVENT_ECC_DOUBLE: EventKind.ECC_DOUBLE,
     EVENT_ECC_SINGLE: EventKind.ECC_SINGLE,
     EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
@@ -127,13 +97,17 @@ class EventStream:
 
     def __init__(self, library: NvmlLibrary, handles: Handles) -> None:
         self._handles = handles
-        self._event_set: Any = None
+        self.event_set: Any = None
+        """The library's own; None until it exists."""
+        self.settled: set[str] = set()
+        """The GPUs that report, or never will."""
+        self.ended = asyncio.Event()
+        """Set once the thread has left the library and will not return to it."""
         self.unmonitored: dict[str, str] = {}
         """Why a GPU (its UUID, or `index N`) does not report to this stream."""
         self._known: dict[int, GpuUuid] = {}
         """The GPU of each handle's address. Only replaced, never changed: the thread reads it."""
         self._era = 0
-        self._settled: set[str] = set()
         self._library = library
         self._loop = asyncio.get_running_loop()
         self._queue: collections.deque[DriverEvent] = collections.deque()
@@ -142,7 +116,6 @@ class EventStream:
         self._strange: set[GpuUuid | None] = set()
         self._failure: DriverError | None = None
         self._news = asyncio.Event()
-        self._ended = asyncio.Event()
         self._stopping = threading.Event()
         self._turns = 0
         self._started = False
@@ -166,57 +139,43 @@ class EventStream:
         else:
             self._started = True
 
-    @property
-    def has_set(self) -> bool:
-        """True once the event set exists."""
-        return self._event_set is not None
-
-    @property
-    def ended(self) -> bool:
-        """True once the thread has left the library and will not return to it."""
-        return self._ended.is_set()
-
-    def settled(self, gpu: str) -> bool:
-        """True when this GPU reports, or never will."""
-        return gpu in self._settled
-
-    def settle(self, answer: EventRegistration) -> bool:
-        """Note the answer of a GPU. True for the first answer that it will never report."""
+    def settle(self, answer: EventRegistration) -> None:
+        """Note the answer of a GPU, unless the indexes have changed since it was asked."""
         if answer.era != self._era:
-            return False
-        self._settled.add(answer.uuid)
+            return
+        self.settled.add(answer.uuid)
         others = {where: uuid for where, uuid in self._known.items() if uuid != answer.uuid}
         self._known = others | {answer.where: answer.uuid}
         if answer.refused:
-            return self.missed(answer.uuid, answer.refused)
-        self.unmonitored.pop(answer.uuid, None)
-        return False
+            self.missed(answer.uuid, answer.refused)
+        else:
+            self.unmonitored.pop(answer.uuid, None)
 
-    def missed(self, gpu: str, reason: str) -> bool:
-        """Note why the GPU does not report. True when the reason is new."""
-        before = self.unmonitored.get(gpu)
+    def missed(self, gpu: str, reason: str) -> None:
+        """Note and log why the GPU does not report: only probes watch it."""
+        if self.unmonitored.get(gpu) != reason:
+            log.warning("driver.no_events", gpu=gpu, err=reason)
         self.unmonitored[gpu] = reason
-        return before != reason
+
+    def answered(self, gpu: str, answer: "asyncio.Future[EventRegistration]") -> None:
+        """Note the answer to a registration without a waiting caller; the next scan tries again."""
+        error = answer.exception()
+        if error is None:
+            self.settle(answer.result())
+        else:
+            self.missed(gpu, str(error) or NO_ANSWER)
 
     def keep(self, gpus: Collection[str]) -> None:
         """Forget all other GPUs; if they come back, they are registered again."""
-        self._settled.intersection_update(gpus)
+        self.settled.intersection_update(gpus)
         for gone in self.unmonitored.keys() - gpus:
             del self.unmonitored[gone]
-
-    def drop(self, gpu: str) -> None:
-        """Forget a lost or resetting GPU; it is registered again once it answers."""
-        self._settled.discard(gpu)
 
     def forget(self) -> None:
         """Forget all GPUs, after their indexes changed: a handle may name another GPU now."""
         self._era += 1
-        self._settled.clear()
+        self.settled.clear()
         self._known = {}
-
-    def tell(self, event: DriverEvent) -> None:
-        """Add an event from the loop."""
-        self._put(event)
 
     async def next(self) -> DriverEvent:
         """Return the next event. Raises SetFailed, DriverError once the stream failed and is empty.
@@ -228,24 +187,20 @@ class EventStream:
             if self._queue:
                 return self._queue.popleft()
             if self._storm:
-                return self._of_storm()
+                with self._lock:
+                    event = next(iter(self._storm))
+                    self._storm[event] -= 1
+                    if not self._storm[event]:
+                        del self._storm[event]
+                    if not self._storm:
+                        self._strange.clear()
+                return event
             if self._overflown:
                 self._overflown = False
                 return DriverEvent(EventKind.CHANGED)
             if self._failure is not None:
                 raise self._failure
             await self._wait()
-
-    def _of_storm(self) -> DriverEvent:
-        """One of the counted events."""
-        with self._lock:
-            event = next(iter(self._storm))
-            self._storm[event] -= 1
-            if not self._storm[event]:
-                del self._storm[event]
-            if not self._storm:
-                self._strange.clear()
-        return event
 
     async def _wait(self) -> None:
         """Wait for news. A stopped or starved process gets two periods of about STALL seconds."""
@@ -273,26 +228,37 @@ class EventStream:
         self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await self._ended.wait()
-        return self._ended.is_set()
+                await self.ended.wait()
+        return self.ended.is_set()
 
     # On the threads of the GPUs.
 
     def create(self) -> None:
         """Create the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""
         with self._inside():
-            self._event_set = self._library.nvmlEventSetCreate()
+            self.event_set = self._library.nvmlEventSetCreate()
 
     def register(self, index: int) -> EventRegistration:
-        """Register GPU `index` with the set. Blocks.
+        """Register GPU `index` with the set. Blocks. A GPU without events is an answer too.
 
-        Raises NVMLError, GpuError, ValueError (undecodable text), DriverError when the stream has
-        ended.
+        Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
+        Raises DriverError when the stream has ended.
         """
-        era = self._era
+        era, library, refused = self._era, self._library, ""
         with self._inside():
-            answer = register(self._library, self._handles, self._event_set, index)
-        return msgspec.structs.replace(answer, era=era)
+            handle = self._handles.of_index(index)
+            uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
+            try:
+                mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
+                if mask:  # an empty mask is an invalid argument
+                    library.nvmlDeviceRegisterEvents(handle, mask, self.event_set)
+                if not mask & EVENT_XID:
+                    refused = "it does not report XIDs"
+            except library.NVMLError as error:
+                if not is_unable(error):
+                    raise
+                refused = f"it has no events: {error}"
+        return EventRegistration(address(handle), uuid, refused, era)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -311,8 +277,9 @@ class EventStream:
         with self._lock:
             self._users -= 1
             last = not self._users
-        if last and self._event_set is not None:
-            free(self._library, self._event_set)
+        if last and self.event_set is not None:
+            with contextlib.suppress(self._library.NVMLError):
+                self._library.nvmlEventSetFree(self.event_set)
 
     # On its own thread.
 
@@ -320,39 +287,30 @@ class EventStream:
         """Run the thread and report its end: a silent end would look like healthy GPUs."""
         show_thread_name(threading.current_thread().name)
         try:
-            self._listen()
+            while not self._stopping.is_set():
+                self._turns += 1
+                try:
+                    data = self._library.nvmlEventSetWait_v2(self.event_set, WAIT_MS)
+                except self._library.NVMLError as error:
+                    if code(error) == TIMEOUT:
+                        continue
+                    failure = driver_wide(error)
+                    if failure is None:
+                        # One lost GPU fails the wait for all: have each GPU scanned.
+                        self.put(DriverEvent(EventKind.CHANGED))
+                        failure = SetFailed(f"waiting for events failed: {error}")
+                    self._tell(self.fail, failure)
+                    break
+                is_xid = data.eventType & EVENT_XID
+                kind = _KINDS.get(EVENT_XID if is_xid else data.eventType)
+                if kind is not None:
+                    number = int(data.eventData) if is_xid else None
+                    self.put(DriverEvent(kind, self._uuid(data.device), number))
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
             self._tell(self.fail, DriverError(text))
         self._leave()
-        self._tell(self._ended.set)
-
-    def _listen(self) -> None:
-        """Move events until the stream is stopped or a wait fails."""
-        while not self._stopping.is_set():
-            self._turns += 1
-            try:
-                data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
-            except self._library.NVMLError as error:
-                if code(error) == TIMEOUT:
-                    continue
-                driver_error = driver_wide(error)
-                if (
-                    driver_error is None
-                ):  # one lost GPU fails the wait for all: have each GPU scanned
-                    self._put(DriverEvent(EventKind.CHANGED))
-                self._tell(
-                    self.fail, driver_error or SetFailed(f"waiting for events failed: {error}")
-                )
-                return
-            self._put(self._event(data))
-
-    def _event(self, data: Any) -> DriverEvent | None:  # noqa: ANN401 -- nvmlEventData_t
-        uuid = self._uuid(data.device)
-        if data.eventType & EVENT_XID:
-            return DriverEvent(EventKind.XID, uuid, int(data.eventData))
-        kind = _KINDS.get(data.eventType)
-        return None if kind is None else DriverEvent(kind, uuid)
+        self._tell(self.ended.set)
 
     def _uuid(self, handle: Handle) -> GpuUuid | None:
         """The GPU of a handle, first by its address: a lost GPU does not answer with its UUID."""
@@ -364,26 +322,23 @@ class EventStream:
         except (self._library.NVMLError, ValueError):
             return None
 
-    def _put(self, event: DriverEvent | None) -> None:
-        if event is None:
-            return
+    def put(self, event: DriverEvent) -> None:
+        """Add an event, from any thread."""
         with self._lock:
             if not self._storm and len(self._queue) < EVENT_LIMIT:
                 self._queue.append(event)
-            elif event in self._storm or self._has_room(event):
-                self._storm[event] += 1
             else:
-                self._overflown = True
+                # Of the XIDs that the table does not name, one more for each GPU is kept.
+                is_named = event.xid is None or event.xid in XIDS
+                has_room = event in self._storm or len(self._storm) < EVENT_LIMIT or is_named
+                if has_room or event.uuid not in self._strange:
+                    self._storm[event] += 1
+                else:
+                    self._overflown = True
+                if not has_room:
+                    self._strange.add(event.uuid)
         if not self._news.is_set():
             self._tell(self._news.set)
-
-    def _has_room(self, event: DriverEvent) -> bool:
-        """Whether one more different event is kept; always if the table names its XID."""
-        if len(self._storm) < EVENT_LIMIT or event.xid is None or event.xid in XIDS:
-            return True
-        is_first = event.uuid not in self._strange
-        self._strange.add(event.uuid)
-        return is_first
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
         """Call back on the loop; a closed loop ends the stream."""
@@ -404,10 +359,8 @@ MOST_SETS: Final = 3
 SOON: Final = 5.0
 PAUSE: Final = 1.0
 
-log = structlog.get_logger(__name__)
 
-
-class Listening:
+class EventStreams:
     """The event streams of the driver, over all sessions. Call all methods on the loop."""
 
     def __init__(
@@ -473,13 +426,13 @@ class Listening:
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
                 tasks.create_task(stream.stop())
-        return all(stream.ended for stream in streams)
+        return all(stream.ended.is_set() for stream in streams)
 
     def changed(self) -> None:
         """Report CHANGED, so that all GPUs are scanned again."""
         self._has_changed = not self._streams
         for stream in self._streams:
-            stream.tell(DriverEvent(EventKind.CHANGED))
+            stream.put(DriverEvent(EventKind.CHANGED))
 
     def forget(self) -> None:
         """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""
@@ -504,23 +457,21 @@ class Listening:
         slow = set(silent) - self._unheard
         for stream in tuple(self._streams):
             stream.keep({*gpus, *slow})
-            if stream.has_set:
-                await self._register(opened, stream, found)
+            await self._register(opened, stream, found)
 
     async def hear_again(self, opened: OpenedSession, probe: Probe) -> None:
         """After a probe, register a GPU again that answers after a reset."""
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._unheard.add(probe.uuid)
             for stream in self._streams:
-                stream.drop(probe.uuid)
+                stream.settled.discard(probe.uuid)  # registered again once it answers
         elif probe.outcome is not ProbeOutcome.SILENT and probe.uuid in self._unheard:
             self._unheard.discard(probe.uuid)
             index = self._indexes.find(probe.uuid)
             if index is None:
                 return
             for stream in tuple(self._streams):
-                if stream.has_set:
-                    await self._register(opened, stream, [index])
+                await self._register(opened, stream, [index])
 
     def back(self, name: str) -> None:
         """Register a GPU that was stuck and answers again; that was refused before."""
@@ -528,10 +479,10 @@ class Listening:
         if index is None or self._session.present is None or name in self._handles.released:
             return
         for stream in self._streams:
-            if stream.has_set and not stream.settled(name):
-                settle = partial(_settle, stream)
-                answer = self._session.threads.post(name, partial(stream.register, index), settle)
-                answer.add_done_callback(partial(_take, stream, name))
+            if stream.event_set is not None and name not in stream.settled:
+                work = partial(stream.register, index)
+                answer = self._session.threads.launch(name, work, stream.settle, timed=True)
+                answer.add_done_callback(partial(stream.answered, name))
 
     def obstacle(self, gpu: str) -> str:
         """Why a GPU's events reach no stream; empty: they do, or there is no stream."""
@@ -541,7 +492,7 @@ class Listening:
         """Add a stream. Raises DriverError while too many threads are in the library."""
         for earlier in self._away:
             earlier.start()  # if no thread could be started before, it needs one to end
-        self._away = [stream for stream in self._away if not stream.ended]
+        self._away = [stream for stream in self._away if not stream.ended.is_set()]
         if len(self._away) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not returned from the driver")
         stream = EventStream(self._library, self._handles)
@@ -562,36 +513,19 @@ class Listening:
     async def _register(
         self, opened: OpenedSession, stream: EventStream, indexes: Iterable[int]
     ) -> None:
-        """Register GPUs with `stream`. One that fails is logged once; only probes watch it."""
+        """Register GPUs with `stream` if its set exists. One that fails is logged once."""
+
+        async def register(index: int, name: str) -> None:
+            work = partial(stream.register, index)
+            try:
+                stream.settle(await self._session.call(opened, name, work, stream.settle))
+            except DriverError:
+                return  # the session and its streams are over
+            except (TimeoutError, GpuError, self._library.NVMLError, ValueError) as error:
+                stream.missed(name, str(error) or NO_ANSWER)
+
         async with asyncio.TaskGroup() as tasks:
-            for index in indexes:
-                if not stream.settled(self._indexes.name(index)):
-                    tasks.create_task(self._register_one(opened, stream, index))
-
-    async def _register_one(self, opened: OpenedSession, stream: EventStream, index: int) -> None:
-        name = self._indexes.name(index)
-        work, late = partial(stream.register, index), partial(_settle, stream)
-        try:
-            answer = await self._session.call(opened, name, work, late)
-        except DriverError:
-            return  # the session and its streams are over
-        except (TimeoutError, GpuError, self._library.NVMLError, ValueError) as error:
-            reason = str(error) or NO_ANSWER
-            if stream.missed(name, reason):
-                log.warning("driver.no_events", gpu=name, err=reason)
-        else:
-            _settle(stream, answer)
-
-
-def _settle(stream: EventStream, answer: EventRegistration) -> None:
-    if stream.settle(answer):
-        log.warning("driver.no_events", gpu=answer.uuid, err=answer.refused)
-
-
-def _take(stream: EventStream, name: str, answer: "asyncio.Future[EventRegistration]") -> None:
-    """Note the answer to a registration without a waiting caller; the next scan tries again."""
-    error = answer.exception()
-    if error is None:
-        _settle(stream, answer.result())
-    else:
-        stream.missed(name, str(error) or NO_ANSWER)
+            for index in indexes if stream.event_set is not None else ():
+                name = self._indexes.name(index)
+                if name not in stream.settled:
+                    tasks.create_task(register(index, name))

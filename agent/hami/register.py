@@ -6,6 +6,7 @@ import datetime as dt
 import enum
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,7 @@ from agent.errors import MalformedText, cap
 from agent.hami import gojson
 from agent.hami.gojson import INT32, INT64, same
 from agent.model import Gpu, GpuUuid, Inventory, Scores, SharedGpu, lopsided, pair_scores
+from agent.setting import Field, boolean, choice
 
 # The register annotation of the Node's GPUs in the form for schedulers from 2.8 on.
 #
@@ -442,8 +444,27 @@ class ReportProfile(enum.StrEnum):
 class ReportSettings(msgspec.Struct, frozen=True):
     """`topology_score`: write the score annotation; otherwise the reporter removes it."""
 
-    profile: ReportProfile = ReportProfile.JSON
-    topology_score: bool = False
+    profile: Annotated[
+        ReportProfile,
+        Field(
+            "report.profile",
+            choice(*ReportProfile),
+            "Form of the register annotation, by the version of HAMi's scheduler. json: 2.8 and "
+            "later. colon: 2.5 up to and including 2.7.1.",
+            flag="--report-profile",
+            live=True,
+        ),
+    ] = ReportProfile.JSON
+    topology_score: Annotated[
+        bool,
+        Field(
+            "report.topologyScore",
+            boolean,
+            "Also write the annotation with the links between the GPUs.",
+            env=("ENABLE_TOPOLOGY_SCORE",),
+            live=True,
+        ),
+    ] = False
 
 
 # Computes the register and score annotations of the Node, and compares them with the present ones.

@@ -1,160 +1,637 @@
-"""The health of a GPU: a report and what was known make what is known."""
+"""The health of a GPU: a report and what was known make what is known.
+
+Reports make a condition worse. A cool-down with passed probes makes a watched or bad GPU ok again.
+A GPU that needs a reset stays bad until it was reset. If a GPU becomes bad again soon after it
+recovered, its cool-down doubles, up to a bound. The action is the strongest that any report asks
+for.
+"""
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+import enum
 from typing import Final
 
 import msgspec
 
 from agent.errors import cap
-from agent.health.verdicts import (
-    NextStep,
-    again,
-    answered_again,
-    bad,
-    has_joined,
-    incident,
-    needing,
-    of_xid,
-    past,
-    refused,
-    relieved,
-    seconds,
-    signed,
-    silenced,
-    suspected,
-    told_of,
-    watched,
-    with_action,
-    worse,
+from agent.health.xids import (
+    DEFAULTS,
+    FELL_OFF_THE_BUS,
+    HealthSettings,
+    XidClass,
+    xid_class,
+    xid_name,
 )
-from agent.health.xids import XIDS, XidClass
 from agent.model import (
     Action,
     Cause,
     Condition,
     DriverEvent,
     EventKind,
+    FabricState,
     GpuSigns,
     Health,
     Probe,
     ProbeOutcome,
+    RecoveryAction,
 )
 
-# Settings for health: the agent's own, and the XID variables of HAMi's and NVIDIA's plugin.
+SAME_HICCUP: Final = 4.0
+"""Seconds. A probe that fails within this time after a counted failure is the same failure."""
 
-_ALL: Final = frozenset({"all", "xids"})
-_EVERY_XID: Final = 0
-_LARGEST: Final = 2**64 - 1
+LATELY: Final = 600.0
+"""Seconds for which a failed probe counts."""
 
-PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
-"""The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
+IN_A_ROW: Final = 2
+"""This many failures without a passed probe between them make the GPU bad."""
 
+MOST_LATELY: Final = 5
+"""This many failures within LATELY make the GPU bad, even with passed probes between them."""
 
-class XidSwitches(msgspec.Struct, frozen=True):
-    """Which XIDs count, by the variables of NVIDIA's plugin (from 0.18) and HAMi's (from 2.8).
+MOST_DOUBLINGS: Final = 32
+STEP: Final = dt.timedelta(seconds=1)
+"""Smaller differences are not a step of the clock: two readings differ a little."""
 
-    `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source:
-    getDisabledHealthCheckXids of both plugins.
-    """
-
-    disabled: Mapping[int, bool] = msgspec.field(default_factory=dict)
-
-    @property
-    def off(self) -> bool:
-        """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
-        return self.disabled.get(_EVERY_XID, False)
-
-    def ignores(self, number: int) -> bool:
-        """Whether this XID is ignored."""
-        if self.disabled.get(_EVERY_XID) is False:
-            return False
-        return self.disabled.get(number, self.off)
-
-    def sets(self, number: int) -> bool:
-        """Whether a variable names this XID or all XIDs."""
-        return _EVERY_XID in self.disabled or number in self.disabled
-
-
-def read_switches(disable: str, enable: str) -> XidSwitches:
-    """Parse DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS; the second one wins.
-
-    Items other than a number, `all` or `xids` are ignored; `malformed` returns them.
-    """
-    if not disable.strip() and not enable.strip():
-        return XidSwitches()
-    disabled = dict.fromkeys(_items(disable), True)
-    disabled.update(dict.fromkeys(PLUGINS_SKIP, True))
-    disabled.update(dict.fromkeys(_items(enable), False))
-    return XidSwitches(disabled)
-
-
-def malformed(text: str) -> tuple[str, ...]:
-    """The items of such a variable that are neither a number nor `all` or `xids`."""
-    items = [item.strip().lower() for item in text.split(",")]
-    return tuple(item for item in items if item and item not in _ALL and _number(item) is None)
-
-
-def _items(text: str) -> Iterable[int]:
-    """The XIDs in the list. `all` or `xids` overrides the others."""
-    items = [item.strip() for item in text.lower().split(",")]
-    if _ALL & set(items):
-        return (_EVERY_XID,)
-    return [number for item in items if (number := _number(item)) is not None]
-
-
-def _number(item: str) -> int | None:
-    if not (item.isascii() and item.isdigit()) or len(item) > len(str(_LARGEST)):
-        return None
-    return int(item) if int(item) <= _LARGEST else None
-
-
-class HealthSettings(msgspec.Struct, frozen=True):
-    """How GPUs are judged. Durations are seconds."""
-
-    driver_hang: float = 60.0
-    """How long a GPU that does not answer is served."""
-    quiet: float = 600.0
-    """The cool-down: time without a bad report before a watched or bad GPU can be ok again."""
-    longest_quiet: float = 7200.0
-    """The longest cool-down. A bout within this time after the last one doubles the cool-down."""
-    passes: int = 3
-    """How many probes must pass since the last bad report."""
-    probe_interval: float = 10.0
-    probe_deadline: float = 2.0
-    gather: float = 0.005
-    """How long an event waits for other events of the same failure."""
-    coalesce: float = 0.05
-    """How long a probe waits for others. Changes within this time after a list are one list."""
-    xids: Mapping[int, XidClass] = msgspec.field(default_factory=dict)
-    """Classes that differ from the table's."""
-    switches: XidSwitches = msgspec.field(default_factory=XidSwitches)
-    """From the variables of HAMi's and NVIDIA's plugin; `xids` wins."""
-
-
-DEFAULTS: Final = HealthSettings()
-
-
-def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
-    """The class of an XID. As in NVIDIA's plugin, an XID outside the table is fatal."""
-    if number in settings.xids:
-        return settings.xids[number]
-    known = XIDS[number].kind if number in XIDS else XidClass.FATAL
-    if not settings.switches.sets(number):
-        return known
-    if settings.switches.ignores(number):
-        return XidClass.APPLICATION
-    return XidClass.FATAL if known is XidClass.APPLICATION else known
-
-
-# Carries the health of GPUs over a restart of the agent, a boot, and a step of the clock.
+REBOOTS: Final = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
+RESETS: Final = frozenset(
+    {
+        RecoveryAction.GPU_RESET,
+        RecoveryAction.DRAIN_AND_RESET,
+        RecoveryAction.BUS_RESET,
+        RecoveryAction.OTHER,
+    }
+)
+"""The driver's recovery actions, by what they need."""
 
 HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
 """Causes that a boot does not certainly remove."""
+
+_ORDER: Final = (
+    Condition.OK,
+    Condition.WATCH,
+    Condition.UNMONITORED,
+    Condition.BAD,
+    Condition.LOST,
+)
+"""From the least severe to the most severe."""
+
+_END_OF_CAUSE: Final[dict[str, str]] = {
+    Cause.RELEASED: "`hami-agent recheck` has to take it back",
+    Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
+    "runs",
+}
+_END_OF_CONDITION: Final[dict[str, str]] = {
+    Condition.LOST: "the driver has to reach it again: reset it, or reboot the node",
+    Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
+}
+"""What ends a condition that no cool-down ends."""
+
+UNNAMED: Final = " on a GPU that the driver cannot name"
 BEFORE: Final = "before the boot: "
 
-STEP: Final = dt.timedelta(seconds=1)
-"""Smaller differences are not a step: two readings of a clock differ a little."""
+
+class NextStep(enum.StrEnum):
+    """The end of a health text: what to do, or what happens next.
+
+    `past` removes these ends. The rest of a text may contain the driver's words.
+    """
+
+    NOTHING = ""
+    RESET = "reset it or reboot the node"
+    RESET_NOW = "reset the GPU"
+    RESET_FREE = "reset it when it is free"
+    RESET_AGAIN = "it has reported an error since, so it needs another reset"
+    REBOOT = "reboot the node"
+    BOOT = "it needs a reboot of the node"
+    REPLACE = "replace the GPU"
+    REST = "it is served again after the cool-down"
+    RELIEVED = "the driver says that no reset is needed"
+    WITHDRAWN = "now it says that none is needed"
+    FABRIC = "check that nvidia-fabricmanager runs"
+    SAID = "an operator reported that it was reset"
+
+
+def verdict(
+    condition: Condition,
+    now: dt.datetime,
+    cause: str,
+    reason: str,
+    runbook: str,
+    then: NextStep = NextStep.NOTHING,
+    *,
+    xid: int | None = None,
+    needs: Action = Action.NONE,
+    action: Action = Action.NONE,
+) -> Health:
+    """The health of a GPU after one report. Bad and lost GPUs are not served, all others are.
+
+    `needs`: RESET or REBOOT if the GPU cannot be ok before that. `action`: what a person should do
+    if that is more than what it needs; without both the condition clears by itself.
+    """
+    needs_reboot = needs is Action.REBOOT
+    return Health(
+        condition,
+        now,
+        cause,
+        _sentence(reason, then, runbook),
+        xid,
+        needs_reset=needs_reboot or needs is Action.RESET,
+        serving=condition not in {Condition.BAD, Condition.LOST},
+        action=next((each for each in (action, needs) if each is not Action.NONE), Action.WAIT),
+        runbook=runbook,
+        needs_reboot=needs_reboot,
+    )
+
+
+def judge(
+    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+) -> Health:
+    """The health of one GPU after a report about it. Returns `health` itself if nothing changes.
+
+    `now` must not go backwards between calls.
+    """
+    if health.cause == Cause.RELEASED:
+        return health  # work on the GPU can cause any report
+    if isinstance(report, DriverEvent):
+        known, fresh = health, _after_event(health, report, now, settings)
+    else:
+        known = _counted(health, report, now)
+        fresh = _after_probe(known, report, now, settings)
+    if fresh is known:
+        return known
+    # A verdict alone does not carry the counts of bouts and failed probes.
+    bouts, recovered_at = known.bouts, known.recovered_at
+    if fresh.ill and not known.ill:
+        soon = recovered_at is not None and (
+            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
+        )
+        bouts, recovered_at = (bouts + 1 if soon else 1), None
+    elif known.ill and not fresh.ill:
+        recovered_at = now
+    fresh = msgspec.structs.replace(
+        fresh,
+        bouts=bouts,
+        recovered_at=recovered_at,
+        failures=() if fresh.ill else _lately(known, now),
+        failed_in_row=0 if fresh.ill else known.failed_in_row,
+    )
+    return health if fresh == health else fresh
+
+
+def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
+    if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
+        return msgspec.structs.replace(health, serving=False)
+    return health
+
+
+def switched_off(now: dt.datetime) -> Health:
+    """The health of every GPU when health checks are switched off."""
+    text = "health checks are switched off in the settings [H-OFF]"
+    return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
+
+
+def quiet_time(health: Health, settings: HealthSettings) -> float:
+    """The cool-down of this GPU: seconds without a bad report."""
+    if not health.ill:
+        return settings.quiet
+    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS)
+    return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
+
+
+def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
+    """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
+    if health.condition is Condition.OK or health.cause == Cause.OFF:
+        return ()
+    end = _END_OF_CAUSE.get(health.cause) or _END_OF_CONDITION.get(health.condition)
+    if end or health.needs_reboot:
+        return (end or "a reboot of the node",)
+    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
+    rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
+    rest = quiet_time(health, settings) - rested
+    if rest > 0:
+        needs.append(f"{rest:.0f} s more without a bad report")
+    if (probes := settings.passes - health.passed_probes) > 0:
+        needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
+    return tuple(needs)
+
+
+def as_told(health: Health) -> tuple[Condition, bool, bool]:
+    """The part of health that is logged. A lost GPU's need for a reset shows when it is back."""
+    needs_reset = health.needs_reset and health.condition is not Condition.LOST
+    return health.condition, health.serving, needs_reset
+
+
+def past(health: Health) -> str:
+    """The text of a health without its end (NextStep)."""
+    return _sentence(_happened(health), NextStep.NOTHING, health.runbook)
+
+
+def _happened(health: Health) -> str:
+    text = health.text.removesuffix(f" [{health.runbook}]")
+    ends = (f"; {then}" for then in NextStep if then is not NextStep.NOTHING)
+    return text.removesuffix(next(filter(text.endswith, ends), ""))
+
+
+def _sentence(reason: str, then: NextStep, runbook: str) -> str:
+    """Join what happened, the next step and the runbook id."""
+    text = f"{reason}; {then}" if then else reason
+    return f"{text} [{runbook}]" if runbook else text
+
+
+# Events of the driver.
+
+
+def _after_event(
+    health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
+) -> Health:
+    condition, needs, action, xid = Condition.BAD, Action.RESET, Action.NONE, None
+    if event.kind is EventKind.XID:
+        xid = event.xid or 0
+        kind = xid_class(xid, settings)
+        if kind.condition is Condition.OK:
+            return health
+        condition, needs = kind.condition, kind.action
+        cause, text, runbook = Cause.XID, f"XID {xid}: {xid_name(xid)}", f"H-{xid:03d}"
+        then = {Action.RESET: NextStep.RESET, Action.REBOOT: NextStep.REBOOT}.get(
+            needs, NextStep.NOTHING
+        )
+        if xid == FELL_OFF_THE_BUS and needs is Action.RESET:
+            # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
+            then, action = NextStep.REBOOT, Action.REBOOT
+    elif event.kind is EventKind.ECC_DOUBLE:
+        cause, text, runbook = Cause.ECC, "uncorrectable memory error", "H-ECC"
+        then = NextStep.RESET_NOW
+    else:
+        return health  # corrected errors, power supply, changes of the GPUs that are there
+    if event.uuid is None:
+        # All GPUs are watched, and the probes decide. The cool-down of a bad or lost GPU goes on:
+        # otherwise reports about others would keep restarting it.
+        if health.ill:
+            return health
+        return worse(health, verdict(Condition.WATCH, now, cause, text + UNNAMED, runbook, xid=xid))
+    found = verdict(condition, now, cause, text, runbook, then, xid=xid, needs=needs, action=action)
+    return worse(health, found)
+
+
+def worse(health: Health, fresh: Health) -> Health:
+    """`fresh` if it is more severe than `health`, else `health` with its cool-down restarted.
+
+    The first cause of a severe condition stays, because later reports mostly follow from it. A
+    silent GPU stays silent, so that reports do not extend the time for which it is served. A
+    refused GPU may have been reset meanwhile, so a report that needs a reset replaces its verdict.
+    """
+    is_new_need = health.cause == Cause.REFUSED and fresh.needs_reset
+    if gravity(fresh) > gravity(health) or is_new_need:
+        return fresh
+    known = health if health.xid is not None else msgspec.structs.replace(health, xid=fresh.xid)
+    if health.condition is Condition.LOST and fresh.needs_reset:
+        # Either the report is a late echo, or the GPU was back already and needs another reset. If
+        # the next probe still finds the GPU lost, it was an echo.
+        return msgspec.structs.replace(
+            known,
+            needs_reset=True,
+            needs_reboot=health.needs_reboot or fresh.needs_reboot,
+            action=Action.REBOOT if fresh.xid == FELL_OFF_THE_BUS else known.action,
+        )
+    return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
+
+
+def again(health: Health, now: dt.datetime) -> Health:
+    """The same health with its cool-down restarted. Reports within 1 s count as one.
+
+    The cool-down of a GPU that needs a reset begins when that need ends.
+    """
+    if health.condition is Condition.LOST:
+        return health
+    is_counted = health.needs_reset or seconds(health, now) < 1.0
+    if is_counted and health.passed_probes == 0:
+        return health
+    quiet_since = health.quiet_since if health.needs_reset else now
+    return msgspec.structs.replace(health, quiet_since=quiet_since, passed_probes=0)
+
+
+def gravity(health: Health) -> int:
+    """The severity of a health: by condition, then by the need for a reset or reboot."""
+    return 3 * _ORDER.index(health.condition) + health.needs_reset + health.needs_reboot
+
+
+def seconds(health: Health, now: dt.datetime) -> float:
+    """Seconds since the cool-down began."""
+    return (now - health.quiet_from).total_seconds()
+
+
+# Probes.
+
+
+def _after_probe(
+    health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings
+) -> Health:
+    match probe.outcome:
+        case ProbeOutcome.PASSED:
+            is_deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
+            stays = is_deaf and probe.unmonitored
+            fresh = health if stays else _passed(health, probe.signs, now, settings)
+            fresh = signed(fresh, probe.signs, now)
+            if not probe.unmonitored or fresh.condition not in {Condition.OK, Condition.WATCH}:
+                return fresh
+            text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
+            cause, runbook = Cause.MONITOR, "H-DEAF"
+        case ProbeOutcome.FAILED:
+            return signed(_failed(health, probe, now), probe.signs, now)
+        case ProbeOutcome.REFUSED:
+            return _refused(health, now)
+        case ProbeOutcome.LOST:
+            return _lost(health, probe, now)
+        case _:  # it is silent
+            if health.silent:
+                return aged(health, now, settings)
+            if health.ill:
+                return msgspec.structs.replace(health, passed_probes=0)
+            fresh, text = health, f"it does not answer ({cap(probe.text) or 'no reply'})"
+            cause, runbook = Cause.DRIVER, "H-SILENT"
+    deaf = Condition.UNMONITORED
+    return verdict(deaf, now, cause, text, runbook, xid=fresh.xid, action=Action.INSPECT)
+
+
+def _passed(health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings) -> Health:
+    is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
+    is_unheard = health.condition is Condition.UNMONITORED
+    if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
+        return health
+    if is_joining or (is_unheard and health.xid is None):
+        if not _lately(health, now):
+            return Health(Condition.OK, since=now)
+        text = "a probe failed in the last 10 minutes"  # also before it was silent
+        return verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE")
+    if is_unheard:
+        text = f"XID {health.xid} before it stopped answering"
+        runbook = f"H-{health.xid:03d}"
+        return verdict(Condition.WATCH, now, Cause.XID, text, runbook, xid=health.xid)
+    if health.condition is Condition.LOST:
+        return _back(health, now)
+    known = relieved(answered_again(health, signs, now), signs, now)
+    passed = min(known.passed_probes + 1, settings.passes)
+    has_rested = seconds(known, now) >= quiet_time(known, settings)
+    if has_rested and passed >= settings.passes and not known.needs_reset:
+        return Health(Condition.OK, since=now)
+    return msgspec.structs.replace(known, passed_probes=passed)
+
+
+def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    """A single failure makes a GPU watched; too many make it bad."""
+    known = health
+    if probe.signs.rows_failed:  # it has told this sign, so it is neither lost nor refused
+        is_lost = health.condition is Condition.LOST
+        known = _back(health, now) if is_lost else answered_again(health, probe.signs, now)
+    if known.ill:
+        return again(known, now)
+    error = cap(probe.text) or "an error"
+    if is_failing(known, now):
+        text = f"probes fail: {error}"
+        return verdict(
+            Condition.BAD, now, Cause.PROBE, text, "H-PROBE", xid=known.xid, action=Action.INSPECT
+        )
+    text = f"a probe failed: {error}"
+    return worse(known, verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE", xid=known.xid))
+
+
+def _refused(health: Health, now: dt.datetime) -> Health:
+    """The driver refuses calls until the GPU is reset.
+
+    That replaces an earlier need for a reset, because a later answer proves the reset. It does not
+    replace the need for a reboot.
+    """
+    if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
+        return again(_back(health, now) if health.condition is Condition.LOST else health, now)
+    after = "" if health.xid is None else f" (after XID {health.xid})"
+    text = f"the driver refuses calls for it until it is reset{after}"
+    return verdict(
+        Condition.BAD,
+        now,
+        Cause.REFUSED,
+        text,
+        _incident(health, "H-RESET"),
+        NextStep.RESET,
+        xid=health.xid,
+        needs=Action.RESET,
+    )
+
+
+def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    if health.condition is Condition.LOST:
+        is_echo = health.needs_reset and not health.needs_reboot
+        return msgspec.structs.replace(health, needs_reset=False) if is_echo else health
+    reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
+    text = f"the driver no longer reaches it ({reason or 'no reason given'})"
+    # A GPU off the bus cannot be reset. For any other, being back implies the reset.
+    reboot = health.needs_reboot or health.xid == FELL_OFF_THE_BUS
+    return verdict(
+        Condition.LOST,
+        now,
+        Cause.LOST,
+        text,
+        _incident(health, "H-LOST"),
+        xid=health.xid,
+        needs=Action.REBOOT if health.needs_reboot else Action.NONE,
+        action=Action.REBOOT if reboot else Action.RESET,
+    )
+
+
+def _back(health: Health, now: dt.datetime) -> Health:
+    """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
+    needs, then = Action.NONE, NextStep.REST
+    if health.needs_reset or health.needs_reboot:
+        needs, then = Action.RESET, NextStep.RESET_AGAIN
+    if health.needs_reboot:
+        needs, then = Action.REBOOT, NextStep.BOOT
+    text, runbook = "it was lost and is back", health.runbook
+    back = verdict(Condition.BAD, now, Cause.LOST, text, runbook, then, xid=health.xid, needs=needs)
+    return msgspec.structs.replace(back, passed_probes=1)
+
+
+def _incident(health: Health, runbook: str) -> str:
+    """The id of what goes on: that of the XID with which it began, else `runbook`."""
+    return runbook if health.xid is None else f"H-{health.xid:03d}"
+
+
+def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
+    if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
+        return msgspec.structs.replace(health, failed_in_row=0)
+    is_echo = health.failures and (now - health.failures[-1]).total_seconds() < SAME_HICCUP
+    if probe.outcome is not ProbeOutcome.FAILED or health.ill or is_echo:
+        return health
+    return msgspec.structs.replace(
+        health,
+        failures=(*_lately(health, now), now)[-MOST_LATELY:],
+        failed_in_row=min(health.failed_in_row + 1, IN_A_ROW),
+    )
+
+
+def _lately(health: Health, now: dt.datetime) -> tuple[dt.datetime, ...]:
+    """The times of the failed probes that still count."""
+    return tuple(at for at in health.failures if (now - at).total_seconds() < LATELY)
+
+
+def is_failing(health: Health, now: dt.datetime) -> bool:
+    """Whether too many probes failed to serve the GPU."""
+    return health.failed_in_row >= IN_A_ROW or len(_lately(health, now)) >= MOST_LATELY
+
+
+# What a GPU tells of itself.
+
+
+def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+    """The health after the signs of a probe. A verdict of signs holds while the signs last.
+
+    A fault in the signs outweighs that the GPU was lost or refused and answers again.
+    """
+    condition, needs, action, then = Condition.BAD, Action.NONE, Action.NONE, NextStep.NOTHING
+    if signs.recovery in REBOOTS | RESETS:
+        needs = Action.REBOOT if signs.recovery in REBOOTS else Action.RESET
+        cause, runbook = Cause.ADVICE, "H-ADVICE"
+        need = "a reboot of the node" if needs is Action.REBOOT else "a reset"
+        text = f"the driver says that it needs {need} ({signs.recovery})"
+    elif not has_joined(signs):
+        cause, runbook, action, then = Cause.FABRIC, "H-FABRIC", Action.INSPECT, NextStep.FABRIC
+        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
+        text += "runs on it"
+    elif signs.rows_failed:
+        cause, runbook, action, then = Cause.MEMORY, "H-ROWS", Action.REPLACE, NextStep.REPLACE
+        text = "memory rows could not be remapped: no spare rows are left"
+    elif signs.rows_pending or signs.pages_pending:
+        condition, then = Condition.WATCH, NextStep.RESET_FREE
+        cause, runbook, action = Cause.MEMORY, "H-ROWS", Action.RESET
+        text = "memory rows or pages wait for a reset to be replaced"
+    else:
+        return health
+    is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
+    found = verdict(
+        condition, now, cause, text, runbook, then, xid=health.xid, needs=needs, action=action
+    )
+    if gravity(found) > gravity(health) - is_back:
+        return found
+    if health.passed_probes and health.cause == cause:
+        return msgspec.structs.replace(health, passed_probes=0)
+    return health
+
+
+def has_joined(signs: GpuSigns) -> bool:
+    """Whether the GPU has joined its fabric, or has none, as far as the driver reports."""
+    return signs.fabric in {None, FabricState.COMPLETED}
+
+
+def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+    """End the need for a reset if the driver reports that no action is needed.
+
+    The need for a reboot stays.
+    """
+    if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
+        return health
+    happened = _happened(health)
+    if health.cause != Cause.ADVICE:
+        return _freed(health, now, happened, NextStep.RELIEVED)
+    said = happened.replace("driver says", "driver said", 1)
+    return _freed(health, now, said, NextStep.WITHDRAWN)
+
+
+def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+    """End the need for a reset of a refused GPU that answers: the answer proves a reset.
+
+    The need stays if the driver reports that the GPU needs another reset.
+    """
+    is_owed = health.cause == Cause.REFUSED and health.needs_reset
+    if not is_owed or signs.recovery in REBOOTS | RESETS:
+        return health
+    return _freed(health, now, "it was reset: the driver answers for it again", NextStep.REST)
+
+
+def reset_by_word(health: Health, now: dt.datetime) -> Health:
+    """End the need for a reset because an operator reports one. The cool-down begins.
+
+    Drivers before 570 do not report that a reset is no longer needed. The need for a reboot stays.
+    The next probe can show that the GPU was not reset.
+    """
+    if not health.needs_reset or health.needs_reboot:
+        return health
+    if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
+        return msgspec.structs.replace(health, needs_reset=False)
+    return _freed(health, now, _happened(health), NextStep.SAID)
+
+
+def _freed(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
+    """The health after the need for a reset has ended: its cool-down begins now."""
+    return msgspec.structs.replace(
+        health,
+        quiet_since=now,
+        needs_reset=False,
+        passed_probes=0,
+        action=Action.WAIT,
+        text=_sentence(reason, then, health.runbook),
+    )
+
+
+# An operator's work on a GPU.
+
+RUNBOOK = "H-RELEASED"
+TEXT = f"it is released; `hami-agent recheck` takes it back [{RUNBOOK}]"
+UNASKED = f"it is taken back; it is served when it answers [{RUNBOOK}]"
+
+
+def released(health: Health, now: dt.datetime) -> Health:
+    """The health of a released GPU: not served. The need for a reset or reboot is kept."""
+    if health.cause == Cause.RELEASED:
+        return health
+    return msgspec.structs.replace(
+        health,
+        condition=Condition.UNMONITORED,
+        since=now,
+        quiet_since=None,
+        cause=Cause.RELEASED,
+        text=TEXT,
+        serving=False,
+        passed_probes=0,
+        action=Action.NONE,
+        runbook=RUNBOOK,
+        failures=(),
+        failed_in_row=0,
+    )
+
+
+def taken_back(health: Health, now: dt.datetime) -> Health:
+    """The health of a GPU that is taken back after a release.
+
+    A GPU that was bad or lost before starts a new cool-down, or still needs its reset. Any other
+    GPU is ok as soon as it answers. It is not served before that: the work may have broken it.
+    """
+    if health.cause != Cause.RELEASED:
+        return health
+    was_ill = health.bouts > 0 and health.recovered_at is None
+    if not was_ill:
+        return msgspec.structs.replace(
+            health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None
+        )
+    text = "it was unhealthy before it was released"
+    needs, then = Action.NONE, NextStep.NOTHING  # it may be lost still, or fail again
+    if health.needs_reset or health.needs_reboot:
+        needs, then = Action.RESET, NextStep.RESET
+    if health.needs_reboot:
+        needs, then = Action.REBOOT, NextStep.REBOOT
+    cause, runbook = (Cause.XID if health.xid is not None else Cause.PROBE), RUNBOOK
+    back = verdict(
+        Condition.BAD,
+        now,
+        cause,
+        text,
+        _incident(health, runbook),
+        then,
+        xid=health.xid,
+        needs=needs,
+    )
+    return msgspec.structs.replace(back, bouts=health.bouts)
+
+
+# Over a restart of the agent, a boot, and a step of the clock.
 
 
 def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None) -> Health:
@@ -184,319 +661,30 @@ def remembered(
       for one cool-down, any other is ok.
     - A GPU whose XID the operator has since declared harmless is ok.
     - The time for which a silent GPU is served begins again: this process has not probed it yet.
+    - No time is in the future.
     """
-    harmless = health.cause == Cause.XID and health.xid is not None
-    if harmless and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
+    by_xid = health.cause == Cause.XID and health.xid is not None
+    if by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
         return Health(Condition.OK, since=now)
     if not boot_changed:
-        return _restarted(health, now)
-    hardware = health.cause in HARDWARE
-    if health.condition in {Condition.OK, Condition.UNMONITORED} or not hardware:
+        return msgspec.structs.replace(
+            health,
+            since=now if health.silent and health.serving else min(health.since, now),
+            quiet_since=health.quiet_since and min(health.quiet_since, now),
+            passed_probes=0,
+            recovered_at=health.recovered_at and min(health.recovered_at, now),
+            failures=tuple(min(at, now) for at in health.failures),
+        )
+    is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
+    if is_fine or health.cause not in HARDWARE:
         return Health(Condition.OK, since=now)
+    text = BEFORE + past(health).removeprefix(BEFORE)
     return Health(
         Condition.WATCH,
         now,
         health.cause,
-        BEFORE + past(health).removeprefix(BEFORE),
+        text,
         health.xid,
         action=Action.WAIT,
         runbook=health.runbook,
     )
-
-
-def _restarted(health: Health, now: dt.datetime) -> Health:
-    """The same health without passed probes and with no time in the future."""
-    recovered_at, quiet_since = health.recovered_at, health.quiet_since
-    return msgspec.structs.replace(
-        health,
-        since=now if health.silent and health.serving else min(health.since, now),
-        quiet_since=quiet_since and min(quiet_since, now),
-        passed_probes=0,
-        recovered_at=recovered_at and min(recovered_at, now),
-        failures=tuple(min(at, now) for at in health.failures),
-    )
-
-
-# Judges one GPU: from its health and a driver event or a probe to its next health.
-#
-# Reports make a condition worse. A cool-down with passed probes makes a watched or bad GPU ok
-# again. A GPU that needs a reset stays bad until it was reset. If a GPU becomes bad again soon
-# after it recovered, its cool-down doubles, up to a bound.
-
-SAME_HICCUP: Final = 4.0
-"""Seconds. A probe that fails within this time after a counted failure is the same failure."""
-
-LATELY: Final = 600.0
-"""Seconds for which a failed probe counts."""
-
-IN_A_ROW: Final = 2
-"""This many failures without a passed probe between them make the GPU bad."""
-
-MOST_LATELY: Final = 5
-"""This many failures within LATELY make the GPU bad, even with passed probes between them."""
-
-MOST_DOUBLINGS: Final = 32
-_BY_CAUSE: Final[Mapping[str, str]] = {
-    Cause.RELEASED: "`hami-agent recheck` has to take it back",
-    Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
-    "runs",
-}
-_BY_CONDITION: Final[Mapping[str, str]] = {
-    Condition.LOST: "the driver has to reach it again: reset it, or reboot the node",
-    Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
-}
-"""What ends a condition that no cool-down ends."""
-UNNAMED: Final = " on a GPU that the driver cannot name"
-
-
-def judge(
-    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
-) -> Health:
-    """The health of one GPU after a report about it. Returns `health` itself if nothing changes.
-
-    `now` must not go backwards between calls.
-    """
-    if health.cause == Cause.RELEASED:
-        return health  # work on the GPU can cause any report
-    known = _counted(health, report, now) if isinstance(report, Probe) else health
-    return _carried(known, _judged(known, report, now, settings), now, settings)
-
-
-def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
-    if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
-        return msgspec.structs.replace(health, serving=False)
-    return health
-
-
-def switched_off(now: dt.datetime) -> Health:
-    """The health of every GPU when health checks are switched off."""
-    text = "health checks are switched off in the settings [H-OFF]"
-    return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
-
-
-def quiet_time(health: Health, settings: HealthSettings) -> float:
-    """The cool-down of this GPU: seconds without a bad report."""
-    if not health.ill:
-        return settings.quiet
-    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS)
-    return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
-
-
-def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
-    """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
-    if health.condition is Condition.OK or health.cause == Cause.OFF:
-        return ()
-    end = _BY_CAUSE.get(health.cause) or _BY_CONDITION.get(health.condition)
-    if end or health.needs_reboot:
-        return (end or "a reboot of the node",)
-    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
-    rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
-    rest = quiet_time(health, settings) - rested
-    if rest > 0:
-        needs.append(f"{rest:.0f} s more without a bad report")
-    if (probes := settings.passes - health.passed_probes) > 0:
-        needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
-    return tuple(needs)
-
-
-def _judged(
-    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
-) -> Health:
-    if isinstance(report, Probe):
-        return _probed(health, report, now, settings)
-    if report.kind is EventKind.XID:
-        return _struck(health, report, now, settings)
-    if report.kind is EventKind.ECC_DOUBLE:
-        text = "uncorrectable memory error"
-        if report.uuid is None:
-            return suspected(health, watched(now, Cause.ECC, text + UNNAMED, "H-ECC"))
-        verdict = bad(now, Cause.ECC, text, "H-ECC", NextStep.RESET_NOW)
-        return worse(health, needing(verdict, reboot=False))
-    return health  # corrected errors, power supply, changes of the GPUs that are there
-
-
-def _carried(health: Health, fresh: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    """`fresh` with the counts of bouts and failed probes, which single verdicts do not carry."""
-    if fresh is health:
-        return health
-    bouts, recovered_at = health.bouts, health.recovered_at
-    if fresh.ill and not health.ill:
-        soon = recovered_at is not None and (
-            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
-        )
-        bouts, recovered_at = (bouts + 1 if soon else 1), None
-    elif health.ill and not fresh.ill:
-        recovered_at = now
-    return msgspec.structs.replace(
-        fresh,
-        bouts=bouts,
-        recovered_at=recovered_at,
-        failures=() if fresh.ill else _lately(health, now),
-        failed_in_row=0 if fresh.ill else health.failed_in_row,
-    )
-
-
-def _struck(
-    health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
-) -> Health:
-    number = event.xid if event.xid is not None else 0
-    verdict = of_xid(number, xid_class(number, settings), now)
-    if verdict is None:
-        return health
-    if event.uuid is None:
-        verdict = watched(now, Cause.XID, told_of(number) + UNNAMED, verdict.runbook)
-        return suspected(health, msgspec.structs.replace(verdict, xid=number))
-    return worse(health, msgspec.structs.replace(verdict, xid=number))
-
-
-def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    if probe.outcome is ProbeOutcome.PASSED:
-        return _answered(health, probe, now, settings)
-    if probe.outcome is ProbeOutcome.FAILED:
-        return signed(_reached(health, probe, now), probe.signs, now)
-    if probe.outcome is ProbeOutcome.REFUSED:
-        return _refused(health, now)
-    if probe.outcome is ProbeOutcome.LOST:
-        return _lost(health, probe, now)
-    return _silent(health, probe, now, settings)
-
-
-def _answered(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    """The GPU answers. Its signs count, and whether the agent receives its events."""
-    deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
-    fresh = health if deaf and probe.unmonitored else _passed(health, now, settings, probe.signs)
-    fresh = signed(fresh, probe.signs, now)
-    if probe.unmonitored and fresh.condition in {Condition.OK, Condition.WATCH}:
-        text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
-        return silenced(fresh, now, Cause.MONITOR, text, "H-DEAF")
-    return fresh
-
-
-def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: GpuSigns) -> Health:
-    is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
-    if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
-        return health
-    is_unheard = health.condition is Condition.UNMONITORED
-    if is_joining or (is_unheard and health.xid is None):
-        return _cleared(health, now)
-    if is_unheard:
-        text = f"XID {health.xid} before it stopped answering"
-        runbook = f"H-{health.xid:03d}"
-        return msgspec.structs.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
-    if health.condition is Condition.LOST:
-        return _back(health, now)
-    known = relieved(answered_again(health, signs, now), signs, now)
-    return _rested(known, now, settings)
-
-
-def _back(health: Health, now: dt.datetime) -> Health:
-    """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
-    needs = health.needs_reset or health.needs_reboot
-    then = NextStep.RESET_AGAIN if needs else NextStep.REST
-    then = NextStep.BOOT if health.needs_reboot else then
-    back = bad(now, Cause.LOST, "it was lost and is back", health.runbook, then)
-    back = msgspec.structs.replace(back, xid=health.xid, passed_probes=1)
-    return needing(back, reboot=health.needs_reboot) if needs else back
-
-
-def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    passed = min(health.passed_probes + 1, settings.passes)
-    quiet = seconds(health, now) >= quiet_time(health, settings)
-    if quiet and passed >= settings.passes and not health.needs_reset:
-        return Health(Condition.OK, since=now)
-    if passed == health.passed_probes:
-        return health
-    return msgspec.structs.replace(health, passed_probes=passed)
-
-
-def _cleared(health: Health, now: dt.datetime) -> Health:
-    """The GPU answers and its events arrive again. Failed probes before the silence still count."""
-    if not _lately(health, now):
-        return Health(Condition.OK, since=now)
-    return watched(now, Cause.PROBE, "a probe failed in the last 10 minutes", "H-PROBE")
-
-
-def _reached(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """A probe failed. If it carries signs of the GPU, the GPU is neither lost nor refused."""
-    if not probe.signs.rows_failed:
-        return _failed(health, probe, now)
-    is_lost = health.condition is Condition.LOST
-    known = _back(health, now) if is_lost else answered_again(health, probe.signs, now)
-    return _failed(known, probe, now)
-
-
-def _refused(health: Health, now: dt.datetime) -> Health:
-    """The driver refuses calls. A lost GPU that needs a reboot is then no longer lost."""
-    is_back = health.condition is Condition.LOST and health.needs_reboot
-    return again(_back(health, now), now) if is_back else refused(health, now)
-
-
-def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """A single failure makes a GPU watched; too many make it bad."""
-    if health.ill:
-        return again(health, now)
-    error = cap(probe.text) or "an error"
-    if is_failing(health, now):
-        verdict = bad(now, Cause.PROBE, f"probes fail: {error}", "H-PROBE")
-        return msgspec.structs.replace(verdict, xid=health.xid, action=Action.INSPECT)
-    doubt = watched(now, Cause.PROBE, f"a probe failed: {error}", "H-PROBE")
-    return worse(health, msgspec.structs.replace(doubt, xid=health.xid))
-
-
-def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    if health.condition is Condition.LOST:
-        is_echo = health.needs_reset and not health.needs_reboot
-        return msgspec.structs.replace(health, needs_reset=False) if is_echo else health
-    reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
-    text = f"the driver no longer reaches it ({reason or 'no reason given'})"
-    verdict = msgspec.structs.replace(
-        bad(now, Cause.LOST, text, incident(health, "H-LOST")),
-        condition=Condition.LOST,
-        xid=health.xid,
-        action=Action.RESET,
-    )
-    return (
-        needing(verdict, reboot=True) if health.needs_reboot else with_action(verdict, health.xid)
-    )
-
-
-def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    if health.silent:
-        return aged(health, now, settings)
-    if health.ill:
-        return (
-            health if not health.passed_probes else msgspec.structs.replace(health, passed_probes=0)
-        )
-    text = f"it does not answer ({cap(probe.text) or 'no reply'})"
-    return silenced(health, now, Cause.DRIVER, text, "H-SILENT")
-
-
-# Failed probes: which of them count, and how many make a GPU bad.
-
-
-def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
-    if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
-        return msgspec.structs.replace(health, failed_in_row=0)
-    if probe.outcome is not ProbeOutcome.FAILED or health.ill or _is_echo(health, now):
-        return health
-    return msgspec.structs.replace(
-        health,
-        failures=(*_lately(health, now), now)[-MOST_LATELY:],
-        failed_in_row=min(health.failed_in_row + 1, IN_A_ROW),
-    )
-
-
-def _lately(health: Health, now: dt.datetime) -> tuple[dt.datetime, ...]:
-    """The times of the failed probes that still count."""
-    return tuple(at for at in health.failures if (now - at).total_seconds() < LATELY)
-
-
-def is_failing(health: Health, now: dt.datetime) -> bool:
-    """Whether too many probes failed to serve the GPU."""
-    return health.failed_in_row >= IN_A_ROW or len(_lately(health, now)) >= MOST_LATELY
-
-
-def _is_echo(health: Health, now: dt.datetime) -> bool:
-    return bool(health.failures) and (now - health.failures[-1]).total_seconds() < SAME_HICCUP

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from agent.cluster import NodeCondition, NodeEvent, PodTable, PodUid
-from agent.health.verdicts import past
+from agent.health.judge import past
 from agent.ledger import Ledger
 from agent.model import Cause, Condition, GpuUuid, Health, Inventory, SharedGpu
 
@@ -20,14 +20,6 @@ _Pod = tuple[str, str, PodUid]
 WELL: Final = "answers again, and the agent receives its events"
 GPU_DEGRADED: Final = "GpuDegraded"
 TEXT_LIMIT: Final = 1024
-
-
-class _GpuNews(msgspec.Struct, frozen=True):
-    """Reason and text of an Event about one GPU."""
-
-    reason: str
-    text: str
-    warning: bool = True
 
 
 def gpu_events(
@@ -107,22 +99,20 @@ def holders(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
-    by_news: dict[_GpuNews, list[SharedGpu]] = {}
+    by_news: dict[NodeEvent, list[SharedGpu]] = {}
     for gpu in new.gpus:
         before = old.find(gpu.uuid)
-        news = _change(before.health, gpu.health) if before else _first(gpu.health)
+        if before is not None:
+            news = _change(before.health, gpu.health)
+        else:  # of a GPU that was not there, only that it is not healthy
+            news = None if _is_well(gpu.health) else _worse(gpu.health)
         if news is not None:
             by_news.setdefault(news, []).append(gpu)
     for news, gpus in by_news.items():
-        yield NodeEvent(news.reason, f"{named(gpus)}: {news.text}", news.warning)
+        yield msgspec.structs.replace(news, text=f"{named(gpus)}: {news.text}")
 
 
-def _first(health: Health) -> _GpuNews | None:
-    """The news of a GPU that was not in the old inventory: only that it is not healthy."""
-    return _worse(health) if health.condition not in {Condition.OK, Condition.WATCH} else None
-
-
-def _change(before: Health, health: Health) -> _GpuNews | None:
+def _change(before: Health, health: Health) -> NodeEvent | None:
     if _state(before) == _state(health):
         return None
     if health.ill or not _is_well(health):
@@ -130,22 +120,22 @@ def _change(before: Health, health: Health) -> _GpuNews | None:
     if before.cause == Cause.OFF:
         return None
     if before.cause == Cause.RELEASED:
-        return _GpuNews("GpuRecovered", "taken back, and healthy", warning=False)
+        return NodeEvent("GpuRecovered", "taken back, and healthy", warning=False)
     was_unheard = before.condition is Condition.UNMONITORED
     text = WELL if was_unheard else f"healthy again, after: {past(before)}"
-    return _GpuNews("GpuRecovered", text, warning=False)
+    return NodeEvent("GpuRecovered", text, warning=False)
 
 
-def _worse(health: Health) -> _GpuNews:
+def _worse(health: Health) -> NodeEvent:
     if health.ill:
-        return _GpuNews("GpuUnhealthy", health.text)
+        return NodeEvent("GpuUnhealthy", health.text, warning=True)
     if health.cause == Cause.RELEASED:
-        return _GpuNews("GpuReleased", health.text, warning=False)
+        return NodeEvent("GpuReleased", health.text, warning=False)
     if not health.silent:
-        return _GpuNews("GpuUnmonitored", health.text)
+        return NodeEvent("GpuUnmonitored", health.text, warning=True)
     if health.serving:
-        return _GpuNews("GpuDriverUnresponsive", health.text)
-    return _GpuNews("GpuUnhealthy", f"not served any more: {health.text}")
+        return NodeEvent("GpuDriverUnresponsive", health.text, warning=True)
+    return NodeEvent("GpuUnhealthy", f"not served any more: {health.text}", warning=True)
 
 
 def _is_well(health: Health) -> bool:
@@ -181,9 +171,18 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
     for row in ledger.rows if fallen else ():
         gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
         pod = row.namespace, row.pod, row.pod_uid
-        if gpu is not None and row.holder and pod not in told:
-            told.add(pod)
-            yield _degraded(gpu, *pod)
+        if gpu is None or not row.holder or pod in told:
+            continue
+        told.add(pod)
+        # Without the UID of the pod, the Event is on the Node.
+        who = "the pod" if row.pod_uid else f"pod {row.namespace}/{row.pod}"
+        text = f"{named([gpu])}, which {who} holds: {_harm(gpu)}. The agent does not stop the pod."
+        event = NodeEvent("GpuDegradedForPod", text, warning=True)
+        if row.pod_uid:
+            event = msgspec.structs.replace(
+                event, namespace=row.namespace, pod=row.pod, pod_uid=row.pod_uid
+            )
+        yield event
 
 
 def _harm(gpu: SharedGpu) -> str:
@@ -193,16 +192,6 @@ def _harm(gpu: SharedGpu) -> str:
     if not gpu.there:
         return gpu.obstacle or "it is not on the node any more"
     return "it was switched to MIG mode, which is not shared" if gpu.gpu.mig_enabled else ""
-
-
-def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEvent:
-    """The Event on the pod, or on the Node if the pod's UID is not known."""
-    who = "the pod" if uid else f"pod {namespace}/{pod}"
-    text = f"{named([gpu])}, which {who} holds: {_harm(gpu)}. The agent does not stop the pod."
-    event = NodeEvent("GpuDegradedForPod", text, warning=True)
-    if not uid:
-        return event
-    return msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
 
 
 def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:

@@ -4,38 +4,34 @@ import asyncio
 import contextlib
 import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 import structlog
 
 from agent.errors import DriverError, GpuError, cap
-from agent.health.judge import (
-    HealthSettings,
-    aged,
-    judge,
-    missing,
-    remembered,
-    switched_off,
-    xid_class,
-)
-from agent.health.verdicts import (
-    ALL,
+from agent.health.attribution import (
     NOT_COUNTED,
     ErrorCount,
-    GpuRelease,
     Ill,
-    Recheck,
-    as_told,
     compared,
     fail_alike,
     has_failed,
     of_the_driver,
+)
+from agent.health.judge import (
+    aged,
+    as_told,
+    judge,
+    missing,
     released,
+    remembered,
     reset_by_word,
+    switched_off,
     taken_back,
 )
-from agent.health.xids import XidClass, xid_label, xid_name
+from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tasks import Throttle
 from agent.kit.timing import Lag, Tally, until_tick
@@ -44,6 +40,7 @@ from agent.model import (
     Condition,
     DriverEvent,
     EventKind,
+    Gpu,
     GpuUuid,
     Health,
     Inventory,
@@ -63,7 +60,7 @@ RELEASE_DEADLINE: Final = 8.0
 """Seconds for all calls in the library to end: the longest call and those that wait behind it."""
 
 
-class Asking:
+class GpuProber:
     """Probes GPUs, each with a deadline in seconds.
 
     `obstacle` returns why the agent does not receive events; empty if it does.
@@ -108,21 +105,6 @@ class Asking:
         for probe in of_the_driver(held, ill):
             take(probe)
 
-    async def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> str:
-        """Let the driver release these GPUs, or all. Returns why it did not; empty: it did."""
-        try:
-            async with asyncio.timeout(RELEASE_DEADLINE):
-                await self._driver.release(uuids, everything=everything)
-        except (DriverError, GpuError) as error:
-            return cap(str(error))
-        except TimeoutError:
-            return f"the driver has not released it within {RELEASE_DEADLINE:g} s"
-        return ""
-
-    def take_back(self, uuid: GpuUuid) -> None:
-        """Let the driver use the GPU again."""
-        self._driver.take_back(uuid)
-
     async def _round(
         self, uuids: Collection[GpuUuid], take: Callable[[Probe], None]
     ) -> tuple[Probe, ...]:
@@ -162,7 +144,7 @@ _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 """Of the events that wait with the same sort, only the first is judged."""
 
 
-class Gathering:
+class ReportBatcher:
     """Holds events for `gather` seconds and probes for `coalesce` seconds, then returns them.
 
     It keeps the first event of each sort. So the number of events is bounded by the number of GPUs,
@@ -178,10 +160,17 @@ class Gathering:
 
     def note(self, report: DriverEvent | Probe) -> None:
         """Add a report to the next batch. XIDs of the class APPLICATION are ignored."""
-        sort = report if isinstance(report, Probe) else self._sort(report)
-        if isinstance(sort, tuple) and sort[-1] is XidClass.APPLICATION:
-            return
-        if sort not in self._waiting and not self._has_room(report.uuid):
+        sort: Probe | _Sort
+        if isinstance(report, Probe):
+            sort = report
+        else:
+            is_xid = report.kind is EventKind.XID
+            kind = xid_class(report.xid or 0, self._settings) if is_xid else None
+            if kind is XidClass.APPLICATION:
+                return
+            sort = report.kind, report.uuid, kind
+        is_strange = report.uuid is not None and not self._knows(report.uuid)
+        if is_strange and sort not in self._waiting and len(self._waiting) >= MOST_STRANGE:
             return
         self._waiting.setdefault(sort, report)
         if isinstance(report, DriverEvent):
@@ -201,14 +190,6 @@ class Gathering:
         reports, self._waiting = tuple(self._waiting.values()), {}
         return reports
 
-    def _sort(self, event: DriverEvent) -> _Sort:
-        if event.kind is not EventKind.XID:
-            return event.kind, event.uuid, None
-        return event.kind, event.uuid, xid_class(event.xid or 0, self._settings)
-
-    def _has_room(self, uuid: GpuUuid | None) -> bool:
-        return len(self._waiting) < MOST_STRANGE or uuid is None or self._knows(uuid)
-
 
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
@@ -224,15 +205,12 @@ LAST_RETRY: Final = 30.0
 log = structlog.get_logger(__name__)
 
 
-class Hearing:
-    """Passes events to `take`. Calls `lost` whenever a stream has ended."""
+class EventListener:
+    """Passes events to `take`, and CHANGED whenever a stream has ended: it may have missed some."""
 
-    def __init__(
-        self, driver: Driver, take: Callable[[DriverEvent], None], lost: Callable[[], None]
-    ) -> None:
+    def __init__(self, driver: Driver, take: Callable[[DriverEvent], None]) -> None:
         self._driver = driver
         self._take = take
-        self._lost = lost
         self._begun_at = _loop_time()
         self._opened_at: float | None = None
         self._deaf = ""
@@ -257,7 +235,7 @@ class Hearing:
             self._opened.clear()
             self._wanted.clear()
             self._note_deaf(reason or "no reason given")
-            self._lost()
+            self._take(DriverEvent(EventKind.CHANGED))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wanted.wait()
@@ -330,6 +308,35 @@ LOG_PERIOD: Final = 1.0
 """Seconds between lines about XIDs."""
 
 
+ALL = "all"
+"""Stands for all GPUs of the node, in place of one GPU's name."""
+
+
+class GpuRelease(msgspec.Struct, frozen=True):
+    """The result of a release. `held_by`: pods with slices of these GPUs, as namespace/name.
+
+    `obstacle`: why the agent still holds the GPUs open; empty if it does not.
+    """
+
+    gpus: tuple[GpuUuid, ...]
+    held_by: tuple[str, ...] = ()
+    obstacle: str = ""
+
+
+class Recheck(msgspec.Struct, frozen=True):
+    """The result of probing one GPU now: its health before and after the probe.
+
+    `serving`: new containers may get it. `missing`: what still has to happen until it is ok.
+    """
+
+    gpu: Gpu
+    probe: Probe
+    before: Health
+    after: Health
+    serving: bool
+    missing: tuple[str, ...] = ()
+
+
 class HealthWatch:
     """Watches the GPUs of the inventory.
 
@@ -364,6 +371,7 @@ class HealthWatch:
         self.transitions = Tally(
             "health_transitions_total", "Changes of GPUs' conditions.", ("gpu", "from", "to")
         )
+        self._driver = driver
         self._inventory = inventory
         self._hand_on = judged
         self._remember = remember
@@ -374,9 +382,9 @@ class HealthWatch:
             uuid: remembered(health, self._now(), settings, boot_changed=boot_changed)
             for uuid, health in recalled.items()
         }
-        self._gathering = Gathering(settings, self._is_known)
-        self._hearing = Hearing(driver, self._note_event, self._note_silence)
-        self._asking = Asking(driver, settings.probe_deadline, self._hearing.obstacle)
+        self._batcher = ReportBatcher(settings, self._is_known)
+        self._listener = EventListener(driver, self._note_event)
+        self._prober = GpuProber(driver, settings.probe_deadline, self._listener.obstacle)
         self._error_counts: dict[GpuUuid, ErrorCount] = {}
         self._look = asyncio.Event()
         self._moved = asyncio.Event()
@@ -391,10 +399,15 @@ class HealthWatch:
     async def run(self) -> None:
         """Listen, probe and judge for ever. If health checks are off, only publish that."""
         if self._settings.switches.off:
-            await self._stay_off()
+            async for inventory in self._inventory.follow():
+                fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
+                if fresh:
+                    off = dict.fromkeys(fresh, switched_off(self._now()))
+                    self._health.update(off)
+                    self._hand_on(off)
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hearing.run())
+            tasks.create_task(self._listener.run())
             tasks.create_task(self._judge_reports())
             tasks.create_task(self._probe_rounds())
             tasks.create_task(self._watch_inventory())
@@ -405,23 +418,22 @@ class HealthWatch:
 
         `was_reset`: an operator reports that it was reset since its last report.
         """
-        named = self._named(name)
-        if not named:
+        shared = self._named(name)
+        if shared is None:
             return None
-        (shared,) = named
         uuid, before = shared.uuid, self._of(shared.uuid)
         if before.cause == Cause.RELEASED:
-            self._asking.take_back(uuid)
+            self._driver.take_back(uuid)
             off = self._settings.switches.off
             back = switched_off(self._now()) if off else taken_back(before, self._now())
             self._publish({uuid: back})
             self._changed()
         if was_reset:
             self._publish({uuid: reset_by_word(self._of(uuid), self._now())})
-        probe = await self._asking.surely(uuid, self._asked(), self._is_ill)
+        probe = await self._prober.surely(uuid, self._asked(), self._is_ill)
         if not self._settings.switches.off:
-            if await self._hearing.heard(LISTEN_FIRST):
-                probe = await self._asking.surely(uuid, self._asked(), self._is_ill)
+            if await self._listener.heard(LISTEN_FIRST):
+                probe = await self._prober.surely(uuid, self._asked(), self._is_ill)
             self._publish(self._judged((probe,)))
         after, inventory = self._of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
@@ -433,14 +445,20 @@ class HealthWatch:
 
         From then on no new container gets it, and it is not probed until a recheck.
         """
-        gpus = self._inventory.value.gpus
-        selected = gpus if name == ALL else self._named(name)
-        uuids = tuple(gpu.uuid for gpu in selected)
+        selected = self._inventory.value.gpus if name == ALL else (self._named(name),)
+        uuids = tuple(gpu.uuid for gpu in selected if gpu is not None)
         if not uuids:
             return None
         self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
-        obstacle = await self._asking.release(uuids, everything=name == ALL)
-        self._hearing.reopen()  # the others' events were lost with the session
+        obstacle = ""
+        try:
+            async with asyncio.timeout(RELEASE_DEADLINE):
+                await self._driver.release(uuids, everything=name == ALL)
+        except (DriverError, GpuError) as error:
+            obstacle = cap(str(error))
+        except TimeoutError:
+            obstacle = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+        self._listener.reopen()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
@@ -455,16 +473,7 @@ class HealthWatch:
         for uuid, health in self._health.items():
             if health.needs_reset and uuid not in listed:
                 text = "the driver no longer lists it"
-                self._gathering.note(Probe(uuid, ProbeOutcome.LOST, text))
-
-    async def _stay_off(self) -> None:
-        """Publish every GPU as served and unmonitored."""
-        async for inventory in self._inventory.follow():
-            fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
-            if fresh:
-                off = dict.fromkeys(fresh, switched_off(self._now()))
-                self._health.update(off)
-                self._hand_on(off)
+                self._batcher.note(Probe(uuid, ProbeOutcome.LOST, text))
 
     # Incoming reports.
 
@@ -474,25 +483,16 @@ class HealthWatch:
             self._look.set()
             return
         if event.kind is EventKind.XID:
-            self._count_xid(event)
-        self._gathering.note(event)
-
-    def _note_silence(self) -> None:
-        """The stream of events has ended: scan and probe for what it may have missed."""
-        self._changed()
-        self._look.set()
-
-    def _count_xid(self, event: DriverEvent) -> None:
-        """Count every XID. Log the first of each number on a GPU, of others at most one a second.
-
-        A storm can have 10,000.
-        """
-        gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
-        is_first = self.xid_events.add(gpu, xid_label(event.xid or 0)) == 1
-        left_out = 0 if is_first else self._xid_lines.admit()
-        if left_out is not None:
-            name = xid_name(event.xid or 0)
-            log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
+            # Every XID is counted. The first of each number on a GPU is logged, of others at most
+            # one a second: a storm can have 10,000.
+            number = event.xid or 0
+            gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
+            is_first = self.xid_events.add(gpu, xid_label(number)) == 1
+            left_out = 0 if is_first else self._xid_lines.admit()
+            if left_out is not None:
+                name = xid_name(number)
+                log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
+        self._batcher.note(event)
 
     async def _watch_inventory(self) -> None:
         """Probe at once when a GPU comes, goes or is found lost by a scan."""
@@ -507,53 +507,46 @@ class HealthWatch:
         """Probe all GPUs at each tick of `probe_interval`, soon after a failed probe, on demand."""
         while True:
             self._look.clear()
-            failed = await self._round()
+            doubts: list[Probe] = []
+            take = partial(self._note_probe, doubts)
+            await self._prober.all(self._asked(), self._is_ill, take)
             pause = until_tick(self._settings.probe_interval)
-            if failed:
+            if doubts:
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._look.wait()
 
-    async def _round(self) -> bool:
-        """Probe all, and note the probes that change a health. Returns whether a probe failed."""
-        doubts: list[Probe] = []
-
-        def take(probe: Probe) -> None:
-            known = self._of(probe.uuid)
-            if judge(known, probe, self._now(), self._settings) != known:
-                self._gathering.note(probe)
-            self._compare(probe, known)
-            failed = probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.REFUSED}
-            fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
-            if not known.ill and (failed or fell_silent):
-                doubts.append(probe)
-
-        await self._asking.all(self._asked(), self._is_ill, take)
-        return bool(doubts)
-
     def _is_ill(self, uuid: GpuUuid) -> bool:
         return self._of(uuid).ill
 
-    def _compare(self, probe: Probe, known: Health) -> None:
-        """Attribute a memory error that the driver reported without a GPU, if the probe allows."""
+    def _note_probe(self, doubts: list[Probe], probe: Probe) -> None:
+        """Note a probe that changes a health. One that failed or fell silent goes to `doubts`."""
+        known = self._of(probe.uuid)
+        if judge(known, probe, self._now(), self._settings) != known:
+            self._batcher.note(probe)
+        # It may also tell whose a memory error is that the driver reported without a GPU.
         count = self._error_counts.get(probe.uuid, NOT_COUNTED)
         near = 2 * self._settings.probe_interval
         count, error = compared(count, probe, known, self._now(), near)
         self._error_counts[probe.uuid] = count
         if error is not None:
-            self._gathering.note(error)
+            self._batcher.note(error)
+        failed = probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.REFUSED}
+        fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
+        if not known.ill and (failed or fell_silent):
+            doubts.append(probe)
 
     # Outgoing verdicts.
 
     async def _judge_reports(self) -> None:
         while True:
-            reports = await self._gathering.next()
+            reports = await self._batcher.next()
             verdicts = self._judged(reports)
             moves = [
                 new.serving for u, new in verdicts.items() if new.serving != self._of(u).serving
             ]
-            if any(moves) and await self._hearing.heard(LISTEN_FIRST):
+            if any(moves) and await self._listener.heard(LISTEN_FIRST):
                 self._look.set()  # the probes were made while no event was heard
             if self._publish(verdicts) and any(isinstance(each, DriverEvent) for each in reports):
                 self._look.set()  # an event came first, so no GPU was probed yet
@@ -567,73 +560,68 @@ class HealthWatch:
             for uuid in (report.uuid,) if report.uuid is not None else self._known():
                 health = verdicts.get(uuid) or self._of(uuid)
                 fresh = judge(health, report, now, self._settings)
-                if fresh is not health and self._has_room(uuid, verdicts):
+                # A driver that invents UUIDs must not fill the memory.
+                has_room = len(self._health) + len(verdicts) < MOST_KNOWN
+                if fresh is not health and (has_room or self._is_known(uuid)):
                     verdicts[uuid] = fresh
         return verdicts
-
-    def _has_room(self, uuid: GpuUuid, verdicts: Mapping[GpuUuid, Health]) -> bool:
-        """Whether to keep the health of that GPU. It bounds memory if a driver invents UUIDs."""
-        return self._is_known(uuid) or len(self._health) + len(verdicts) < MOST_KNOWN
 
     def _is_known(self, uuid: GpuUuid) -> bool:
         return uuid in self._health or self._inventory.value.find(uuid) is not None
 
     async def _watch_silence(self) -> None:
         """Stop serving a silent GPU exactly when `driver_hang` has passed."""
+        hang = dt.timedelta(seconds=self._settings.driver_hang)
         while True:
             self._moved.clear()
             now = self._now()
             self._publish({u: aged(old, now, self._settings) for u, old in self._health.items()})
+            ends = [
+                (health.since + hang - self._origin).total_seconds()
+                for health in self._health.values()
+                if health.silent and health.serving
+            ]
+            end = max(min(ends), _loop_time() + TICK) if ends else None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._next_age()):
+                async with asyncio.timeout_at(end):
                     await self._moved.wait()
-
-    def _next_age(self) -> float | None:
-        """The loop time at which the next silent GPU is no longer served."""
-        hang = dt.timedelta(seconds=self._settings.driver_hang)
-        ends = [
-            (health.since + hang - self._origin).total_seconds()
-            for health in self._health.values()
-            if health.silent and health.serving
-        ]
-        return max(min(ends), _loop_time() + TICK) if ends else None
 
     def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
         """Publish what changed, all at once. Returns whether a condition changed."""
         changed = {u: health for u, health in verdicts.items() if health != self._of(u)}
         if not changed:
             return False
-        moved = [self._tell(uuid, self._of(uuid), health) for uuid, health in changed.items()]
+        moved = False
+        for uuid, new in changed.items():
+            old = self._of(uuid)
+            if as_told(old) == as_told(new):
+                continue
+            moved = True
+            self.transitions.add(uuid, old.condition.value, new.condition.value)
+            if Condition.LOST in {old.condition, new.condition} or old.silent:
+                self._changed()  # it may be gone, or be back with other facts
+            log.info(
+                "gpu.health",
+                gpu=uuid,
+                was=old.condition.value,
+                condition=new.condition.value,
+                serving=new.serving,
+                cause=new.cause,
+                action=new.action,
+                runbook=new.runbook,
+                text=new.text,
+            )
         self._health.update(changed)
         self._moved.set()
         self._hand_on(changed)
         self._remember(dict(self._health))
-        return any(moved)
+        return moved
 
-    def _tell(self, uuid: GpuUuid, old: Health, new: Health) -> bool:
-        if as_told(old) == as_told(new):
-            return False
-        self.transitions.add(uuid, old.condition.value, new.condition.value)
-        if Condition.LOST in {old.condition, new.condition} or old.silent:
-            self._changed()  # it may be gone, or be back with other facts
-        log.info(
-            "gpu.health",
-            gpu=uuid,
-            was=old.condition.value,
-            condition=new.condition.value,
-            serving=new.serving,
-            cause=new.cause,
-            action=new.action,
-            runbook=new.runbook,
-            text=new.text,
-        )
-        return True
-
-    def _named(self, name: str) -> tuple[SharedGpu, ...]:
+    def _named(self, name: str) -> SharedGpu | None:
         """The GPU with that index or UUID. If a lost and a present GPU match, the present one."""
         gpus = self._inventory.value.gpus
-        named = [gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label}]
-        return (max(named, key=lambda gpu: gpu.present),) if named else ()
+        named = (gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label})
+        return max(named, key=lambda gpu: gpu.present, default=None)
 
     def _asked(self) -> tuple[GpuUuid, ...]:
         return tuple(uuid for uuid in self._known() if self._of(uuid).cause != Cause.RELEASED)

@@ -1,16 +1,17 @@
-"""The XID table: NVIDIA's catalog, complete.
+"""The XIDs: NVIDIA's catalog, complete, and the class of each by the settings for health.
 
 Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
 """
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
 from agent.model import Action, Condition
+from agent.setting import HOW, Field, ValueType, WrongValue, duration, read_texts, shown, text
 
 FELL_OFF_THE_BUS: Final = 79
 
@@ -240,3 +241,192 @@ def xid_name(number: int) -> str:
 def xid_label(number: int) -> str:
     """The XID as a metric label: its number, or `other` outside 1 to 255."""
     return str(number) if 0 < number <= _MOST_NUMBER else "other"
+
+
+# Settings for health: the agent's own, and the XID variables of HAMi's and NVIDIA's plugin.
+
+_ALL: Final = frozenset({"all", "xids"})
+_EVERY_XID: Final = 0
+_LARGEST: Final = 2**64 - 1
+
+PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
+"""The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
+
+
+class XidSwitches(msgspec.Struct, frozen=True):
+    """Which XIDs count, by the variables of NVIDIA's plugin (from 0.18) and HAMi's (from 2.8).
+
+    `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source:
+    getDisabledHealthCheckXids of both plugins.
+    """
+
+    disabled: Mapping[int, bool] = msgspec.field(default_factory=dict)
+
+    @property
+    def off(self) -> bool:
+        """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
+        return self.disabled.get(_EVERY_XID, False)
+
+    def ignores(self, number: int) -> bool:
+        """Whether this XID is ignored."""
+        if self.disabled.get(_EVERY_XID) is False:
+            return False
+        return self.disabled.get(number, self.off)
+
+    def sets(self, number: int) -> bool:
+        """Whether a variable names this XID or all XIDs."""
+        return _EVERY_XID in self.disabled or number in self.disabled
+
+
+def read_switches(disable: str, enable: str) -> XidSwitches:
+    """Parse DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS; the second one wins.
+
+    Items other than a number, `all` or `xids` are ignored; `malformed` returns them.
+    """
+    if not disable.strip() and not enable.strip():
+        return XidSwitches()
+    disabled = dict.fromkeys(_items(disable), True)
+    disabled.update(dict.fromkeys(PLUGINS_SKIP, True))
+    disabled.update(dict.fromkeys(_items(enable), False))
+    return XidSwitches(disabled)
+
+
+def malformed(text: str) -> tuple[str, ...]:
+    """The items of such a variable that are neither a number nor `all` or `xids`."""
+    items = [item.strip().lower() for item in text.split(",")]
+    return tuple(item for item in items if item and item not in _ALL and _number(item) is None)
+
+
+def _items(text: str) -> Iterable[int]:
+    """The XIDs in the list. `all` or `xids` overrides the others."""
+    items = [item.strip() for item in text.lower().split(",")]
+    if _ALL & set(items):
+        return (_EVERY_XID,)
+    return [number for item in items if (number := _number(item)) is not None]
+
+
+def _number(item: str) -> int | None:
+    if not (item.isascii() and item.isdigit()) or len(item) > len(str(_LARGEST)):
+        return None
+    return int(item) if int(item) <= _LARGEST else None
+
+
+_CLASS_NAMES: Final[Mapping[str, XidClass]] = {kind.value: kind for kind in XidClass}
+_MOST_XID: Final = 65535
+
+
+def _class_of(item: str) -> tuple[int, XidClass]:
+    xid, _, name = (part.strip() for part in item.partition("="))
+    is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= _MOST_XID
+    if not is_xid or name not in _CLASS_NAMES:
+        raise WrongValue(f"expected XID=CLASS with one of {', '.join(_CLASS_NAMES)}", shown(item))
+    return int(xid), _CLASS_NAMES[name]
+
+
+def _xid_classes(value: object) -> tuple[str, ...]:
+    items = read_texts(value)
+    named = [_class_of(item)[0] for item in items]
+    if twice := sorted({xid for xid in named if named.count(xid) > 1}):
+        raise WrongValue(f"expected one class for XID {twice[0]}", "more")
+    return items
+
+
+xid_classes: Final = ValueType(
+    _xid_classes,
+    {
+        "type": "array",
+        "items": {"type": "string", "pattern": f"^[1-9][0-9]{{0,4}} *= *({'|'.join(XidClass)})$"},
+    },
+)
+"""A list of texts like `94=fatal`; in variables and flags separated by commas."""
+
+
+class HealthSettings(msgspec.Struct, frozen=True):
+    """How GPUs are judged. Durations are seconds."""
+
+    driver_hang: Annotated[
+        float,
+        Field(
+            "health.driverHang",
+            duration(1, 3600),
+            "Time without an answer of the driver after which new pods get none of its GPUs. "
+            f"{HOW}",
+        ),
+    ] = 60.0
+    quiet: Annotated[
+        float,
+        Field(
+            "health.quietPeriod",
+            duration(1, 86400),
+            "Cool-down: a GPU is ok after this time without a bad report and 3 passed probes. "
+            f"{HOW}",
+        ),
+    ] = 600.0
+    passes: int = 3
+    """How many probes must pass since the last bad report."""
+    probe_interval: Annotated[
+        float,
+        Field("health.probePeriod", duration(0.1, 3600), f"Time between probes of a GPU. {HOW}"),
+    ] = 10.0
+    longest_quiet: Annotated[
+        float,
+        Field(
+            "health.longestQuietPeriod",
+            duration(1, 604800),
+            "Longest cool-down. The cool-down of a GPU doubles each time that the GPU becomes bad "
+            f"again soon after it recovered. {HOW}",
+        ),
+    ] = 7200.0
+    probe_deadline: float = 2.0
+    gather: float = 0.005
+    """How long an event waits for other events of the same failure."""
+    coalesce: float = 0.05
+    """How long a probe waits for others. Changes within this time after a list are one list."""
+    xids: Annotated[
+        Mapping[int, XidClass],
+        Field(
+            "health.xids",
+            xid_classes,
+            "Classes of XIDs that differ from the agent's table, such as 94=fatal: "
+            f"{', '.join([*XidClass][:-1])} or {[*XidClass][-1]}.",
+            convert=lambda items: dict(map(_class_of, items)),
+        ),
+    ] = msgspec.field(default_factory=dict)
+    disabled_xids: Annotated[
+        str,
+        Field(
+            "health.disabledXids",
+            text,
+            "XIDs to ignore, separated by commas. all or xids: no health checks at all, as in "
+            "NVIDIA's plugin. Then a GPU that hangs or fails stays on offer; a lost GPU stays "
+            "until the next scan, at most 1 minute.",
+            env=("DP_DISABLE_HEALTHCHECKS",),
+        ),
+    ] = ""
+    enabled_xids: Annotated[
+        str,
+        Field(
+            "health.enabledXids",
+            text,
+            "XIDs to count even if an application causes them or they are disabled; all: every "
+            "XID.",
+            env=("DP_ENABLE_HEALTHCHECKS",),
+        ),
+    ] = ""
+    switches: XidSwitches = msgspec.field(default_factory=XidSwitches)
+    """What the two lists mean together; `xids` wins."""
+
+
+DEFAULTS: Final = HealthSettings()
+
+
+def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
+    """The class of an XID. As in NVIDIA's plugin, an XID outside the table is fatal."""
+    if number in settings.xids:
+        return settings.xids[number]
+    known = XIDS[number].kind if number in XIDS else XidClass.FATAL
+    if not settings.switches.sets(number):
+        return known
+    if settings.switches.ignores(number):
+        return XidClass.APPLICATION
+    return XidClass.FATAL if known is XidClass.APPLICATION else known

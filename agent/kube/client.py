@@ -3,13 +3,18 @@
 import asyncio
 import contextlib
 import functools
+import importlib
+import importlib.machinery
+import importlib.util
 import os
 import random
 import socket
 import stat
+import sys
+import types
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -29,10 +34,123 @@ from agent.errors import (
     cap,
 )
 from agent.kit.timing import Lag, Tally
-from agent.kube import shim
-from agent.kube.narrow import Raw, read_object
-from agent.kube.objects import WRITER
-from agent.kube.shim import Library
+from agent.kube.objects import WRITER, Raw, read_object
+
+if TYPE_CHECKING:  # loaded by load()
+    from aiohttp import ClientResponse, StreamReader
+
+log = structlog.get_logger(__name__)
+
+# Loads kubernetes_asyncio without its 900 model modules, which take 38 MB and 0.2 s.
+#
+# The library's package files import everything. Empty packages replace them and resolve the few
+# names that the library itself uses. If this fails (another layout), the library is imported
+# normally.
+
+ROOT = "kubernetes_asyncio"
+NAMES: Mapping[str, Mapping[str, str]] = {
+    ROOT: {},
+    f"{ROOT}.client": {
+        "ApiClient": "",
+        "Configuration": f"{ROOT}.client.configuration",
+    },
+    f"{ROOT}.client.models": {},
+    f"{ROOT}.config": {},
+    "urllib3": {},
+}
+"""The replaced packages, and the module of each name that is resolved.
+
+`ApiClient` is only named in annotations, and only Basic authentication uses urllib3, which no
+Kubernetes since 1.19 accepts: neither is loaded.
+"""
+
+
+class Library(msgspec.Struct, frozen=True):
+    """The parts of kubernetes_asyncio and aiohttp in use, untyped."""
+
+    rest_client: Callable[..., Any]
+    configuration: Callable[[], Any]
+    load_kube_config: Callable[..., Any]
+    load_incluster_config: Callable[..., Any]
+    http_session: Callable[..., Any]
+    config_errors: tuple[type[Exception], ...]
+    http_errors: tuple[type[Exception], ...]
+    tls_errors: tuple[type[Exception], ...]
+
+
+def load() -> Library:
+    """Import the libraries. The first call blocks for about 0.1 s: run it on a thread.
+
+    Raises ImportError when kubernetes_asyncio is not installed.
+    """
+    if ROOT not in sys.modules:
+        spec = importlib.util.find_spec(ROOT)  # finds the files, executes nothing
+        if spec is None or spec.origin is None:
+            raise ImportError(
+                f"{ROOT} is not installed; install the distribution kubernetes-asyncio"
+            )
+        root = Path(spec.origin).parents[1]
+        for name, names in NAMES.items():
+            package = _lazy_package(name, root.joinpath(*name.split(".")), names)
+            sys.modules[name] = package
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], child, package)
+    try:
+        return _collect()
+    except (ImportError, AttributeError) as error:
+        stand_in = getattr(sys.modules.get(ROOT), "__spec__", None)
+        if stand_in is None or stand_in.loader is not None:  # the library itself fails
+            raise
+        log.warning("kube.lazy_import_failed", err=str(error))
+    # The library has another layout than the stand-ins know: without them it finds its own files.
+    replaced = {name.split(".")[0] for name in NAMES}
+    for name in [name for name in sys.modules if name.split(".")[0] in replaced]:
+        del sys.modules[name]
+    return _collect()
+
+
+def _collect() -> Library:
+    exceptions = importlib.import_module("aiohttp.client_exceptions")
+    return Library(
+        rest_client=_get(f"{ROOT}.client.rest", "RESTClientObject"),
+        configuration=_get(f"{ROOT}.client.configuration", "Configuration"),
+        load_kube_config=_get(f"{ROOT}.config.kube_config", "load_kube_config"),
+        load_incluster_config=_get(f"{ROOT}.config.incluster_config", "load_incluster_config"),
+        http_session=_get("aiohttp.client", "ClientSession"),
+        config_errors=(_get(f"{ROOT}.config.config_exception", "ConfigException"),),
+        http_errors=(exceptions.ClientError,),
+        tls_errors=(exceptions.ClientSSLError,),
+    )
+
+
+def _get(module: str, name: str) -> Any:  # noqa: ANN401 -- the library is untyped
+    return getattr(importlib.import_module(module), name)
+
+
+def _lazy_package(name: str, folder: Path, names: Mapping[str, str]) -> types.ModuleType:
+    """A package in place of the one in `folder`, whose file is not executed."""
+    package = types.ModuleType(name)
+    origin = str(folder / "__init__.py")
+    spec = importlib.machinery.ModuleSpec(name, None, origin=origin, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+
+    def resolve(wanted: str) -> object:
+        if wanted not in names:
+            raise AttributeError(f"{name} has no {wanted} while it is loaded lazily")
+        value = _get(names[wanted], wanted) if names[wanted] else object
+        setattr(package, wanted, value)
+        return value
+
+    vars(package).update(
+        __path__=[str(folder)],
+        __package__=name,
+        __file__=origin,
+        __spec__=spec,
+        __getattr__=resolve,
+    )
+    return package
+
 
 # Finds the API server and our identity there: by a kubeconfig file or the service account.
 
@@ -70,10 +188,23 @@ def check(connection: Connection) -> None:
 
     Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
     """
-    if connection.kubeconfig is None:
-        _check_service_account(connection)
+    if connection.kubeconfig is not None:
+        _read_context(connection.kubeconfig, connection.context)
         return
-    _read_context(connection.kubeconfig, connection.context)
+    names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    if not all(connection.environment.get(name) for name in names):
+        raise SettingsError(
+            "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
+            remedy="set node.kubeconfig to the kubeconfig of this node",
+        )
+    for name in ("token", "ca.crt"):
+        path = connection.service_account / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+        if not content:
+            raise _unusable(path, "is empty")
 
 
 def default_namespace(connection: Connection) -> str:
@@ -104,7 +235,10 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
-        raise _unusable(path, f"is not YAML{_place(error)}") from None
+        # Only the place, not the text of the error: a kubeconfig holds secrets.
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise _unusable(path, f"is not YAML{place}") from None
     if not isinstance(content, dict) or not content.get("clusters"):
         raise _unusable(path, "names no cluster")
     wanted = name or content.get("current-context")
@@ -160,45 +294,13 @@ def unusable(connection: Connection, error: Exception) -> SettingsError:
 
 def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- untyped library
     """The inputs of the TLS context: if they are equal, the open client is still right."""
-    fields = ("host", "verify_ssl", "tls_server_name", "proxy")
-    files = ("ssl_ca_cert", "cert_file", "key_file")
-    return (
-        *(getattr(configuration, field) for field in fields),
-        *(_stamp(getattr(configuration, field)) for field in files),
-    )
-
-
-def _place(error: Exception) -> str:
-    """The place of the error, without its text: a kubeconfig holds secrets."""
-    mark = getattr(error, "problem_mark", None)
-    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-
-
-def _stamp(path: str | None) -> tuple[object, ...]:
-    if path is None:
-        return ()
-    try:
-        status = os.stat(path)  # noqa: PTH116 -- three fields of one call
-    except OSError:
-        return (path,)
-    return path, status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _check_service_account(connection: Connection) -> None:
-    names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-    if not all(connection.environment.get(name) for name in names):
-        raise SettingsError(
-            "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
-            remedy="set node.kubeconfig to the kubeconfig of this node",
-        )
-    for name in ("token", "ca.crt"):
-        path = connection.service_account / name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
-        if not content:
-            raise _unusable(path, "is empty")
+    fields = ("host", "verify_ssl", "tls_server_name", "proxy", "ssl_ca_cert", "cert_file")
+    parts: list[Any] = [getattr(configuration, field) for field in (*fields, "key_file")]
+    for path in filter(None, parts[-3:]):  # a rotated file has the same path
+        with contextlib.suppress(OSError):
+            status = os.stat(path)  # noqa: PTH116 -- three fields of one call
+            parts += [status.st_mtime_ns, status.st_size, status.st_ino]
+    return tuple(parts)
 
 
 def _unusable(path: Path, reason: str) -> SettingsError:
@@ -229,21 +331,19 @@ LONGEST_RETRY_AFTER = 3600.0
 
 def refused(what: str, status: int, body: bytes = b"", retry_after: str | None = None) -> ApiError:
     """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
-    return _error(what, status, _message(body), seconds(retry_after))
+    try:
+        answer: object = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy may answer in HTML
+        message: object = cap(body[:1024].decode(errors="replace"))
+    else:
+        message = answer.get("message") if isinstance(answer, dict) else None
+    return _error(what, status, message, seconds(retry_after))
 
 
 def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
     """The error for an ERROR frame of a watch, whose object `obj` is a Status."""
     code = obj.get("code")
-    message = obj.get("message")
-    status = code if isinstance(code, int) else 0
-    return _error(what, status, message if isinstance(message, str) else "", None)
-
-
-def unanswered(what: str, error: BaseException, where: str) -> ApiError:
-    """The error for a request without an answer; `where` describes the connection."""
-    reason = cap(str(error) or type(error).__name__, 160)
-    return ApiError(f"{what}: no answer from the API server ({reason}); reached through {where}")
+    return _error(what, code if isinstance(code, int) else 0, obj.get("message"), None)
 
 
 def seconds(text: str | None) -> float | None:
@@ -253,26 +353,15 @@ def seconds(text: str | None) -> float | None:
     return min(float(text), LONGEST_RETRY_AFTER)
 
 
-def _error(what: str, status: int, message: str, retry_after: float | None) -> ApiError:
+def _error(what: str, status: int, message: object, retry_after: float | None) -> ApiError:
     text = f"{what}: the API server answered {status}"
-    if message:
+    if message and isinstance(message, str):
         text = f"{text}: {cap(message)}"
     kind = CLASSES.get(status, ApiError)
     return kind(text + REMEDIES.get(status, ""), status=status, retry_after=retry_after)
 
 
-def _message(body: bytes) -> str:
-    try:
-        answer: object = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return cap(body[:1024].decode(errors="replace"))
-    message = answer.get("message") if isinstance(answer, dict) else None
-    return message if isinstance(message, str) else ""
-
-
 # Sends requests to the API server: deadlines, fresh credentials, counts, the agent's errors.
-
-log = structlog.get_logger(__name__)
 
 DEADLINE = 10.0
 IN_FLIGHT = 2
@@ -310,27 +399,6 @@ class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
     def __init__(self, text: str, beginning: bytes) -> None:
         super().__init__(text)
         self.beginning = beginning
-
-
-class Chunks(Protocol):
-    """The body of an answer as it arrives."""
-
-    async def readany(self) -> bytes:
-        """Return the next bytes; empty at the end."""
-        ...
-
-
-class ApiAnswer(Protocol):
-    """An HTTP answer whose body has not been read."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: Chunks
-    connection: Any
-
-    def close(self) -> None:
-        """Close the connection, unless the body was read to its end."""
-        ...
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
@@ -389,7 +457,7 @@ class KubeSession:
             "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
         )
         self._connection = connection
-        self._library: shim.Library | None = None
+        self._library: Library | None = None
         self._client: KubeClient | None = None
         self._print: tuple[object, ...] = ()
         """The fingerprint of the connection with which the client was made."""
@@ -408,7 +476,7 @@ class KubeSession:
         async with self._lock:
             if self._client is not None or self._closed:
                 return
-            library = await asyncio.to_thread(shim.load)
+            library = await asyncio.to_thread(load)
             configuration = await configure(library, self._connection)
             self._print = fingerprint(configuration)  # before the client reads the files
             self._client = self._connect(library, configuration)
@@ -436,8 +504,10 @@ class KubeSession:
     ) -> tuple[bytearray, Mapping[str, str]]:
         """Do as call(); also return the headers of the answer."""
         limit = BODY_LIMIT if at_most is None else at_most
+        kind = (request.verb, request.resource.partition("/")[0])
+        room = self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
         try:
-            async with self._lag.within(DEADLINE), self._room(request):
+            async with self._lag.within(DEADLINE), room:
                 answer = await self._authorized(request)
                 try:
                     return await self._successful(request, answer, limit), answer.headers
@@ -451,7 +521,7 @@ class KubeSession:
         return await aside(await self.call(request), functools.partial(decode, request))
 
     @contextlib.asynccontextmanager
-    async def stream(self, request: ApiRequest) -> AsyncIterator[Chunks]:
+    async def stream(self, request: ApiRequest) -> AsyncIterator["StreamReader"]:
         """Open a successful answer and yield its body as it arrives; opening takes at most 10 s.
 
         Raises ApiError, also when the connection breaks while the caller reads.
@@ -462,7 +532,13 @@ class KubeSession:
                 answer = await self._authorized(request)
                 if not _is_success(answer):
                     await self._successful(request, answer, BODY_LIMIT)
-            _keep_alive(answer)
+            if answer.connection and answer.connection.transport:  # the answer has not ended
+                # A NAT or a load balancer that forgets the connection tells nobody, and an idle
+                # watch would wait for minutes: the kernel finds out.
+                found = answer.connection.transport.get_extra_info("socket")
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in KEEPALIVE:
+                    found.setsockopt(socket.IPPROTO_TCP, option, value)
             yield answer.content
         except self._failures() as error:
             raise self._unanswered(request, error) from error
@@ -470,7 +546,7 @@ class KubeSession:
             if answer is not None:
                 answer.close()
 
-    async def _authorized(self, request: ApiRequest) -> ApiAnswer:
+    async def _authorized(self, request: ApiRequest) -> "ClientResponse":
         """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
         library, client = await self._ready(request)
         seen = self._renewals
@@ -486,7 +562,7 @@ class KubeSession:
         _, client = await self._ready(request)
         return await self._send(client, request)
 
-    async def _send(self, client: KubeClient, request: ApiRequest) -> ApiAnswer:
+    async def _send(self, client: KubeClient, request: ApiRequest) -> "ClientResponse":
         code = "none"
         headers = {
             "Accept": request.accept,
@@ -497,7 +573,7 @@ class KubeSession:
             token = await client.configuration.get_api_key_with_prefix("BearerToken")
             if token:
                 headers["Authorization"] = token
-            answer: ApiAnswer = await client.rest.request(
+            answer: ClientResponse = await client.rest.request(
                 request.method,
                 client.configuration.host + request.path,
                 query_params=request.query,
@@ -510,7 +586,9 @@ class KubeSession:
             self.requests.add(request.verb, request.resource, code)
         return answer
 
-    async def _successful(self, request: ApiRequest, answer: ApiAnswer, at_most: int) -> bytearray:
+    async def _successful(
+        self, request: ApiRequest, answer: "ClientResponse", at_most: int
+    ) -> bytearray:
         body = bytearray()
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
@@ -524,7 +602,7 @@ class KubeSession:
             return body
         raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
 
-    async def _ready(self, request: ApiRequest) -> tuple[shim.Library, KubeClient]:
+    async def _ready(self, request: ApiRequest) -> tuple[Library, KubeClient]:
         if self._client is None:
             try:
                 await self.open()
@@ -556,7 +634,7 @@ class KubeSession:
                 await retired.rest.close()
         log.info("kube.credentials_renewed", source=self._connection.source)
 
-    def _connect(self, library: shim.Library, configuration: Any) -> KubeClient:  # noqa: ANN401 -- untyped library
+    def _connect(self, library: Library, configuration: Any) -> KubeClient:  # noqa: ANN401 -- untyped library
         """Make a client whose HTTP session reads no proxy variables and no .netrc.
 
         The library's own session reads both, on two threads, before every request.
@@ -570,17 +648,17 @@ class KubeSession:
         theirs.detach()
         return KubeClient(configuration, rest)
 
-    def _room(self, request: ApiRequest) -> asyncio.Semaphore:
-        kind = (request.verb, request.resource.partition("/")[0])
-        return self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
-
     def _failures(self) -> tuple[type[Exception], ...]:
         known = (OSError, SettingsError)  # TimeoutError is an OSError
         library = self._library
         return known if library is None else known + library.http_errors + library.config_errors
 
     def _unanswered(self, request: ApiRequest, error: Exception) -> ApiError:
-        return unanswered(request.what, error, self._connection.source)
+        reason = cap(str(error) or type(error).__name__, 160)
+        return ApiError(
+            f"{request.what}: no answer from the API server ({reason}); reached through "
+            f"{self._connection.source}"
+        )
 
 
 async def aside(body: bytearray, read: Callable[[bytearray], T]) -> T:
@@ -596,17 +674,5 @@ def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
         raise ApiError(f"{request.what}: the answer is not a JSON object") from error
 
 
-def _keep_alive(answer: ApiAnswer) -> None:
-    """Let the kernel find out if what is between here and the server has forgotten the connection.
-
-    A NAT or a load balancer that does tells nobody, and an idle watch would wait for minutes.
-    """
-    if answer.connection is not None:  # the answer has not ended
-        found = answer.connection.transport.get_extra_info("socket")
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
-            found.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _is_success(answer: ApiAnswer) -> bool:
+def _is_success(answer: "ClientResponse") -> bool:
     return answer.status // 100 == 2

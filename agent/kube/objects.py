@@ -5,7 +5,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Final
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
 
@@ -36,7 +37,201 @@ from agent.hami.pod import (
     decode_stamp,
     validate,
 )
-from agent.kube.narrow import inside, objects_in
+
+# Reads JSON of the API server, and keeps only the fields that the agent uses.
+#
+# A pod may have 1.5 MiB of annotations, arguments and variables that the agent does not need. Only
+# the fields that this file and `agent.kube.reader` read are decoded, one object at a time.
+
+Raw = bytes | bytearray | msgspec.Raw
+"""The JSON of one value."""
+
+
+class _Metadata(TypedDict, total=False):
+    uid: Any
+    name: Any
+    generateName: Any
+    namespace: Any
+    resourceVersion: Any
+    creationTimestamp: Any
+    deletionTimestamp: Any
+    annotations: Any
+
+
+class _Variable(TypedDict, total=False):
+    name: Any
+    value: Any
+    valueFrom: Any
+
+
+class _ContainerFields(TypedDict, total=False):
+    name: Any
+    resources: Any
+    restartPolicy: Any
+    restartPolicyRules: Any
+    env: list[_Variable] | None
+
+
+class _SpecFields(TypedDict, total=False):
+    nodeName: Any
+    schedulerName: Any
+    runtimeClassName: Any
+    restartPolicy: Any
+    initContainers: list[_ContainerFields] | None
+    containers: list[_ContainerFields] | None
+
+
+class _ContainerStatus(TypedDict, total=False):
+    name: Any
+    containerID: Any
+    restartCount: Any
+    state: Any
+    lastState: Any
+
+
+class _Condition(TypedDict, total=False):
+    type: Any
+    status: Any
+
+
+class _Status(TypedDict, total=False):
+    phase: Any
+    startTime: Any
+    reason: Any
+    message: Any
+    conditions: list[_Condition] | None
+    initContainerStatuses: list[_ContainerStatus] | None
+    containerStatuses: list[_ContainerStatus] | None
+
+
+class _PodFields(TypedDict, total=False):
+    metadata: _Metadata | None
+    spec: _SpecFields | None
+    status: _Status | None
+
+
+MOST_OBJECTS: Final = 150_000
+"""In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
+
+MOST_VALUES: Final = 500_000
+"""Values in an answer: so many take up to 50 MB when they are read, and 8 MiB of `{}` take 250."""
+
+_ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMeta
+    items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
+
+
+class _ListOfOne(msgspec.Struct):
+    metadata: _ListMeta
+    items: tuple[msgspec.Raw]
+
+
+class _Frame(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+_POD: Final = msgspec.json.Decoder(_PodFields)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+_LIST: Final = msgspec.json.Decoder(_List)
+_ONE: Final = msgspec.json.Decoder(_ListOfOne)
+_FRAME: Final = msgspec.json.Decoder(_Frame)
+_ITEMS: Final = b'"items":['
+_BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class ListPage(msgspec.Struct, frozen=True):
+    """A page of a list. `rest`: the token for the next page, empty for none."""
+
+    version: str
+    rest: str
+    items: tuple[msgspec.Raw, ...]
+
+
+def has_many_values(body: bytes | bytearray) -> bool:
+    """True for more than MOST_VALUES of what stands before values, also where texts have it."""
+    return sum(map(body.count, (b"{", b"[", b","))) > MOST_VALUES
+
+
+def read_object(body: Raw) -> Mapping[str, Any]:
+    """Read a whole object. Raises MalformedText."""
+    if not isinstance(body, msgspec.Raw) and has_many_values(body):
+        raise MalformedText(f"it has more than {MOST_VALUES:,} values, as no object of Kubernetes")
+    try:
+        return _OBJECT.decode(body)
+    except _BROKEN as error:
+        raise MalformedText("it is not a JSON object") from error
+
+
+def read_pod(body: Raw) -> Mapping[str, Any]:
+    """Read the fields that decode_pod() uses; the whole object if a field has another shape.
+
+    Raises MalformedText: it is not an object.
+    """
+    try:
+        fields: Mapping[str, Any] = _POD.decode(body)
+    except _BROKEN:
+        return read_object(body)
+    return fields
+
+
+def read_page(body: Raw, *, one: bool = False) -> ListPage:
+    """Read a page of a list without decoding its items. Raises MalformedText.
+
+    `one`: it has exactly one item; it is read no further than to the second.
+    """
+    try:
+        page = (_ONE if one else _LIST).decode(body)
+    except _BROKEN as error:
+        raise MalformedText("it is not a list of objects") from error
+    version = page.metadata.get("resourceVersion", "")
+    if not version:
+        raise MalformedText("the list has no resourceVersion")
+    return ListPage(version, page.metadata.get("continue", ""), tuple(page.items or ()))
+
+
+def read_page_head(beginning: Raw) -> ListPage:
+    """Read the metadata of a truncated list; the API server writes them before the items.
+
+    Raises:
+        MalformedText: the beginning does not contain the metadata.
+    """
+    head, items, _ = bytes(beginning).partition(_ITEMS)
+    if not items:
+        raise MalformedText("the list does not begin with its metadata")
+    return read_page(head + _ITEMS + b"]}")
+
+
+def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
+    """Read the type and the object of a watch frame. Raises MalformedText."""
+    try:
+        frame = _FRAME.decode(line)
+    except _BROKEN as error:
+        read_object(line)  # raises another error if the line is no object
+        raise MalformedText("a frame of the watch has no type or no object") from error
+    if not bytes(frame.object).startswith(b"{"):
+        raise MalformedText("a frame of the watch has no type or no object")
+    return frame.type, frame.object
+
+
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+def inside(parent: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """The object below `key`; an empty one if there is none."""
+    value = parent.get(key)
+    return value if isinstance(value, Mapping) else NOTHING
+
+
+def objects_in(parent: Mapping[str, object], key: str) -> tuple[Mapping[str, object], ...]:
+    """The objects of the list below `key`; none if there is no list."""
+    value = parent.get(key)
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(item for item in items if isinstance(item, Mapping))
+
 
 # Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
 #
@@ -155,16 +350,27 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = _texts(metadata, "annotations")
     uid, name = _identity(metadata, "pod")
-    groups, groups_error = _groups(annotations.get(ALLOCATED))
+    groups: Groups | None = None
+    groups_error = ""
+    try:
+        if ALLOCATED in annotations:
+            groups = validate(decode_pod_devices(annotations[ALLOCATED], type_word=TYPE_WORD))
+    except MalformedText as error:
+        groups_error = str(error)
+    kept = {key: annotations[key][:TEXT_KEPT] for key in WORDS_KEPT if key in annotations}
+    waiting = annotations.get(TO_ALLOCATE)
+    if waiting is not None and len(waiting) <= LENGTH_LIMIT:  # a longer one is no pod's
+        kept[TO_ALLOCATE] = waiting
+    phase = _text(status, "phase") or Phase.PENDING
     return PodView(
         uid=PodUid(uid),
         namespace=_text(metadata, "namespace"),
         name=name,
         node=_text(spec, "nodeName"),
-        phase=_phase(_text(status, "phase")),
+        phase=next((known for known in Phase if known == phase), Phase.UNKNOWN),
         created=_stamp(_text(metadata, "creationTimestamp")),
         containers=tuple(_containers(spec, status, resource)),
-        annotations=dict(_kept(annotations)),
+        annotations=kept,
         static=MIRROR in annotations,
         scheduled=any(
             _text(each, "type") == "PodScheduled" for each in objects_in(status, "conditions")
@@ -206,26 +412,6 @@ def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
     return uid, name
 
 
-def _groups(text: str | None) -> tuple[Groups | None, str]:
-    """The shares that the scheduler gave the pod, or why they cannot be read."""
-    if text is None:
-        return None, ""
-    try:
-        return validate(decode_pod_devices(text, type_word=TYPE_WORD)), ""
-    except MalformedText as error:
-        return None, str(error)
-
-
-def _kept(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The annotations that are used later; too long devices texts are omitted."""
-    for key in WORDS_KEPT:
-        if key in annotations:
-            yield key, annotations[key][:TEXT_KEPT]
-    waiting = annotations.get(TO_ALLOCATE)
-    if waiting is not None and len(waiting) <= LENGTH_LIMIT:
-        yield TO_ALLOCATE, waiting
-
-
 def _containers(
     spec: Mapping[str, object], status: Mapping[str, object], resource: str
 ) -> Iterator[ContainerView]:
@@ -256,6 +442,21 @@ def _container(
     state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
     container_id = _text(status, "containerID").rpartition("://")[2]
+    starts = (
+        _text(inside(parent, kind), "startedAt")
+        for parent in (state, last)
+        for kind in ("running", "terminated")
+    )
+    # As HAMi-core reads it, with atoi.
+    number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
+    resources = inside(item, "resources")
+    names = {*inside(resources, "limits"), *inside(resources, "requests")} - {resource}
+    others: list[tuple[str, int]] = []
+    for name in sorted(names):
+        text = _requested(item, name) if "/" in name else ""  # an extended resource has a domain
+        if text:
+            amount = decode_whole(text)
+            others.append((name, NOT_WHOLE if amount is None else amount))
     return ContainerView(
         name=_text(item, "name"),
         role=role,
@@ -266,19 +467,13 @@ def _container(
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
-        started_at=_started_at(state, last),
+        started_at=max((_stamp(text) for text in starts if text), default=None),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
-        priority=_priority(item),
+        priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
-        others=tuple(_others(item, resource)),
+        others=tuple(others),
     )
-
-
-def _priority(item: Mapping[str, object]) -> int:
-    """CUDA_TASK_PRIORITY as HAMi-core reads it with atoi."""
-    number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
-    return max(INT32[0], min(int(number[1]), INT32[1])) if number else 0
 
 
 def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
@@ -289,32 +484,11 @@ def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
     return _text(given[-1], "value")
 
 
-def _started_at(state: Mapping[str, object], before: Mapping[str, object]) -> dt.datetime | None:
-    """The last start in two states of a container."""
-    texts = (
-        _text(inside(parent, kind), "startedAt")
-        for parent in (state, before)
-        for kind in ("running", "terminated")
-    )
-    return max((_stamp(text) for text in texts if text), default=None)
-
-
 def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
     """When the container ended; None if it runs or the restart policy may start it again."""
     terminated = inside(inside(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
-
-
-def _others(item: Mapping[str, object], resource: str) -> Iterator[tuple[str, int]]:
-    """The container's requests of other extended resources, by name."""
-    resources = inside(item, "resources")
-    names = {*inside(resources, "limits"), *inside(resources, "requests")}
-    for name in sorted(names - {resource}):
-        text = _requested(item, name) if "/" in name else ""
-        if text:
-            amount = decode_whole(text)
-            yield name, NOT_WHOLE if amount is None else amount
 
 
 def _requested(item: Mapping[str, object], resource: str) -> str:
@@ -331,13 +505,6 @@ def _requested(item: Mapping[str, object], resource: str) -> str:
 
 def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
     return {_text(item, "name"): item for item in objects_in(status, key)}
-
-
-def _phase(text: str) -> Phase:
-    """The phase; Pending for a pod without one, Unknown for an unknown one."""
-    if not text:
-        return Phase.PENDING
-    return next((phase for phase in Phase if phase == text), Phase.UNKNOWN)
 
 
 def _stamp(text: str) -> dt.datetime:

@@ -3,7 +3,7 @@
 import datetime as dt
 import difflib
 import email.utils
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
 
@@ -13,11 +13,29 @@ from agent import cluster as annotations
 from agent.cluster import REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
 from agent.hami.pod import decode_stamp
-from agent.kube.api import KubeNode
-from agent.kube.client import METADATA_ONLY, ApiRequest, KubeSession, decode, path_of
-from agent.kube.lists import EndlessList, Lists, command_budget
-from agent.kube.narrow import Raw, inside, objects_in, read_object, read_pod
-from agent.kube.objects import WRITER, decode_pod, decode_quantity, entries, other_writer
+from agent.health.news import GPU_DEGRADED
+from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
+from agent.kube.client import (
+    MERGE_PATCH,
+    METADATA_ONLY,
+    STRATEGIC_PATCH,
+    ApiRequest,
+    KubeSession,
+    decode,
+    path_of,
+)
+from agent.kube.objects import (
+    WRITER,
+    Raw,
+    decode_pod,
+    decode_quantity,
+    entries,
+    inside,
+    objects_in,
+    other_writer,
+    read_object,
+    read_pod,
+)
 from agent.node.preflight import Right, skew_of
 from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
 from agent.ports import Clock
@@ -188,6 +206,11 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     metadata, spec, status = (inside(node, part) for part in ("metadata", "spec", "status"))
     noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
     ready = [entry for entry in objects_in(status, "conditions") if entry.get("type") == "Ready"]
+    stamps = (
+        decode_moment(entry.time)
+        for entry in entries(metadata)
+        if not _REPORT.isdisjoint(entry.annotations)
+    )
     return ClusterNode(
         name=_text(metadata, "name"),
         annotations={key: _text(noted, key) for key in _NOTED if key in noted},
@@ -199,7 +222,7 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
         is_closed=spec.get("unschedulable") is True,
         is_ready=not ready or ready[0].get("status") == "True",
         slices=decode_quantity(_text(inside(status, "allocatable"), SLICES)) or 0,
-        reported=_reported(metadata),
+        reported=max((stamp for stamp in stamps if stamp is not None), default=None),
     )
 
 
@@ -337,15 +360,6 @@ def decode_moment(text: object) -> dt.datetime | None:
         return None
 
 
-def _reported(metadata: Mapping[str, object]) -> dt.datetime | None:
-    stamps = (
-        decode_moment(entry.time)
-        for entry in entries(metadata)
-        if not _REPORT.isdisjoint(entry.annotations)
-    )
-    return max((stamp for stamp in stamps if stamp is not None), default=None)
-
-
 def _text(parent: Mapping[str, object], key: str) -> str:
     value = parent.get(key)
     return value if isinstance(value, str) else ""
@@ -399,7 +413,13 @@ class ClusterReader:
             ApiError: the pod cannot be read.
         """
         self._unread, self._is_silent = [], False
-        pod = await self._pod(namespace, name)
+        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
+        try:
+            pod = decode_target(await self._session.call(request))
+        except ApiForbidden as error:
+            raise ApiForbidden(_right(request, error), status=error.status) from error
+        except MalformedText as error:
+            raise ApiError(f"{request.what}: {error}") from error
         taken = self._clock.now()
         labels = frozenset(_selected_labels(pod))
         nodes = await self._part(
@@ -407,7 +427,16 @@ class ClusterReader:
             path_of("nodes"),
             lambda raw: decode_cluster_node(raw, labels),
         )
-        holders = await self._holders(nodes)
+        # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
+        reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
+        is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
+        query = (
+            ("labelSelector", annotations.VGPU_NODE)
+            if is_labelled
+            else ("fieldSelector", UNFINISHED)
+        )
+        found = await self._part("pods", path_of("pods"), decode_holder, (query,))
+        holders = tuple(holder for holder in found if holder is not None)
         quotas = await self._part(
             "resourcequotas",
             path_of("namespaces", namespace, "resourcequotas"),
@@ -422,8 +451,8 @@ class ClusterReader:
         )
         agents: tuple[AgentPod, ...] = ()
         if any(_is_unregistered(node) for node in nodes):
-            query = (("labelSelector", AGENTS),)
-            pods = await self._part("pods", path_of("pods"), decode_agent, query, "agents")
+            query = ("labelSelector", AGENTS)
+            pods = await self._part("pods", path_of("pods"), decode_agent, (query,), "agents")
             agents = tuple(pod for pod in pods if pod is not None)
         unread = tuple(self._unread)
         return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
@@ -459,7 +488,14 @@ class ClusterReader:
             same = await self._list(named, decode_name)
             nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
             if not (nearest or same):
-                nearest = await self._near_holders(name)
+                # Pods with GPUs in all namespaces, named with their namespace.
+                query = (("labelSelector", annotations.VGPU_NODE),)
+                request = ApiRequest(
+                    "list", "pods", path_of("pods"), query=query, accept=METADATA_LIST
+                )
+                spaces = {other: space for space, other in await self._list(request, decode_name)}
+                near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
+                nearest = [f"{spaces[other]}/{other}" for other in near]
         except ApiForbidden as error:
             return NoSuchPod(unread=_right(request, error))
         except EndlessList:
@@ -467,36 +503,6 @@ class ClusterReader:
         except ApiError as error:
             return NoSuchPod(unread=str(error))
         return NoSuchPod(tuple(nearest), tuple(sorted(space for space, _ in same))[:NEAREST])
-
-    async def _near_holders(self, name: str) -> list[str]:
-        """Similar names of pods with GPUs in all namespaces, with their namespace."""
-        query = (("labelSelector", annotations.VGPU_NODE),)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query, accept=METADATA_LIST)
-        spaces = {other: space for space, other in await self._list(request, decode_name)}
-        near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
-        return [f"{spaces[other]}/{other}" for other in near]
-
-    async def _pod(self, namespace: str, name: str) -> JsonObject:
-        path = path_of("namespaces", namespace, "pods", name)
-        request = ApiRequest("get", "pods", path)
-        try:
-            return decode_target(await self._session.call(request))
-        except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
-
-    async def _holders(self, nodes: tuple[ClusterNode, ...]) -> tuple[GpuHolder, ...]:
-        """The pods with GPUs. Schedulers from 2.5 on label them; 2.4 only annotates them."""
-        reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
-        is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
-        query = (
-            ("labelSelector", annotations.VGPU_NODE)
-            if is_labelled
-            else ("fieldSelector", UNFINISHED)
-        )
-        found = await self._part("pods", path_of("pods"), decode_holder, (query,))
-        return tuple(holder for holder in found if holder is not None)
 
     async def _part(
         self,
@@ -629,18 +635,16 @@ def _place(raw: Raw) -> tuple[bool, str, str] | None:
     metadata = inside(item, "metadata")
     if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
         return None
-    place = f"{metadata.get('name', '')}:{_port(item)}"
+    # The chart chooses the agent's port: beside HAMi's monitor it is another one.
+    ports = (
+        port.get("containerPort")
+        for container in objects_in(inside(item, "spec"), "containers")
+        for port in objects_in(container, "ports")
+        if port.get("name") == PORT_NAME
+    )
+    number = next((number for number in ports if isinstance(number, int)), PORT)
+    place = f"{metadata.get('name', '')}:{number}"
     return "deletionTimestamp" in metadata, str(metadata.get("namespace", "")), place
-
-
-def _port(pod: Mapping[str, Any]) -> int:
-    """The agent's port, which the chart chooses: beside HAMi's monitor it is another one."""
-    for container in objects_in(inside(pod, "spec"), "containers"):
-        for port in objects_in(container, "ports"):
-            number = port.get("containerPort")
-            if port.get("name") == PORT_NAME and isinstance(number, int):
-                return number
-    return PORT
 
 
 # Asks the API server for the rights of this identity and for other plugins on the node.
@@ -693,20 +697,16 @@ class KubeReview:
             await lists.fetch(request, lambda item: read_object(item).get("metadata") or {})
         ).items
         names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
-        return Neighbours(names, tuple(_plugins(metas)))
-
-
-def _plugins(metas: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for metadata in metas:
-        labels = metadata.get("labels") or {}
-        words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
-        if any(plugin in word for plugin in PLUGINS for word in words):
-            yield f"{metadata.get('namespace')}/{metadata.get('name')}"
+        plugins: list[str] = []
+        for metadata in metas:
+            labels = metadata.get("labels") or {}
+            words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
+            if any(plugin in word for plugin in PLUGINS for word in words):
+                plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
+        return Neighbours(names, tuple(plugins))
 
 
 # Reads the Node with its status, and the API server's time, for `doctor`.
-
-_DATE: Final = "Date"
 
 
 class NodeSight(msgspec.Struct, frozen=True):
@@ -731,14 +731,30 @@ class KubeSight:
         before = self._clock.now()
         body, headers = await self._session.exchange(request)
         after = self._clock.now()
-        sent = _time(headers.get(_DATE, ""))
-        skew = None if sent is None else skew_of(sent, before, after)
+        try:
+            sent = email.utils.parsedate_to_datetime(headers.get("Date", "")).astimezone(dt.UTC)
+            skew = skew_of(sent, before, after)
+        except ValueError:  # no time, or none that can be read
+            skew = None
         found = decode(request, body)
-        if inside(found, "metadata").get("name") != node:
+        metadata, status = inside(found, "metadata"), inside(found, "status")
+        if metadata.get("name") != node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
-        labels = inside(inside(found, "metadata"), "labels")
-        texts = {key: str(value) for key, value in labels.items()}
-        return NodeSight(_traces(node, found), _offer(found, resource), texts, skew)
+        managed = entries(metadata)
+        agents = [entry for entry in managed if entry.writer == WRITER]
+        traces = NodeTraces(
+            node,
+            {key: str(value) for key, value in inside(metadata, "annotations").items()},
+            frozenset(key for entry in agents for key in entry.annotations),
+            max((entry.time for entry in agents), default=""),
+            other_writer(managed, REGISTER),
+        )
+        offered, had = (
+            max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
+            for part in ("allocatable", "capacity")
+        )
+        labels = {key: str(value) for key, value in inside(metadata, "labels").items()}
+        return NodeSight(traces, OfferSeen(resource, offered, had), labels, skew)
 
     async def named(self, node: str) -> NamedNode:
         """Look whether a Node of this name exists. Raises ApiError."""
@@ -752,32 +768,123 @@ class KubeSight:
         return NamedNode.THERE
 
 
-def _traces(name: str, node: Mapping[str, Any]) -> NodeTraces:
-    metadata = inside(node, "metadata")
-    managed = entries(metadata)
-    agents = [entry for entry in managed if entry.writer == WRITER]
-    return NodeTraces(
-        name,
-        {key: str(value) for key, value in inside(metadata, "annotations").items()},
-        frozenset(key for entry in agents for key in entry.annotations),
-        max((entry.time for entry in agents), default=""),
-        other_writer(managed, REGISTER),
-    )
+# Reads and removes what agents left on Nodes, for `uninstall`.
+
+REPORT: Final = frozenset({REGISTER, annotations.SCORE, annotations.HANDSHAKE})
+OWN: Final = "hami-agent/"
+"""The prefix of the annotations that only agents write: those of earlier builds."""
 
 
-def _offer(node: Mapping[str, Any], resource: str) -> OfferSeen:
-    status = inside(node, "status")
+class NodeLeftovers(msgspec.Struct, frozen=True):
+    """What an agent may have left on a Node, and who is there now.
 
-    def amount(of: str) -> int:
-        value = inside(status, of).get(resource)
-        return max(0, decode_quantity(str(value)) or 0) if value is not None else 0
+    - `keys`: the annotations that a device plugin or an agent writes.
+    - `degraded`: it has the condition GpuDegraded.
+    - `has_kubelet`: its kubelet reports.
+    - `served`: that kubelet offers the resource, so a device plugin serves it. The kubelet reports
+      the end of a plugin up to 10 s later (nodeStatusUpdateFrequency).
+    - `agent`: a pod of an agent that was listed there.
+    """
 
-    return OfferSeen(resource, amount("allocatable"), amount("capacity"))
+    name: str
+    keys: tuple[str, ...] = ()
+    degraded: bool = False
+    has_kubelet: bool = False
+    served: bool = False
+    agent: str = ""
+
+    @property
+    def is_touched(self) -> bool:
+        """True if there is something to remove."""
+        return bool(self.keys) or self.degraded
+
+    @property
+    def is_busy(self) -> bool:
+        """True while an agent or a plugin would write again what is removed."""
+        return self.has_kubelet and (bool(self.agent) or (self.served and self.is_touched))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What there is to remove, for people."""
+        return (*self.keys, *((f"condition {GPU_DEGRADED}",) if self.degraded else ()))
 
 
-def _time(text: str) -> dt.datetime | None:
-    """The time in an HTTP header, in UTC; None if there is none."""
-    try:
-        return email.utils.parsedate_to_datetime(text).astimezone(dt.UTC)
-    except ValueError:
-        return None
+class KubeLeftovers:
+    """Nodes and pods of agents of one resource. Each request has the session's deadline of 10 s."""
+
+    def __init__(self, session: KubeSession, resource: str) -> None:
+        self._session = session
+        self._resource = resource
+        self._lists = Lists(session, whole=False, budget=command_budget)
+
+    async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
+        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError."""
+        query = (("labelSelector", selector),)
+        request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"), query=query)
+
+        def place(raw: Raw) -> tuple[str, str]:
+            pod = read_object(raw)
+            node = inside(pod, "spec").get("nodeName", "")
+            return str(node), str(inside(pod, "metadata").get("name"))
+
+        agents = dict((await self._lists.fetch(request, place)).items)
+        request = ApiRequest("list", "nodes", path_of("nodes"))
+        # Each Node is read at once: the text of 5,000 is 100 MB.
+        listed = await self._lists.fetch(request, lambda item: self._read(read_object(item)))
+        return tuple(
+            msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
+        )
+
+    async def node(self, name: str) -> NodeLeftovers:
+        """Get one Node. Raises ApiNotFound, ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", name))
+        return self._read(await self._session.fetch(request))
+
+    async def clean(self, node: NodeLeftovers) -> None:
+        """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
+        path = path_of("nodes", node.name)
+        if node.keys:
+            body = {"metadata": {"annotations": dict.fromkeys(node.keys)}}
+            await self._session.call(
+                ApiRequest("patch", "nodes", path, (), body, MERGE_PATCH, METADATA_ONLY)
+            )
+        if node.degraded:
+            status = {"status": {"conditions": [{"type": GPU_DEGRADED, "$patch": "delete"}]}}
+            await self._session.call(
+                ApiRequest("patch", "nodes/status", f"{path}/status", (), status, STRATEGIC_PATCH)
+            )
+
+    async def gpu_pods(self, node: str) -> tuple[str, ...]:
+        """List the unfinished pods of this node that request GPUs, as namespace/name.
+
+        Raises ApiError.
+        """
+        query = (("fieldSelector", f"spec.nodeName={node}"),)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+
+        def gpu_pod(item: Mapping[str, Any]) -> str:
+            try:
+                pod = decode_pod(item, self._resource)
+            except MalformedText:
+                return ""
+            return "/".join(pod.key) if pod.gpu_containers and not pod.terminal else ""
+
+        listed = await self._lists.fetch(request, lambda item: gpu_pod(read_object(item)))
+        return tuple(sorted(name for name in listed.items if name))
+
+    def _read(self, node: Mapping[str, Any]) -> NodeLeftovers:
+        metadata, status = inside(node, "metadata"), inside(node, "status")
+        conditions = {
+            one.get("type"): one.get("status") for one in objects_in(status, "conditions")
+        }
+        # The kubelet writes True and False; the controller Unknown when the kubelet is silent.
+        has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
+        offered = decode_quantity(str(inside(status, "allocatable").get(self._resource, 0)))
+        keys = inside(metadata, "annotations")
+        return NodeLeftovers(
+            str(metadata.get("name")),
+            tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
+            degraded=GPU_DEGRADED in conditions,
+            has_kubelet=has_kubelet,
+            served=has_kubelet and (offered or 0) > 0,
+        )

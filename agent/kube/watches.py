@@ -81,11 +81,20 @@ class NodeWatch:
             try:
                 await self._follow()
             except ApiError as error:
-                delay = self._give_up(error)
+                if not self._failing:
+                    log.warning("node.lost", err=str(error))
+                self._failing = True
                 least = error.retry_after or 0.0
+                delay = self._watch.broke(at_least=least)
             else:
                 delay = self._watch.ended()
-            await self._pause(least, delay)
+            # A `look` ends the wait, but not before the time that the server asked for.
+            self._wanted.clear()
+            least = max(least, min(LOOK_PAUSE, delay))
+            await asyncio.sleep(least)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay - least):
+                    await self._wanted.wait()
 
     def look(self) -> None:
         """Open the watch now if it is down."""
@@ -118,15 +127,6 @@ class NodeWatch:
             node = msgspec.structs.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
         self._node.set(node)
 
-    async def _pause(self, least: float, most: float) -> None:
-        """Wait `most` seconds; after `least` seconds a `look` ends the wait."""
-        self._wanted.clear()
-        least = max(least, min(LOOK_PAUSE, most))
-        await asyncio.sleep(least)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(most - least):
-                await self._wanted.wait()
-
     async def _follow(self) -> None:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
         loop = asyncio.get_running_loop()
@@ -134,43 +134,30 @@ class NodeWatch:
         try:
             async for change in self._api.watch_node():
                 if change.opened:
-                    self._opened()
+                    if self._failing:
+                        log.info("node.followed")
+                    self._is_stale = self._is_stale or self._failing
+                    self._failing = False
                     unseen = loop.call_later(UNSEEN_AFTER, self._unseen)
                     continue
                 if unseen is not None:
                     unseen.cancel()
-                self._take(change.node)
+                if change.node is None:
+                    log.warning("node.deleted")
+                    self._node.set(None)
+                elif version_number(change.node.resource_version) >= self._floor:
+                    self._set(change.node)
+                if self._is_stale:
+                    self._is_stale = False
+                    self.returns.set(self.returns.value + 1)
         finally:
             if unseen is not None:
                 unseen.cancel()
-
-    def _opened(self) -> None:
-        if self._failing:
-            log.info("node.followed")
-        self._is_stale = self._is_stale or self._failing
-        self._failing = False
-
-    def _take(self, node: NodeView | None) -> None:
-        if node is None:
-            log.warning("node.deleted")
-            self._node.set(None)
-        elif version_number(node.resource_version) >= self._floor:
-            self._set(node)
-        if self._is_stale:
-            self._is_stale = False
-            self.returns.set(self.returns.value + 1)
 
     def _unseen(self) -> None:
         """The open watch sends no Node: it was deleted while no watch was open."""
         if self._node.set(None):
             log.warning("node.deleted", unseen_for=UNSEEN_AFTER)
-
-    def _give_up(self, error: ApiError) -> float:
-        """Note a failed watch. Returns the seconds until the next try."""
-        if not self._failing:
-            log.warning("node.lost", err=str(error))
-        self._failing = True
-        return self._watch.broke(at_least=error.retry_after or 0.0)
 
 
 # Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes.
@@ -239,7 +226,16 @@ class PodWatch:
         the node lock may be asking. Raises ApiError, also when the allowance is used up.
         """
         if self._table.value.synced:
-            self._spend_list(self._owners_lists if is_owners else self._lists)
+            lists = self._owners_lists if is_owners else self._lists
+            now = asyncio.get_running_loop().time()
+            if not lists.allows(now):
+                left_out = self._warnings.admit()
+                if left_out is not None:
+                    log.warning(
+                        "pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out
+                    )
+                raise ApiError("too many requests by pods that the agent does not know")
+            lists.spend(now)
         answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
         self._asked.set()
@@ -268,10 +264,18 @@ class PodWatch:
                 if not self._version:
                     self._take(await self._api.list_pods())
                 await self._follow()
-            except ApiGone:
-                delay = self._start_over()
+            except ApiGone:  # the server no longer has what came after the table: LIST again
+                self._mark(stale=True)
+                self._version = ""
+                delay = self._watch.gone()
+                log.info("pods.gone", again_in=round(delay, 3))
             except ApiError as error:
-                delay = self._give_up(error)
+                delay = self._watch.broke(at_least=error.retry_after or 0.0)
+                if self._watch.failures == 1:
+                    log.warning("pods.lost", err=str(error))
+                if self._watch.failures % PATIENCE == 0:
+                    self._version = ""
+                self._mark(stale=True)
             else:
                 delay = self._watch.ended()
             await asyncio.sleep(delay)
@@ -283,24 +287,6 @@ class PodWatch:
                 log.info("pods.followed", version=self._version)
                 self._mark(stale=False)
             self._apply(change)
-
-    def _start_over(self) -> float:
-        """Prepare a new LIST after a 410. Returns the seconds until then."""
-        self._mark(stale=True)
-        self._version = ""
-        delay = self._watch.gone()
-        log.info("pods.gone", again_in=round(delay, 3))
-        return delay
-
-    def _give_up(self, error: ApiError) -> float:
-        """Note a failed LIST or watch. Returns the seconds until the next try."""
-        delay = self._watch.broke(at_least=error.retry_after or 0.0)
-        if self._watch.failures == 1:
-            log.warning("pods.lost", err=str(error))
-        if self._watch.failures % PATIENCE == 0:
-            self._version = ""
-        self._mark(stale=True)
-        return delay
 
     def _mark(self, *, stale: bool) -> None:
         self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
@@ -339,8 +325,7 @@ class PodWatch:
         self._publish(pods, dead=dead)
         if not before.synced:
             answers, self._answers = self._answers, []
-            for answer in answers:
-                _succeed(answer, self._table.value)
+            _answer_all(answers, self._table.value)
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
     async def _answer(self) -> NoReturn:
@@ -361,23 +346,13 @@ class PodWatch:
             async with self._lag.within(LIST_PATIENCE):
                 found = await self._api.list_pods()
         except (ApiError, TimeoutError) as error:
+            failure = error if isinstance(error, ApiError) else ApiError("out of time")
             for answer in waiting:
-                _fail(answer, error)
+                if not answer.done():
+                    answer.set_exception(failure)
             return
         self._take(found)
-        for answer in waiting:
-            _succeed(answer, self._table.value)
-
-    def _spend_list(self, lists: Allowance) -> None:
-        """Spend the allowance for one LIST. Raises ApiError: none is left."""
-        now = asyncio.get_running_loop().time()
-        if lists.allows(now):
-            lists.spend(now)
-            return
-        left_out = self._warnings.admit()
-        if left_out is not None:
-            log.warning("pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out)
-        raise ApiError("too many requests by pods that the agent does not know")
+        _answer_all(waiting, self._table.value)
 
     async def _bury(self) -> NoReturn:
         """Forget deleted pods after KEEP."""
@@ -408,11 +383,22 @@ class PodWatch:
         """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
         old, now = self._table.value, self._clock.now()
         present = old.pods if pods is None else pods
+        # Without the fields that tenants can make long, to bound memory.
+        slim = (
+            msgspec.structs.replace(
+                pod,
+                annotations={k: text for k, text in pod.annotations.items() if k == BIND_PHASE},
+                groups=None,
+                groups_error="",
+                message="",
+            )
+            for pod in dead
+        )
         graves = {
             grave.pod.uid: grave
             if grave.deleted_at <= now
             else msgspec.structs.replace(grave, deleted_at=now)
-            for grave in (*old.tombstones, *(Tombstone(_slim(pod), now) for pod in dead))
+            for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in slim))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
@@ -425,24 +411,14 @@ class PodWatch:
         )
 
 
-def _slim(pod: PodView) -> PodView:
-    """A deleted pod without the fields that tenants can make long, to bound memory."""
-    kept = {key: text for key, text in pod.annotations.items() if key == BIND_PHASE}
-    return msgspec.structs.replace(pod, annotations=kept, groups=None, groups_error="", message="")
-
-
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
 
 
-def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:
-    if not answer.done():
-        answer.set_result(table)
-
-
-def _fail(answer: asyncio.Future[PodTable], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error if isinstance(error, ApiError) else ApiError("out of time"))
+def _answer_all(answers: Iterable[asyncio.Future[PodTable]], table: PodTable) -> None:
+    for answer in answers:
+        if not answer.done():
+            answer.set_result(table)
 
 
 # Remembers what each GPU registered lately, for pods that were placed before a change.

@@ -8,50 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from agent.cluster import ContainerView, Phase, PodKey, PodTable, PodUid, PodView, Role
-from agent.errors import Refusal, RefusalReason
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
     ContainerKey,
     Decider,
-    Effect,
-    EffectKind,
     Holder,
     Holding,
     KubeletEpoch,
     Ledger,
     Row,
     container_directory,
+    mismatch,
 )
 from agent.model import SliceId, has_passed, split_slice_id
-
-# A mismatch: the kubelet booked other GPUs for a container than those that were answered.
-
-MISMATCH_EVENT = "SliceMismatch"
-
-
-def mismatch(row: Row) -> Refusal:
-    """The sentence about a mismatched row for the pod's owner, also as the fence's refusal."""
-    booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
-    return Refusal(
-        RefusalReason.OTHER_GPU_BOOKED,
-        f"Container {row.key.container} was given GPU "
-        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
-        f"{', '.join(sorted(booked))} for it; create the pod again.",
-    )
-
-
-def mismatch_event(row: Row, now: dt.datetime) -> Effect:
-    """The effect that posts the Event about a mismatched row on its pod."""
-    return Effect(
-        kind=EffectKind.POST_EVENT,
-        pod_uid=row.key.pod_uid,
-        namespace=row.namespace,
-        pod=row.pod,
-        due=now,
-        value=str(mismatch(row)),
-        reason=MISMATCH_EVENT,
-    )
 
 
 def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
@@ -169,7 +139,7 @@ class Findings(msgspec.Struct, frozen=True):
     """What differs between the ledger and the facts.
 
     - `confirmed`: rows that the kubelet confirms, with their new values.
-    - `mismatched`: those of them with a mismatch that was not reported yet.
+    - `mismatched`: those of them with a mismatch that is new.
     - `over`: rows that no container can use any more.
     - `adopt`: containers to adopt. `strangers`: holders whose ids are only kept in use.
     - `idle`: for the next reconcile. `due`: when the next row may be over if nothing changes.
@@ -408,7 +378,11 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     ends = (*_ends(rows, seen), *([kept.due] if kept.due else []))
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
-        mismatched=tuple(row.key for row, update in updates if update and update.told != row.told),
+        mismatched=tuple(
+            new.key
+            for old, new in updates
+            if new and new.mismatched and not (old.mismatched and old.confirmed)
+        ),
         over=(*over, *kept.over),
         adopt=tuple(_adoptions(ledger, seen, by_key)),
         strangers=tuple(_strangers(ledger, seen, resource)),
@@ -450,10 +424,9 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -
         return None
     if not ids:
         return None
-    new = msgspec.structs.replace(
+    return msgspec.structs.replace(
         row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids))
     )
-    return msgspec.structs.replace(new, told=new.told or new.mismatched)
 
 
 def leaked(

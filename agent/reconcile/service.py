@@ -25,6 +25,7 @@ from agent.ledger import (
     Ledger,
     Row,
     container_directory,
+    mismatch,
 )
 from agent.model import SliceId
 from agent.ports import Clock, HookDirs, KubeletRecords, Witness
@@ -44,8 +45,6 @@ from agent.reconcile.rules import (
     Stranger,
     explained_by,
     leaked,
-    mismatch,
-    mismatch_event,
 )
 
 # Turns the findings of a reconcile into one change of the ledger.
@@ -107,20 +106,12 @@ async def take_over(
     return AdoptedRows((*rows, *kept), unread)
 
 
-def applied(
-    base: Ledger,
-    ledger: Ledger,
-    findings: Findings,
-    adopted: Iterable[Row],
-    now: dt.datetime,
-) -> Ledger:
+def applied(base: Ledger, ledger: Ledger, findings: Findings, adopted: Iterable[Row]) -> Ledger:
     """`ledger` with the findings about `base`. Rows that changed since `base` stay as they are."""
     for row in findings.confirmed:
         present = ledger.find(row.key)
         if present is not None and present == base.find(row.key):
             ledger = ledger.put(row)
-            if row.key in findings.mismatched:
-                ledger = ledger.owe(mismatch_event(row, now))
     for row in adopted:
         if ledger.find(row.key) is None:
             ledger = ledger.put(row)
@@ -589,10 +580,10 @@ class Reconcile:
     ) -> bool:
         if not (findings.confirmed or adopted.rows or over):
             return True
-        now, keys = self._peers.clock.now(), [row.key for row in over]
+        keys = [row.key for row in over]
         try:
             await self._commit(
-                lambda ledger: applied(base, ledger, findings, adopted.rows, now).drop(keys)
+                lambda ledger: applied(base, ledger, findings, adopted.rows).drop(keys)
             )
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
@@ -605,10 +596,10 @@ class Reconcile:
         return True
 
     def _tell(self, findings: Findings) -> None:
-        """Count and log the mismatches whose Events are owed now."""
+        """Count and log the mismatches that are new. Settlement posts their Events."""
         for key in findings.mismatched:
             row = self._views.ledger.value.find(key)
-            if row is not None and row.told:
+            if row is not None and row.mismatched:
                 self.mismatches.add()
                 log.warning(
                     "ledger.mismatch", ns=row.namespace, pod=row.pod, err=str(mismatch(row))

@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from agent.errors import AgentError, SettingsError
-from agent.health.judge import xid_class
-from agent.health.xids import FELL_OFF_THE_BUS, XidClass
+from agent.health.xids import FELL_OFF_THE_BUS, XidClass, xid_class
 from agent.model import (
     DriverEvent,
     EventKind,

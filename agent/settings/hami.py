@@ -11,17 +11,16 @@ Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device pl
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import msgspec
 import yaml
 
 from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.gojson import INT32, INT64, UINT64, fold
-from agent.settings.fields import Setting, setting, shown
-from agent.settings.own_file import refuse_object
-from agent.settings.places import (
+from agent.hami.gojson import INT32, INT64, UINT64, fold, is_float64
+from agent.setting import shown
+from agent.settings.files import (
     BOOL,
     FLOAT,
     INT,
@@ -34,7 +33,9 @@ from agent.settings.places import (
     Place,
     read_json,
     read_yaml,
+    refuse_object,
 )
+from agent.settings.schema import BY_KEY, SECTIONS, Setting, read_setting
 from agent.settings.sources import (
     TOLD,
     Faults,
@@ -44,7 +45,6 @@ from agent.settings.sources import (
     Tier,
     first_of,
 )
-from agent.settings.table import BY_KEY, SECTIONS
 
 Reader = Callable[[Place], object]
 """Checks one value and returns it. Raises SettingsError with its place."""
@@ -109,16 +109,18 @@ class KnownKey(msgspec.Struct, frozen=True):
     where: str
 
 
-class _Keys:
-    """Reads the mappings of one file. `spelling`: how its keys are compared.
+class _FileReader:
+    """Reads one file by the rules of Go's reader, which takes null for absent.
 
-    Wrong values go to `faults`, and what is ignored to `warnings`.
+    `spelling`: how keys are compared; encoding/json ignores their case, yaml.v2 does not. Wrong
+    values go to `faults`, and what is ignored to `warnings`.
     """
 
     def __init__(self, faults: Faults, spelling: Callable[[str], str] = str) -> None:
         self.faults = faults
         self.warnings: list[str] = []
         self._spelling = spelling
+        self._is_json = spelling is fold
 
     def read(self, place: Place, table: Mapping[str, Reader]) -> list[KnownKey]:
         """The known keys of a mapping in their order; null counts as absent."""
@@ -150,6 +152,57 @@ class _Keys:
 
         return read_all
 
+    def text(self, place: Place) -> str:
+        """Read a text. In YAML every scalar is one, as it is written."""
+        is_scalar = isinstance(place.node, yaml.ScalarNode)
+        if not place.null and not (place.node.tag == STR if self._is_json else is_scalar):
+            raise place.fault(f"text is expected, not {place.shown()}")
+        return "" if self._scalar(place) is None else str(place.node.value)
+
+    def flag(self, place: Place) -> bool:
+        """Read a boolean, in YAML in any of YAML 1.1's words."""
+        value = self._scalar(place)
+        if not isinstance(value, bool):
+            raise place.fault(f"true or false is expected, not {place.shown()}")
+        return value
+
+    def number(self, place: Place) -> float:
+        """Read a finite number. HAMi also accepts an infinite one, which can scale nothing."""
+        value = self._scalar(place)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_float64(value):
+            raise place.fault(f"a number is expected, not {place.shown()}")
+        return value
+
+    def whole(self, low: int, high: int) -> Callable[[Place], int]:
+        """A reader of whole numbers; `1e+06` is one in YAML. HAMi silently drops a fraction."""
+
+        def read(place: Place) -> int:
+            value = self._scalar(place)
+            if isinstance(value, float) and value.is_integer() and not self._is_json:
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise place.fault(f"a whole number is expected, not {place.shown()}")
+            if not low <= value <= high:
+                raise place.fault(f"{place.shown()} is not between {low} and {high}")
+            return value
+
+        return read
+
+    def _scalar(self, place: Place) -> object:
+        """The value of a scalar, which an explicit tag must fit; None for null and no scalar."""
+        node = place.node
+        if not isinstance(node, yaml.ScalarNode):
+            return None
+        if self._is_json or node.tag == STR:
+            return place.value()
+        tag, value = _resolve(node.value)
+        if isinstance(value, int) and node.tag == FLOAT:
+            return float(value)
+        if tag != node.tag:
+            name = cap(node.tag.rpartition(":")[2], 60)
+            raise place.fault(f"{place.shown()} is not of type {name}")
+        return value
+
 
 # device-config.yaml
 
@@ -164,7 +217,9 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
     for known in found:
         if known.key in DEVICE_CONFIG:
             with faults.kept():
-                settings.append(setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where))
+                settings.append(
+                    read_setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where)
+                )
     return Layer(tuple(settings), warnings=warnings)
 
 
@@ -181,13 +236,36 @@ def read_device_config(
         _name_keys(document.node)
         refuse_object(document)
         sections = {key: (here, value) for key, here, value in document.pairs()}
-    keys = _Keys(faults)
+    keys = _FileReader(faults)
     found: list[KnownKey] = []
     section = sections.pop(SECTION, None)
     if section is None or section[1].null:
         keys.warnings.append(f"{name}: there is no section {SECTION}; nothing is taken")
     else:
-        found = keys.read(section[1], _device_table(keys))
+        models = keys.many(keys.text)
+        template: dict[str, Reader] = {"name": keys.text}
+        template |= dict.fromkeys(("core", "memory", "count"), keys.whole(*INT32))
+        geometries = keys.many(keys.many(keys.nested(template)))
+        texts = (
+            *("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName"),
+            *("resourceCoreName", "resourcePriorityName", "libCudaLogLevel", "gpuCorePolicy"),
+            "runtimeClassName",
+        )
+        wholes = ("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor")
+        flags = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit", "reportNodeCapacity")
+        table: Mapping[str, Reader] = {
+            **dict.fromkeys(texts, keys.text),
+            **dict.fromkeys(wholes, keys.whole(*INT32)),
+            **dict.fromkeys(flags, keys.flag),
+            **dict.fromkeys(("deviceMemoryScaling", "deviceCoreScaling"), keys.number),
+            "deviceSplitCount": keys.whole(*UINT64),
+            "preConfiguredDeviceMemory": keys.whole(*INT64),
+            "migProfileAllowlist": keys.many(keys.nested({"models": models, "profiles": models})),
+            "knownMigGeometries": keys.many(
+                keys.nested({"models": models, "allowedGeometries": geometries})
+            ),
+        }
+        found = keys.read(section[1], table)
     ours = tuple(
         f"{here.where}: {key} has no effect in HAMi's file; it belongs in the agent's own "
         "config.yaml"
@@ -196,31 +274,6 @@ def read_device_config(
     )
     warnings = (*first_of(keys.warnings, name), *_without_effect(found), *ours)
     return found, warnings
-
-
-def _device_table(keys: _Keys) -> Mapping[str, Reader]:
-    texts = (
-        *("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName"),
-        *("resourceCoreName", "resourcePriorityName", "libCudaLogLevel", "gpuCorePolicy"),
-        "runtimeClassName",
-    )
-    wholes = ("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor")
-    flags = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit", "reportNodeCapacity")
-    models = keys.many(_go_text)
-    template = {"name": _go_text} | dict.fromkeys(("core", "memory", "count"), _go_whole(*INT32))
-    geometries = keys.many(keys.many(keys.nested(template)))
-    return {
-        **dict.fromkeys(texts, _go_text),
-        **dict.fromkeys(wholes, _go_whole(*INT32)),
-        **dict.fromkeys(flags, _go_flag),
-        **dict.fromkeys(("deviceMemoryScaling", "deviceCoreScaling"), _go_number),
-        "deviceSplitCount": _go_whole(*UINT64),
-        "preConfiguredDeviceMemory": _go_whole(*INT64),
-        "migProfileAllowlist": keys.many(keys.nested({"models": models, "profiles": models})),
-        "knownMigGeometries": keys.many(
-            keys.nested({"models": models, "allowedGeometries": geometries})
-        ),
-    }
 
 
 # Scalars by the rules of Go's yaml.v2 v2.4.0 (resolve.go, decode.go). They differ from YAML 1.1 and
@@ -293,62 +346,6 @@ def _name_keys(node: yaml.Node) -> None:
             _name_keys(value)
 
 
-def _go_text(place: Place) -> str:
-    """Read any scalar as it is written; null is empty."""
-    if not isinstance(place.node, yaml.ScalarNode):
-        raise place.fault(f"text is expected, not {place.shown()}")
-    return "" if _go_value(place) is None else str(place.node.value)
-
-
-def _go_flag(place: Place) -> bool:
-    """Read a boolean, in any of YAML 1.1's words."""
-    value = _go_value(place)
-    if not isinstance(value, bool):
-        raise place.fault(f"true or false is expected, not {place.shown()}")
-    return value
-
-
-def _go_number(place: Place) -> float:
-    """Read a finite number. HAMi also accepts an infinite one, which can scale nothing."""
-    value = _go_value(place)
-    if not _is_finite(value):
-        raise place.fault(f"a number is expected, not {place.shown()}")
-    return value
-
-
-def _go_whole(low: int, high: int) -> Callable[[Place], int]:
-    """A reader of whole numbers; `1e+06` is one. HAMi silently drops a fraction."""
-
-    def read(place: Place) -> int:
-        value = _go_value(place)
-        if not _is_finite(value) or value != int(value):
-            raise place.fault(f"a whole number is expected, not {place.shown()}")
-        if not low <= value <= high:
-            raise place.fault(f"{place.shown()} is not between {low} and {high}")
-        return int(value)
-
-    return read
-
-
-def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _go_value(place: Place) -> object:
-    """The value of a scalar, which an explicit tag must fit; None for null and no scalar."""
-    node = place.node
-    if not isinstance(node, yaml.ScalarNode):
-        return None
-    if node.tag == STR:
-        return node.value
-    tag, value = _resolve(node.value)
-    if isinstance(value, int) and node.tag == FLOAT:
-        return float(value)
-    if tag != node.tag:
-        raise place.fault(f"{place.shown()} is not of type {cap(node.tag.rpartition(':')[2], 60)}")
-    return value
-
-
 # config.json
 
 
@@ -369,11 +366,24 @@ def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -
     Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
-    keys = _Keys(faults, fold)
+    keys = _FileReader(faults, fold)
     entries = _read_entries(content, name, keys, node)
     warnings: list[str] = []
     numbered = [(entry.number, one) for entry in entries for one in _profiles(entry, warnings)]
-    warnings += _entry_warnings(entries)
+    first: dict[str, str] = {}
+    for entry in entries:
+        place = first.setdefault(entry.name, entry.where)
+        if entry.name and place != entry.where:
+            warnings.append(
+                f"{entry.where}: the name {cap(entry.name, 64)} is also at {place}; both entries "
+                "apply, and this one wins where they differ, as in HAMi's plugin"
+            )
+        warnings += _without_effect(entry.found)
+        warnings += (
+            f"{known.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
+            for known in entry.found
+            if (known.key, known.value) == REMOTE
+        )
     warnings += dict.fromkeys(text for _, one in numbered for text in one.faults.texts)
     profiles = tuple(one for _, one in sorted(numbered, key=lambda pair: pair[0]))
     told = (*first_of(keys.warnings, name), *first_of(warnings, name))
@@ -387,7 +397,7 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
         MalformedText: not a JSON object, or a value of another type or range.
     """
     try:
-        keys = _Keys(Faults(), fold)
+        keys = _FileReader(Faults(), fold)
         entries = _read_entries(text.encode(errors="replace"), NODES, keys)
         keys.faults.refuse()
     except SettingsError as error:
@@ -398,7 +408,7 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     )
 
 
-def _read_entries(content: bytes, name: str, keys: _Keys, node: str = "") -> list[NodeEntry]:
+def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") -> list[NodeEntry]:
     """The entries; those that name `node` first. Raises SettingsError: the file is another one."""
     document = read_json(content, name)
     refuse_object(document)
@@ -411,11 +421,35 @@ def _read_entries(content: bytes, name: str, keys: _Keys, node: str = "") -> lis
         keys.warnings.append(str(document.fault(f"there is no key `{NODES}`; nothing is taken")))
     lists: list[Place] = []
     keys.read(document, {NODES: lists.append})
-    table = _entry_table(keys)
-    entries: list[NodeEntry] = []
+    expression = {"key": keys.text, "operator": keys.text, "values": keys.many(keys.text)}
+    table: Mapping[str, Reader] = {
+        "name": keys.text,
+        "operatingmode": keys.text,
+        "devicesplitcount": keys.whole(*UINT64),
+        "devicememoryscaling": keys.number,
+        "devicecorescaling": keys.number,
+        "preconfigureddevicememory": keys.whole(*INT64),
+        "libcudaloglevel": keys.text,
+        "enablenumatopology": keys.flag,
+        FILTER: keys.nested(
+            {"uuid": keys.many(keys.text), "index": keys.many(keys.whole(*UINT64))}
+        ),
+        "migstrategy": keys.text,
+        "enablegetpreferredallocation": keys.flag,
+        "reportnodecapacity": keys.flag,
+        SELECTOR: keys.nested(
+            {
+                "matchlabels": lambda place: {
+                    key: keys.text(value) for key, _, value in place.pairs()
+                },
+                "matchexpressions": keys.many(keys.nested(expression)),
+            }
+        ),
+    }
     numbered = list(enumerate(item for place in lists for item in place.items()))
-    # Its warnings are told before many of others.
-    numbered.sort(key=lambda pair: not (node and _names(pair[1], node)))
+    # The warnings about this node come first: of many only the first are told.
+    numbered.sort(key=lambda pair: not node or pair[1].texts(fold).get("name") != node)
+    entries: list[NodeEntry] = []
     for number, item in numbered:
         found = [] if item.null else keys.read(item, table)
         named = next((str(known.value) for known in found if known.key == "name"), "")
@@ -426,47 +460,6 @@ def _read_entries(content: bytes, name: str, keys: _Keys, node: str = "") -> lis
         others = tuple(known for known in found if known.key != "name")
         entries.append(NodeEntry(number, named, item.where, others))
     return entries
-
-
-def _names(item: Place, node: str) -> bool:
-    pairs = item.node.value if isinstance(item.node, yaml.MappingNode) else ()
-    return any((fold(key.value), value.value) == ("name", node) for key, value in pairs)
-
-
-def _entry_table(keys: _Keys) -> Mapping[str, Reader]:
-    def whole(low: int, high: int) -> Reader:
-        return lambda place: place.integer(low, high)
-
-    def labels(place: Place) -> Mapping[str, str]:
-        return {key: _json_text(value) for key, _, value in place.pairs()}
-
-    expression = {"key": _json_text, "operator": _json_text, "values": keys.many(_json_text)}
-    return {
-        "name": _json_text,
-        "operatingmode": _json_text,
-        "devicesplitcount": whole(*UINT64),
-        "devicememoryscaling": Place.number,
-        "devicecorescaling": Place.number,
-        "preconfigureddevicememory": whole(*INT64),
-        "libcudaloglevel": _json_text,
-        "enablenumatopology": Place.boolean,
-        FILTER: keys.nested({"uuid": keys.many(_json_text), "index": keys.many(whole(*UINT64))}),
-        "migstrategy": _json_text,
-        "enablegetpreferredallocation": Place.boolean,
-        "reportnodecapacity": Place.boolean,
-        SELECTOR: keys.nested(
-            {"matchlabels": labels, "matchexpressions": keys.many(keys.nested(expression))}
-        ),
-    }
-
-
-def _json_text(place: Place) -> str:
-    """Read a text; null, which is left in lists and labels alone, is an empty one, as in Go."""
-    if place.null:
-        return ""
-    if place.node.tag != STR:
-        raise place.fault(f"text is expected, not {place.shown()}")
-    return str(place.node.value)
 
 
 def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile]:
@@ -481,14 +474,27 @@ def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile
             except ValueError as error:
                 warnings.append(f"{known.where}: {SELECTOR} selects no node: {error}")
     faults = Faults()
-    settings = tuple(_overrides(entry.found, faults))
+    settings: list[Setting] = []
+    for known in entry.found:
+        with faults.kept():
+            if known.key == FILTER and isinstance(known.value, dict):
+                # HAMi takes both lists from the entry unless both are empty.
+                if any(known.value.values()):
+                    for key, name in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
+                        field, listed = BY_KEY[f"sharing.{name}"], known.value.get(key, ())
+                        settings.append(read_setting(field, list(listed), known.where))
+            # An empty value (0, "", false) overrides nothing, as in HAMi.
+            elif known.key in NODE_CONFIG and known.value:
+                value = "hami-core" if (known.key, known.value) == REMOTE else known.value
+                field = BY_KEY[NODE_CONFIG[known.key]]
+                settings.append(read_setting(field, value, known.where))
     empty = tuple(
         (one.key, Setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where))
         for one in entry.found
         if one.key in NODE_CONFIG and one.value in (0, False)
     )
     for match in matches:
-        yield SettingsProfile("", match, settings, entry.where, empty, faults)
+        yield SettingsProfile("", match, tuple(settings), entry.where, empty, faults)
 
 
 def _selector(parts: Mapping[str, Any]) -> Selector | None:
@@ -505,38 +511,7 @@ def _selector(parts: Mapping[str, Any]) -> Selector | None:
     return Selector(tuple(found)) if found else None
 
 
-def _entry_warnings(entries: Iterable[NodeEntry]) -> Iterator[str]:
-    """What is valid and may not be what the operator meant."""
-    first: dict[str, str] = {}
-    for entry in entries:
-        place = first.setdefault(entry.name, entry.where)
-        if entry.name and place != entry.where:
-            yield (
-                f"{entry.where}: the name {cap(entry.name, 64)} is also at {place}; both entries "
-                "apply, and this one wins where they differ, as in HAMi's plugin"
-            )
-        yield from _without_effect(entry.found)
-        for known in entry.found:
-            if (known.key, known.value) == REMOTE:
-                yield f"{known.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
-
-
 def _without_effect(found: Iterable[KnownKey]) -> Iterator[str]:
     for known in found:
         if known.value not in WITHOUT_EFFECT.get(known.key.lower(), (known.value,)):
             yield f"{known.where}: {known.key} {shown(known.value)} has no effect here"
-
-
-def _overrides(entries: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:
-    """The settings of an entry. An empty value (0, "", false) overrides nothing, as in HAMi."""
-    for known in entries:
-        with faults.kept():
-            if known.key == FILTER and isinstance(known.value, dict):
-                # HAMi takes both lists from the entry unless both are empty.
-                if any(known.value.values()):
-                    for key, name in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
-                        listed = list(known.value.get(key, ()))
-                        yield setting(BY_KEY[f"sharing.{name}"], listed, known.where)
-            elif known.key in NODE_CONFIG and known.value:
-                value = "hami-core" if (known.key, known.value) == REMOTE else known.value
-                yield setting(BY_KEY[NODE_CONFIG[known.key]], value, known.where)

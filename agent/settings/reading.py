@@ -4,7 +4,8 @@ agent.settings.values interprets their content.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from agent.errors import AgentError, SettingsError, StateCorrupt
 from agent.host.files import TextFiles, check_size
 from agent.kit.tasks import Offload
 from agent.ledger import LastGood, SourceFile
-from agent.settings.fields import DEFAULT, Setting
+from agent.settings.schema import DEFAULT, Setting
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from agent.state import decode_last_good
@@ -72,7 +73,18 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
                 current = latest  # kept if the next read fails
             if current == good:
                 return SourcesRead(frozenset(paths), current)
-            _refuse_removed(current, good, paths)
+            before = good or Sources()
+            for old, new in (
+                (before.own, current.own),
+                (before.device_config, current.device_config),
+                (before.node_config, current.node_config),
+            ):
+                if old is not None and new is None and Path(old.name) in paths:
+                    refusal = SettingsError(
+                        f"{old.name}: was removed; the agent keeps its settings until it is back; "
+                        "to go on without it, restart the agent"
+                    )
+                    return SourcesRead(frozenset(paths), current, refusal=refusal)
             return SourcesRead(frozenset(paths), current, await offload.call(make_plan, current))
     except SettingsError as error:
         return SourcesRead(frozenset(paths), current, refusal=error)
@@ -92,10 +104,14 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         refusal = error
     else:
         return start
-    file = _copy_file(start.sources)
+    # Our own file says where the copy is, if it is good; else environment and flags do.
+    file, last, files = None, None, TextFiles(state)
+    ours = msgspec.structs.replace(start.sources, device_config=None, node_config=None)
+    for known in (msgspec.structs.replace(ours, own=None), ours):
+        with contextlib.suppress(SettingsError):
+            file = make_plan(known).settings(NodeFacts()).paths.state / COPY
     if file is None:
         raise refusal
-    files, last = TextFiles(state), None
     try:
         async with asyncio.timeout(DEADLINE):
             if await files.is_there(file):
@@ -191,21 +207,6 @@ async def _named(
     return SourceFile(str(path), await files.read(path, limit))
 
 
-def _refuse_removed(sources: Sources, good: Sources | None, paths: Sequence[Path]) -> None:
-    """Raise SettingsError if a file of `good` was looked for and does not exist."""
-    before = good or Sources()
-    for old, new in (
-        (before.own, sources.own),
-        (before.device_config, sources.device_config),
-        (before.node_config, sources.node_config),
-    ):
-        if old is not None and new is None and Path(old.name) in paths:
-            raise SettingsError(
-                f"{old.name}: was removed; the agent keeps its settings until it is back; to go on "
-                "without it, restart the agent"
-            )
-
-
 def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
     """Like recalled(), but raises SettingsError if the result is refused."""
     then = msgspec.structs.replace(
@@ -224,14 +225,3 @@ def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsErro
     return SettingsError(
         f"{refusal}; the last good settings cannot be used either: {file}: {reason}"
     )
-
-
-def _copy_file(sources: Sources) -> Path | None:
-    """The path of the copy, by our own file if it is good, else by environment and flags."""
-    ours = msgspec.structs.replace(sources, device_config=None, node_config=None)
-    for known in (ours, msgspec.structs.replace(ours, own=None)):
-        try:
-            return make_plan(known).settings(NodeFacts()).paths.state / COPY
-        except SettingsError:
-            continue
-    return None

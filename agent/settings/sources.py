@@ -16,10 +16,10 @@ import msgspec
 
 from agent.cluster import Selector
 from agent.errors import SettingsError, cap
-from agent.health.judge import malformed
+from agent.health.xids import malformed
 from agent.ledger import SourceFile
-from agent.settings.fields import FALSE, Setting, setting, shown
-from agent.settings.table import FIELDS
+from agent.setting import FALSE, shown
+from agent.settings.schema import FIELDS, Setting, read_setting
 
 WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
@@ -202,7 +202,20 @@ def read_surroundings(
     environ: Mapping[str, str], flags: Mapping[str, str], faults: Faults
 ) -> Layer:
     """Read what variables and flags set; flags win. Errors go to `faults`, with the name."""
-    environ = _without_links(environ)
+    # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
+    # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
+    # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
+    links = tuple(
+        name.removesuffix(SERVICE_HOST) + part
+        for name in environ
+        if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
+        for part in ("_SERVICE_", "_PORT")
+    )
+    environ = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
+    }
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES:  # most likely misspelled
             text = (
@@ -211,7 +224,15 @@ def read_surroundings(
                 "the flag --config names the settings file"
             )
             faults.add(SettingsError(text))
-    warnings = list(_unread(environ))
+    warnings = [
+        f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
+        for name in XID_LISTS
+        for item in malformed(environ.get(name, ""))
+    ]
+    score = environ.get(SCORE_SWITCH, "")
+    if score and score != "true" and score not in FALSE:
+        text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
+        warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
     for foreign in FOREIGN:
         named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
         named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
@@ -233,40 +254,9 @@ def read_surroundings(
             # HAMi's plugin takes every text but `true` for false here.
             value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
             with faults.kept():
-                settings.append(setting(field, value, f"env {name}"))
+                settings.append(read_setting(field, value, f"env {name}"))
     for field in FIELDS:
         if field.flag and field.flag in flags:
             with faults.kept():
-                settings.append(setting(field, flags[field.flag], field.flag))
+                settings.append(read_setting(field, flags[field.flag], field.flag))
     return Layer(tuple(settings), warnings=tuple(warnings))
-
-
-def _unread(environ: Mapping[str, str]) -> Iterator[str]:
-    """Warnings about items of XID lists that are neither, and a score switch that is not true."""
-    for name in XID_LISTS:
-        for item in malformed(environ.get(name, "")):
-            yield f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
-    score = environ.get(SCORE_SWITCH, "")
-    if score and score != "true" and score not in FALSE:
-        text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-        yield f"{text}, so the scores are off, as in HAMi's plugin"
-
-
-def _without_links(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables without the service links that Kubernetes sets.
-
-    Beside a Service named hami-agent, every container of its namespace gets
-    HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more. A Service named hami-agent-web sets
-    HAMI_AGENT_WEB_PORT to an address; the operator's own value is a number.
-    """
-    links = tuple(
-        name.removesuffix(SERVICE_HOST) + part
-        for name in environ
-        if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
-        for part in ("_SERVICE_", "_PORT")
-    )
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
-    }

@@ -14,8 +14,8 @@ import msgspec
 from agent.errors import SettingsError, cap
 from agent.ledger import Ledger
 from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.settings.fields import DEFAULT, Setting, Value, Values, shown
-from agent.settings.sections import Settings, build
+from agent.setting import Value, shown
+from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, Values, build
 from agent.settings.sources import (
     Faults,
     Layer,
@@ -26,7 +26,6 @@ from agent.settings.sources import (
     first_of,
     read_surroundings,
 )
-from agent.settings.table import FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
 """Lists that should name each GPU once."""
@@ -115,15 +114,16 @@ class NodeValues:
 
     def fixed(self) -> Mapping[str, Value]:
         """The settings that take effect only at the start, by key. They do not depend on facts."""
-        resolved = self.resolve(NodeFacts())
-        values = {key: one.value for key, one in resolved.items() if not one.field.live}
-        return values | {NODE_NAME: self.name}
+        resolved = self.resolve(NodeFacts()).items()
+        return {k: one.value for k, one in resolved if not one.field.live} | {NODE_NAME: self.name}
 
     def lasting(self) -> tuple[LastingSetting, ...]:
         """The settings that change only while no pod holds slices. No profile sets them."""
         resolved = self.resolve(NodeFacts())
-        settings = (resolved[key] for key in (SCHEDULER, RESOURCE))
-        return tuple(LastingSetting(s.field.key, str(s.value), s.origin) for s in settings)
+        return tuple(
+            LastingSetting(key, str(resolved[key].value), resolved[key].origin)
+            for key in (SCHEDULER, RESOURCE)
+        )
 
     def undrained(self, ledger: Ledger) -> SettingsError | None:
         """Why these settings are refused because of the rows of `ledger`; None: they are not."""
@@ -141,8 +141,8 @@ def make_plan(sources: Sources) -> NodeValues:
     device_config = own = node_config = Layer()
     if sources.device_config or sources.own or sources.node_config:
         # Late: the start of a node without files does not load YAML.
+        from agent.settings.files import read_own_file  # noqa: PLC0415
         from agent.settings.hami import read_device_layer, read_node_layer  # noqa: PLC0415
-        from agent.settings.own_file import read_own_file  # noqa: PLC0415
 
         if (file := sources.device_config) is not None:
             with faults.kept():
@@ -161,20 +161,16 @@ def make_plan(sources: Sources) -> NodeValues:
     layers = (device_config, own, node_config, surroundings)
     warnings = [text for layer in layers for text in layer.warnings]
     plan = NodeValues(sources, *layers, warnings=tuple(warnings))
-    # The last may be one for each node.
-    more = (*_without_effect(plan), *_overriding_nothing(plan))
-    return dataclasses.replace(plan, warnings=(*warnings, *first_of(more, "settings")))
+    # There may be one for each node.
+    return dataclasses.replace(
+        plan, warnings=(*warnings, *first_of((*_warnings(plan),), "settings"))
+    )
 
 
-def _own_first(plan: NodeValues) -> list[SettingsProfile]:
-    """The profiles; those that name this node first, as warnings about them are."""
-    name = plan.name  # once: it asks all profiles
-    return sorted(plan.profiles, key=lambda one: name not in one.match.nodes)
-
-
-def _without_effect(plan: NodeValues) -> Iterator[str]:
-    """Warnings about what is valid and has no effect."""
-    profiles, labelled = _own_first(plan), plan.labelled
+def _warnings(plan: NodeValues) -> Iterator[str]:
+    """What is valid and has no effect. Profiles that name this node come first."""
+    name, labelled = plan.name, plan.labelled  # once: the name asks all profiles
+    profiles = sorted(plan.profiles, key=lambda one: name not in one.match.nodes)
     for profile in profiles:
         if profile.match.labels is not None and not labelled:
             what = cap(f"profile {profile.name}", 64) if profile.name else "entry"
@@ -188,21 +184,15 @@ def _without_effect(plan: NodeValues) -> Iterator[str]:
             twice = [word for word, times in Counter(setting.value).items() if times > 1]
             if twice:
                 yield f"{setting.origin}: {setting.field.key}: named twice: {cap(', '.join(twice))}"
-
-
-def _overriding_nothing(plan: NodeValues) -> Iterator[str]:
-    """Warnings about a 0 or false of config.json where all nodes have another value.
-
-    There is none if a flag or a variable sets the value: config.json cannot override that.
-    """
+    # A 0 or false of config.json overrides nothing, as in HAMi's plugin. That is told where all
+    # nodes have another value, unless a flag or a variable decides: config.json cannot change it.
     of_all = plan.of_all_nodes()
     decided = {setting.field.key for setting in plan.surroundings.settings}
-    for profile in _own_first(plan):
-        for key, empty in profile.empty:
-            other = of_all[empty.field.key]
-            if other.field.key not in decided and other.value != empty.value:
-                yield (
-                    f"{empty.origin}: {key} {shown(empty.value)} overrides nothing, as in HAMi's "
-                    f"plugin: {other.field.key} of all nodes is {shown(other.value)} "
-                    f"({other.origin})"
-                )
+    for key, empty in chain.from_iterable(profile.empty for profile in profiles):
+        other = of_all[empty.field.key]
+        if other.field.key not in decided and other.value != empty.value:
+            yield (
+                f"{empty.origin}: {key} {shown(empty.value)} overrides nothing, as in HAMi's "
+                f"plugin: {other.field.key} of all nodes is {shown(other.value)} "
+                f"({other.origin})"
+            )

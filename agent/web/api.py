@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 
 from agent.errors import cap
-from agent.health.verdicts import ALL, GpuRelease, Recheck
+from agent.health.watch import ALL, GpuRelease, Recheck
 from agent.kit.tasks import Throttle
 from agent.kit.unix import peer_uid
 from agent.model import NO_INDEX, SharedGpu

@@ -6,33 +6,27 @@ Joined as the composition root joins them, on virtual time; every list and every
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from agent.app.adapters import SharedCells, new_facts
-from agent.app.settings import SettingsPorts, SettingsService
-from agent.cluster import NodeEvent
 from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
-from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch
-from agent.ledger import LastGood, Ledger
+from agent.ledger import LastGood
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.report import ReportCells, Reporter, ReportState
 from agent.settings.reading import begin, look
-from agent.settings.sources import NodeFacts, Sources
-from tests.app.settings_room import FakeWatch, SystemdSide
+from agent.settings.sources import Sources
+from tests.app.settings_room import SettingsRoom
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-from tests.fakes.disk import MemoryDisk
 from tests.fakes.offload import Inline
 
-Runs = Sequence[Callable[[], Coroutine[None, None, object]]]
 SETTLED = 5.0
 """Seconds after which a change has reached everybody: the reporter spreads its writes over one."""
 
@@ -45,16 +39,17 @@ class SettingsNode:
     """What a test holds in its hands."""
 
     root: Path
-    facts: SharedCells
-    service: SettingsService
+    room: SettingsRoom
     keeper: InventoryKeeper
     api: FakeApi
-    systemd: SystemdSide
-    lists: list[SliceList]
-    events: list[NodeEvent]
-    logs: list[MutableMapping[str, Any]]
-    stop: asyncio.Event
+    lists: list[SliceList] = dataclasses.field(default_factory=list)
+    logs: list[MutableMapping[str, Any]] = dataclasses.field(default_factory=list)
     first: SliceList = dataclasses.field(default_factory=SliceList)
+
+    def __post_init__(self) -> None:
+        self.facts = self.room.cells
+        self.service = self.room.service
+        self.events = self.room.told
 
     async def take_lists(self) -> None:
         """The kubelet's side: each list as it comes."""
@@ -97,56 +92,6 @@ class SettingsNode:
         return found
 
 
-async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
-    flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
-    sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
-    start = await begin(sources, Inline(), Inline())
-    settings = start.taken().settings(NodeFacts())
-    facts = new_facts(settings)
-    keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
-    events: list[NodeEvent] = []
-    systemd = SystemdSide()
-    outside = SettingsPorts(
-        look=lambda good: look(sources, Inline(), good),
-        files=FakeWatch(),
-        asked=asyncio.Event(),
-        disk=MemoryDisk(),
-        notifier=systemd,
-        refresh=keeper.refresh,
-        say=events.append,
-        stop=asyncio.Event(),
-        ledger=Cell(Ledger()),
-        calls=Lull(),
-    )
-    service = SettingsService(start, settings, facts, outside)
-    service.recall(stored)
-    return SettingsNode(
-        root=root,
-        facts=facts,
-        service=service,
-        keeper=keeper,
-        api=api,
-        systemd=systemd,
-        stop=outside.stop,
-        lists=[],
-        events=events,
-        logs=[],
-    )
-
-
-def _runs(room: SettingsNode) -> tuple[Runs, Runs]:
-    """The services that stand: those of the host, and behind them those of the API server."""
-    facts = room.facts
-    node = NodeWatch(room.api, facts.node, Seeded())
-    state = Cell(ReportState())
-    cells = ReportCells(facts.inventory, facts.node, node.returns, facts.report, state)
-    reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
-    listing = Listing(facts.inventory, room.keeper.held, facts.slices)
-
-    host = (room.keeper.run, room.service.run, listing.run, room.take_lists)
-    return host, (node.run, reporter.run)
-
-
 @contextlib.asynccontextmanager
 async def a_settings_node(
     root: Path,
@@ -163,20 +108,33 @@ async def a_settings_node(
     api.create_node()
     api.label_node(labels or {})
     with structlog.testing.capture_logs() as logs:
-        room = await _joined(root, api, stored)
+        flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
+        sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
+        start = await begin(sources, Inline(), Inline())
+        room = SettingsRoom(start, look=lambda good: look(sources, Inline(), good))
+        facts = room.cells
+        keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
+        room.rebuild = keeper.refresh
+        room.service.recall(stored)
+        node = SettingsNode(root, room, keeper, api)
+        watch = NodeWatch(api, facts.node, Seeded())
+        state = Cell(ReportState())
+        cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report, state)
+        reporter = Reporter(api, cells, watch.saw, room.told.append, LoopClock(), Seeded())
+        listing = Listing(facts.inventory, keeper.held, facts.slices)
+        host = (keeper.run, room.service.run, listing.run, node.take_lists)
         async with asyncio.TaskGroup() as group:
-            host, behind = _runs(room)
             tasks = [group.create_task(run()) for run in host]
             await asyncio.sleep(0)
             if room.service.saw_gpus(scan):
-                room.keeper.found(scan)
+                keeper.found(scan)
             await asyncio.sleep(0.01)
-            tasks += [group.create_task(run()) for run in behind]
+            tasks += [group.create_task(run()) for run in (watch.run, reporter.run)]
             await asyncio.sleep(SETTLED)
-            room.first = room.lists[0] if room.lists else SliceList()
-            room.count()
+            node.first = node.lists[0] if node.lists else SliceList()
+            node.count()
             logs.clear()
-            room.logs = logs
-            yield room
+            node.logs = logs
+            yield node
             for task in tasks:
                 task.cancel()

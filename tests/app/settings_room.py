@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-from agent.app.adapters import SharedCells, new_facts
+from agent.app.adapters import new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
 from agent.kit.cell import Cell
@@ -72,12 +72,6 @@ def start_of(plan: NodeValues, *asked: Path) -> SourcesRead:
     return SourcesRead(frozenset(asked), plan.sources, plan)
 
 
-def cells_of(start: SourcesRead) -> SharedCells:
-    """Facts of a node that starts so."""
-    settings = start.taken().settings(NodeFacts())
-    return new_facts(settings)
-
-
 @dataclasses.dataclass
 class SettingsRoom:
     """A service, and what it has said and done."""
@@ -92,24 +86,29 @@ class SettingsRoom:
     told: list[NodeEvent] = dataclasses.field(default_factory=list)
     refreshed: list[int] = dataclasses.field(default_factory=list)
     ledger: Cell[Ledger] = dataclasses.field(default_factory=lambda: Cell(Ledger()))
+    rebuild: Callable[[], None] = lambda: None
     calls: Lull = dataclasses.field(default_factory=Lull)
 
     def __post_init__(self) -> None:
-        self.cells = cells_of(self.start)
+        settings = self.start.taken().settings(NodeFacts())
+        self.cells = new_facts(settings)
         outside = SettingsPorts(
             look=self.look,  # type: ignore[arg-type]
             files=self.watch,
             asked=self.asked,
             disk=self.disk,
             notifier=self.systemd,
-            refresh=lambda: self.refreshed.append(self.split_count),
+            refresh=self._refresh,
             say=self.told.append,
             stop=self.stop,
             ledger=self.ledger,
             calls=self.calls,
         )
-        settings = self.start.taken().settings(NodeFacts())
         self.service = SettingsService(self.start, settings, self.cells, outside)
+
+    def _refresh(self) -> None:
+        self.refreshed.append(self.split_count)
+        self.rebuild()
 
     @property
     def split_count(self) -> int:

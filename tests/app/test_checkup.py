@@ -8,7 +8,7 @@ from agent.cli.doctor import NodeSeen, examine
 from agent.host.process import SystemClock
 from agent.node.findings import ALL_GROUPS, CheckGroup
 from agent.node.scheduling import AgentAnswer
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.library import pynvml as the_library
+from agent.gpu.nvml import pynvml as the_library
 from agent.health import watch
 from agent.ledger import State
 from agent.model import GpuUuid

@@ -23,7 +23,7 @@ from agent.node.findings import CheckGroup, Finding, PreflightCheck, PreflightVe
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.settings.sections import Settings
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.fakes.http import a_session, stream

@@ -33,6 +33,7 @@ GOOD = "sharing: {splitCount: 8}\n"
         ("sharing: {operatingMode: mig}", 1, 1),
         ("sharing: {numaTopology: true}", 1, 0),
         ("report: {topologyScore: true}", 0, 1),
+        ("report: {profile: colon}", 0, 1),
         ("library: {cudaLogLevel: '4'}", 0, 0),
         ("allocation: {passDeviceSpecs: true}", 0, 0),
         ("allocation: {unlockedPods: unique}", 0, 0),
@@ -78,14 +79,6 @@ async def test_the_start_says_where_no_annotation_is_checked_against_requests(de
     assert before != room.cells.match.value
 
 
-@pytest.mark.parametrize("profile", ["colon"])
-async def test_another_form_of_the_report_is_one_write_and_no_list(tmp_path, profile):
-    async with a_settings_node(tmp_path) as node:
-        await node.edit(own=f"report: {{profile: {profile}}}")
-
-        assert (0, 1) == node.count()
-
-
 async def test_the_entry_of_this_node_is_taken_over_from_hamis_file(tmp_path):
     async with a_settings_node(tmp_path, GOOD) as node:
         entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
@@ -125,22 +118,13 @@ async def test_a_filtered_gpu_stays_listed_until_its_last_slice_is_free(tmp_path
         assert (1, 1) == node.count()
 
 
-async def test_a_file_that_is_touched_but_the_same_does_nothing_and_says_nothing(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        for _ in range(3):
-            await node.edit(own=GOOD)
-
-        assert (0, 0) == node.count()
-        assert [] == node.said("info", "warning", "error")
-
-
 async def test_who_asks_is_answered_and_systemd_too(tmp_path):
     async with a_settings_node(tmp_path, GOOD) as node:
         await node.edit(asked=True)
         assert ["config.unchanged"] == node.said("info", "warning", "error")
         await node.edit(asked=True, own="sharing: {splitCount: many}")
 
-        assert ["reloading", "ready"] * 2 == node.systemd.said
+        assert ["reloading", "ready"] * 2 == node.room.systemd.said
         assert (0, 0) == node.count()
 
 
@@ -170,66 +154,33 @@ OWN_BAD = {
 }
 
 
-async def refused(node, **bad: str | None) -> None:
-    """The files are refused, however often they are read, and the mended ones are taken."""
-    before = node.facts.sharing.value
-    for _ in range(3):
-        await node.service.read(asked=False)
-    await node.edit(**bad)
-    await node.service.read(asked=False)
-
-    assert before == node.facts.sharing.value
-    assert (0, 0) == node.count()
-    assert ["ConfigRejected"] == [event.reason for event in node.events]
-    assert str(node.root / next(iter(bad))) in node.events[0].text
-    assert ["config.rejected"] == node.said("info", "warning", "error")
-
-
-@pytest.mark.parametrize("kind", BAD)
-async def test_a_bad_file_of_hamis_changes_nothing_and_is_told_once(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("nodeconfig", text) for text in BAD.values()] + [("own", text) for text in OWN_BAD.values()],
+    ids=[*BAD, *(f"own-{kind}" for kind in OWN_BAD)],
+)
+async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tmp_path, file, text):
     async with a_settings_node(tmp_path, GOOD) as node:
-        await refused(node, nodeconfig=BAD[kind])
-
-        await node.edit(nodeconfig=json.dumps({"nodeconfig": [{"name": NODE}]}))
-        assert ["config.applied"] == node.said("info", "warning", "error")
-
-
-@pytest.mark.parametrize("kind", OWN_BAD)
-async def test_a_bad_file_of_ours_changes_nothing_and_is_told_once(tmp_path, kind):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        if kind == "list":  # 8 GPUs are too many for it, and 4 are not
+        before = (tmp_path / file).read_text()
+        if text == OWN_BAD["list"]:  # 8 GPUs are too many for it, and 4 are not
             node.service.saw_gpus(GPUS_8)
-        await refused(node, own=OWN_BAD[kind])
+        for _ in range(3):
+            await node.service.read(asked=False)
+        assert [] == node.said("info", "warning", "error")
+        await node.edit(**{file: text})
+        await node.service.read(asked=False)
 
-        await node.edit(own=GOOD)
-        assert ["config.unchanged"] == node.said("info", "warning", "error")
-        await node.edit(own=OWN_BAD[kind])
-        assert 2 == len(node.events)
-
-
-async def test_an_unknown_key_in_hamis_file_is_a_warning(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        await node.edit(nodeconfig='{"nodeconfig": [{"name": "a", "colour": "red"}]}')
-
-        assert ["config.ignored", "config.applied"] == node.said("info", "warning", "error")
-
-
-async def test_a_half_written_file_is_followed_by_its_completion(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        await node.edit(own="sharing: {splitCount: 4")
-        await node.edit(own="sharing: {splitCount: 4}")
-
-        assert 4 == node.facts.sharing.value.split_count
-        assert (1, 1) == node.count()
-
-
-async def test_what_acts_at_the_next_start_is_said_once(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        await node.edit(own=GOOD + "web: {port: 1}")
-        assert ["config.needs_restart"] == node.said("warning")
-        await node.edit(own=GOOD + "web: {port: 1} # the same")
-        assert [] == node.said("warning")
+        assert 8 == node.facts.sharing.value.split_count
         assert (0, 0) == node.count()
+        assert ["ConfigRejected"] == [event.reason for event in node.events]
+        assert str(tmp_path / file) in node.events[0].text
+        assert ["config.rejected"] == node.said("info", "warning", "error")
+        await node.edit(**{file: before})
+        assert ["config.unchanged"] == node.said("info", "warning", "error")
+        await node.edit(**{file: text})
+        assert 2 == len(node.events)
+        await node.edit(own="sharing: {splitCount: 4}", nodeconfig='{"nodeconfig": []}')
+        assert (4, (1, 1)) == (node.facts.sharing.value.split_count, node.count())
 
 
 async def test_the_copy_follows_what_is_in_force(tmp_path):
@@ -239,6 +190,7 @@ async def test_the_copy_follows_what_is_in_force(tmp_path):
         def kept() -> tuple[object, object]:
             copy = node.service.copy.value
             assert copy is not None
+            assert NODE == copy.node
             return copy.own, copy.labels
 
         assert (SourceFile(file, GOOD.encode()), {}) == kept()
@@ -280,7 +232,7 @@ async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
     stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", own.encode()))
     many = "sharing: {splitCount: 10000}"
     async with a_settings_node(tmp_path, many, stored, scan=GPUS_8) as node:
-        assert node.stop.is_set()
+        assert node.room.stop.is_set()
         assert "10000" in str(node.service.refusal)
         assert [] == node.lists
         assert node.service.copy.value is None

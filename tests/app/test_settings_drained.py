@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 import structlog
 
@@ -15,7 +15,6 @@ from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import Scan
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
-from agent.settings.values import NodeValues, make_plan
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row
@@ -27,38 +26,27 @@ SOON = 3.0
 """Seconds in which files are looked at after news, and the kubelet's calls pause."""
 
 
+@dataclasses.dataclass
 class Written:
-    """The settings file as it is now. `environ`: the variables, which never change."""
+    """The settings file as it is now."""
 
-    def __init__(self, own: str = "", environ: dict[str, str] | None = None) -> None:
-        self.own = own
-        self.environ = environ or {}
+    own: str
 
     async def look(self, good: Sources) -> SourcesRead:
         try:
-            plan = self.plan
+            plan = a_plan(self.own)
         except SettingsError as error:
             return SourcesRead(frozenset(), good, refusal=error)
         return SourcesRead(frozenset(), plan.sources, None if plan.sources == good else plan)
 
-    @property
-    def plan(self) -> NodeValues:
-        return make_plan(
-            msgspec.structs.replace(
-                a_plan("").sources,
-                own=SourceFile("c.yaml", self.own.encode()),
-                environ=self.environ,
-            )
-        )
-
 
 @contextlib.asynccontextmanager
 async def a_room(
-    ledger: Ledger = HELD, own: str = "", **environ: str
+    ledger: Ledger = HELD, own: str = ""
 ) -> AsyncIterator[tuple[SettingsRoom, Written]]:
     """A service that starts with these settings and rows on a node whose GPUs are known."""
-    written = Written(own, environ)
-    room = SettingsRoom(start_of(written.plan), look=written.look)
+    written = Written(own)
+    room = SettingsRoom(start_of(a_plan(own)), look=written.look)
     room.ledger.set(ledger)
     room.service.tell_start(room.start)
     room.service.saw_gpus(Scan("570", (a_gpu(),)))
@@ -112,45 +100,30 @@ async def test_with_the_last_row_the_name_comes_by_itself():
         assert 1 == len(room.told)
 
 
-async def test_settings_that_keep_the_name_are_taken_over_while_pods_hold_slices():
+@pytest.mark.parametrize(
+    ("own", "count", "told"),
+    [
+        ("sharing: {splitCount: 4}", 4, 0),
+        (f"sharing: {{resourceName: {NEW}, splitCount: 4}}", 10, 1),
+    ],
+)
+async def test_a_file_is_taken_over_whole_or_not_at_all_while_pods_hold_slices(own, count, told):
     async with a_room() as (room, written):
-        written.own = "sharing: {splitCount: 4}"
+        written.own = own
         await room.service.read()
 
-        assert (4, []) == (room.split_count, room.told)
+        assert (count, OLD, told) == (room.split_count, name_of(room), len(room.told))
 
 
-async def test_nothing_of_a_file_with_another_name_is_taken_over():
+@pytest.mark.parametrize(("meanwhile", "told"), [("", 1), ("sharing: 7", 2)])
+async def test_a_name_that_was_put_back_or_broken_does_not_come_with_the_last_row(meanwhile, told):
     async with a_room() as (room, written):
-        written.own = f"sharing: {{resourceName: {NEW}, splitCount: 4}}"
-        await room.service.read()
-
-        assert (10, OLD) == (room.split_count, name_of(room))
-
-
-async def test_a_name_that_is_put_back_does_not_come_with_the_last_row():
-    async with a_room() as (room, written):
-        written.own = RENAMED
-        await room.service.read()
-        written.own = ""
-        await room.service.read()
-        assert "" == room.service.trouble
+        for written.own in (RENAMED, meanwhile):
+            await room.service.read()
+        assert (meanwhile != "") == room.service.trouble.startswith("c.yaml:1:10: sharing: ")
         room.ledger.set(Ledger())
         await asyncio.sleep(SOON)
-
-        assert (OLD, 1) == (name_of(room), len(room.told))
-
-
-async def test_a_name_that_waits_comes_although_the_file_was_broken_meanwhile():
-    async with a_room() as (room, written):
-        written.own = RENAMED
-        await room.service.read()
-        written.own = "sharing: 7"
-        await room.service.read()
-        assert room.service.trouble.startswith("c.yaml:1:10: sharing: ")
-        room.ledger.set(Ledger())
-        await asyncio.sleep(SOON)
-        assert (OLD, 2) == (name_of(room), len(room.told))
+        assert (OLD, told) == (name_of(room), len(room.told))
 
         written.own = RENAMED
         room.watch.change()
@@ -260,15 +233,3 @@ def test_last_good_settings_stand_in_for_ones_too_large_unless_the_rows_refuse_t
     assert (many if stands_in else None) == room.service.saw_gpus(many)
     assert stands_in == (not room.stop.is_set())
     assert stands_in == (NEW == name_of(room))
-
-
-async def test_settings_that_fit_no_longer_are_a_trouble_until_they_fit():
-    room = SettingsRoom(start_of(a_plan("sharing: {splitCount: 2000}")))
-    gpus = tuple(a_gpu(index=n) for n in range(40))
-    room.service.saw_gpus(Scan("570", gpus[:1]))
-    assert "" == room.service.trouble
-    room.service.saw_gpus(Scan("570", gpus))
-    assert room.told[0].text == room.service.trouble
-
-    room.service.take(a_plan("sharing: {splitCount: 2}"))
-    assert "" == room.service.trouble

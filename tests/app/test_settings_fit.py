@@ -1,4 +1,4 @@
-"""The settings fit the node: profiles apply when labels are known, and follow them."""
+"""Settings in force: they fit the GPUs and follow the labels; what is good is kept on disk."""
 
 import asyncio
 import json
@@ -6,15 +6,19 @@ import json
 import msgspec
 import pytest
 import structlog
+from typing_extensions import override
 
+from agent.app.settings import RETRY
 from agent.cluster import NodeView
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
 from agent.model import Scan
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
+from agent.state import decode_last_good
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu
+from tests.fakes.disk import MemoryDisk
 
 OWN = """
 sharing: {splitCount: 10}
@@ -28,10 +32,17 @@ profiles:
   library: {cudaLogLevel: "4"}
   report: {topologyScore: true}
 """
+LONG = "sharing: {splitCount: 9000}"
+"""Too many slices for eight GPUs, and few enough for six."""
 
 
 def a_scan(*models: str) -> Scan:
     return Scan("570", tuple(a_gpu(index=n, name=name) for n, name in enumerate(models)))
+
+
+def t4(count: int, first: int = 0) -> Scan:
+    scan = a_scan(*["Tesla T4"] * count)
+    return msgspec.structs.replace(scan, gpus=scan.gpus[first:])
 
 
 def a_node(**labels: str) -> NodeView:
@@ -42,144 +53,38 @@ def room_of(text: str = OWN) -> SettingsRoom:
     return SettingsRoom(start_of(a_plan(text)))
 
 
-async def settle() -> None:
-    await asyncio.sleep(0.01)
-
-
-async def test_gpus_that_are_away_take_no_room_in_the_list_and_none_when_they_are_back_too_many():
-    room = room_of("sharing: {splitCount: 9000}")
-    eight = a_scan(*["Tesla T4"] * 8)
-    room.service.saw_gpus(msgspec.structs.replace(eight, gpus=eight.gpus[:6]))
-    room.service.saw_gpus(eight)
-    assert room.service.saw_gpus(msgspec.structs.replace(eight, gpus=eight.gpus[3:]))
-
-    listed = room.service.saw_gpus(eight)
-
-    assert listed is not None
-    assert eight.gpus[3:] == listed.gpus
+def taken(room: SettingsRoom, *texts: str, asked: bool = False) -> list[str]:
+    """The log's events when these settings are read."""
+    with structlog.testing.capture_logs() as lines:
+        for text in texts:
+            room.service.take(a_plan(text), asked=asked)
+    return [line["event"] for line in lines]
 
 
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     room = room_of()
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(room.service.run())
-        await settle()
-        assert 10 == room.split_count
-        assert not room.service.labelled.is_set()
-
-        room.cells.node.set(a_node(pool="big"))
-        await settle()
-        assert room.service.labelled.is_set()
-        assert [20] == room.refreshed
-        assert 20 == room.split_count
-        assert "4" == room.cells.edits.value.cuda_log_level
-        assert room.cells.report.value.topology_score
-
-        room.cells.node.set(None)
-        await settle()
-        assert 20 == room.split_count
-
-        room.cells.node.set(a_node(pool="small"))
-        await settle()
-        assert 10 == room.split_count
+        await asyncio.sleep(0.01)
+        assert (10, False) == (room.split_count, room.service.labelled.is_set())
+        for node, count in ((a_node(pool="big"), 20), (None, 20), (a_node(pool="small"), 10)):
+            room.cells.node.set(node)
+            await asyncio.sleep(0.01)
+            assert (count, True) == (room.split_count, room.service.labelled.is_set())
+            is_big = count == 20
+            assert is_big == room.cells.report.value.topology_score
+            assert ("4" if is_big else "1") == room.cells.edits.value.cuda_log_level
         following.cancel()
+    assert [20, 10] == room.refreshed
 
 
 async def test_a_reload_is_resolved_for_the_facts_that_are_known():
     room = room_of()
-    copy = LastGood("0.1.0", "node-a", labels={"pool": "t4"})
-    room.service.recall(copy)
+    room.service.recall(LastGood("0.1.0", "node-a", labels={"pool": "t4"}))
 
-    room.service.take(a_plan(OWN.replace("splitCount: 2}", "splitCount: 3}")))
+    taken(room, OWN.replace("splitCount: 2}", "splitCount: 3}"))
 
-    assert 3 == room.split_count
-    assert [] == room.told
-
-
-async def test_another_hook_path_acts_at_the_next_start_which_is_said():
-    room = room_of()
-
-    with structlog.testing.capture_logs() as lines:
-        room.service.take(a_plan(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
-
-    assert [["library.hookPath"]] == [line["settings"] for line in lines if "settings" in line]
-    assert "3" == room.cells.edits.value.cuda_log_level
-
-
-async def test_a_reload_tells_what_was_passed_over(capsys):
-    warned = Sources(device_config=SourceFile("d.yaml", b"nvidia: {colour: red}"))
-
-    room_of().service.take(make_plan(msgspec.structs.replace(warned, host="node-a")))
-
-    assert "unknown key `colour`" in capsys.readouterr().out
-
-
-async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_reason():
-    room = room_of("sharing: {splitCount: 9000}")
-
-    with structlog.testing.capture_logs() as lines:
-        for _ in range(2):
-            assert not room.service.saw_gpus(a_scan(*["Tesla T4"] * 8))
-
-    assert [] == lines  # whoever ends says why, in one line
-    assert room.stop.is_set()
-    assert isinstance(room.service.refusal, SettingsError)
-    assert ["ConfigRejected"] == [event.reason for event in room.told]
-
-
-async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once():
-    room = room_of("sharing: {splitCount: 9000}")
-    assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 6))
-
-    later = a_scan(*["Tesla T4"] * 8)
-    for _ in range(2):
-        listed = room.service.saw_gpus(later)
-        assert listed is not None
-        assert later.gpus[:6] == listed.gpus
-        assert [gpu.uuid for gpu in later.gpus[6:]] == [fault.gpu for fault in listed.faults]
-
-    assert not room.stop.is_set()
-    assert 1 == len(room.told)
-    room.service.take(a_plan("sharing: {splitCount: 10}"))
-    assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 8))
-
-
-async def test_a_gpu_that_goes_is_gone_though_others_came_that_the_settings_do_not_fit():
-    room = room_of("sharing: {splitCount: 9000}")
-    assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 6))
-    later = a_scan(*["Tesla T4"] * 8)
-
-    listed = room.service.saw_gpus(msgspec.structs.replace(later, gpus=later.gpus[1:]))
-
-    assert listed is not None
-    assert later.gpus[1:6] == listed.gpus
-
-
-async def test_gpus_that_fitted_in_between_are_told_again():
-    room = room_of("sharing: {splitCount: 9000}")
-    for models in (6, 8, 5, 8):
-        room.service.saw_gpus(a_scan(*["Tesla T4"] * models))
-
-    assert 2 == len(room.told)
-
-
-async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
-    room = room_of()
-    room.service.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
-
-    room.service.take(a_plan("sharing: {splitCount: 9000}"))
-
-    assert 10 == room.split_count
-    assert ["ConfigRejected"] == [event.reason for event in room.told]
-    assert "8 GPUs x 9000 slices" in room.told[0].text
-
-
-@pytest.mark.parametrize("text", ["node: {name: other}", "web: {port: 1}"])
-async def test_what_acts_only_at_the_next_start_is_left_as_it_is(text: str):
-    room = room_of()
-    room.service.take(a_plan(text))
-    assert 10 == room.split_count
-    assert [] == room.told
+    assert (3, []) == (room.split_count, room.told)
 
 
 RENAMED = """
@@ -190,83 +95,154 @@ profiles:
 """
 
 
-async def test_another_node_name_acts_at_the_next_start_and_no_profile_of_that_node_before():
+@pytest.mark.parametrize(
+    ("text", "late"),
+    [
+        (OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n", "library.hookPath"),
+        ("web: {port: 1}", "web.port"),
+        (RENAMED, "node.name"),
+        ("node: {name: node-a}", ""),
+        ("sharing: {resourceName: example.com/vgpu}", ""),
+        ("files: {nodeConfig: /elsewhere}", ""),
+        ("files: {deviceConfig: /elsewhere}", ""),
+    ],
+)
+async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(text, late):
+    room = room_of()
+    with structlog.testing.capture_logs() as lines:
+        for again in ("", "# the same"):
+            room.service.take(a_plan(text + again))
+
+    told = [line for line in lines if line["event"] == "config.needs_restart"]
+    assert [[late]] * bool(late) == [line["settings"] for line in told]
+    assert (10, []) == (room.split_count, room.told)
+    cells = room.cells
+    assert ("hookPath" in text) == (cells.edits.value.cuda_log_level == "3")
+    assert (text == RENAMED) == (cells.sharing.value.memory_scaling == 2.0)
+    for settings in (cells.sharing.value, cells.edits.value, cells.match.value):
+        assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
+
+
+async def test_no_entry_of_another_node_applies_before_the_start_under_its_name():
     room = room_of()
     entry = b'{"nodeconfig": [{"name": "other", "devicesplitcount": 4}]}'
-    given = Sources(
-        own=SourceFile("c.yaml", RENAMED.encode()), node_config=SourceFile("n.json", entry)
-    )
+    own, nodes = SourceFile("c.yaml", RENAMED.encode()), SourceFile("n.json", entry)
 
-    with structlog.testing.capture_logs() as lines:
-        room.service.take(make_plan(msgspec.structs.replace(given, host="node-a")))
+    room.service.take(make_plan(Sources(own=own, node_config=nodes, host="node-a")))
 
-    sharing = room.cells.sharing.value
-    assert (10, 2.0) == (sharing.split_count, sharing.memory_scaling)
-    (told,) = [line for line in lines if line["event"] == "config.needs_restart"]
-    assert ("warning", ["node.name"]) == (told["log_level"], told["settings"])
+    assert 10 == room.split_count
 
 
-async def test_the_name_that_the_node_has_already_needs_no_restart():
-    room = room_of()
-
-    with structlog.testing.capture_logs() as lines:
-        room.service.take(a_plan("node: {name: node-a}"))
-
-    assert ["config.applied"] == [line["event"] for line in lines]
-
-
-async def test_another_resource_name_is_taken_over_and_needs_no_restart():
-    room = room_of()
-
-    with structlog.testing.capture_logs() as lines:
-        room.service.take(a_plan("sharing: {resourceName: example.com/vgpu}"))
-
-    assert "example.com/vgpu" == room.cells.sharing.value.resource
-    assert "example.com/vgpu" == room.cells.edits.value.resource
-    assert ["config.applied"] == [line["event"] for line in lines]
-
-
-@pytest.mark.parametrize("key", ["nodeConfig", "deviceConfig"])
-async def test_another_path_of_a_file_is_read_at_once_and_needs_no_restart(key: str):
-    room = room_of()
-
-    with structlog.testing.capture_logs() as lines:
-        room.service.take(a_plan(f"files: {{{key}: /elsewhere}}"))
-
-    assert ["config.applied"] == [line["event"] for line in lines]
-
-
-async def test_who_asks_while_settings_are_refused_is_answered_each_time_and_the_event_is_one():
-    room = room_of()
-    error = SettingsError("c.yaml:1:1: no")
-
-    with structlog.testing.capture_logs() as lines:
-        room.service.reject(error)
-        room.service.reject(error)
-        room.service.reject(error, asked=True)
-        room.service.reject(error, asked=True)
-
-    assert 3 * ["config.rejected"] == [line["event"] for line in lines]
-    assert 1 == len(room.told)
-
-
-async def test_who_asks_while_settings_do_not_fit_the_gpus_is_answered_each_time():
-    room = room_of()
-    room.service.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
-
-    with structlog.testing.capture_logs() as lines:
-        for asked in (False, True):
-            room.service.take(a_plan("sharing: {splitCount: 9000}"), asked=asked)
-
-    assert 2 * ["config.rejected"] == [line["event"] for line in lines]
-    assert 1 == len(room.told)
-
-
-async def test_a_megabyte_of_unknown_keys_is_a_few_lines_of_the_log():
+async def test_warnings_are_told_and_a_megabyte_of_them_is_a_few_lines():
     keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
-    junk = Sources(node_config=SourceFile("n.json", json.dumps(keys).encode()))
+    junk = SourceFile("n.json", json.dumps(keys).encode())
 
     with structlog.testing.capture_logs() as lines:
-        room_of().service.take(make_plan(msgspec.structs.replace(junk, host="node-a")))
+        room_of().service.take(make_plan(Sources(node_config=junk, host="node-a")))
 
+    assert "unknown key `key000000`" in lines[0]["what"]
     assert len(lines) < 30
+
+
+# GPUs that the list has no room for.
+
+
+async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_reason():
+    room = room_of(LONG)
+
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            assert not room.service.saw_gpus(t4(8))
+
+    assert [] == lines  # whoever ends says why, in one line
+    assert room.stop.is_set()
+    assert isinstance(room.service.refusal, SettingsError)
+    assert ["ConfigRejected"] == [event.reason for event in room.told]
+
+
+@pytest.mark.parametrize(
+    ("scans", "listed", "told"),
+    [
+        ((t4(6), t4(8), t4(8)), t4(6), 1),
+        ((t4(6), t4(8, first=1)), t4(6, first=1), 1),  # one goes while others come
+        ((t4(6), t4(8), t4(8, first=3), t4(8)), t4(8, first=3), 2),
+        ((t4(6), t4(8), t4(5), t4(8)), t4(5), 2),
+    ],
+)
+async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once(
+    scans, listed, told
+):
+    room = room_of(LONG)
+    for scan in scans:
+        found = room.service.saw_gpus(scan)
+
+    assert listed.gpus == found.gpus
+    others = [gpu.uuid for gpu in scans[-1].gpus if gpu not in listed.gpus]
+    assert others == [fault.gpu for fault in found.faults]
+    assert (told, False) == (len(room.told), room.stop.is_set())
+    assert room.told[0].text == room.service.trouble
+    taken(room, "sharing: {splitCount: 10}")
+    assert "" == room.service.trouble
+    assert scans[-1] == room.service.saw_gpus(scans[-1])
+
+
+async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():
+    room = room_of()
+    room.service.saw_gpus(t4(8))
+
+    assert ["config.rejected"] == taken(room, LONG, LONG)
+    assert 2 * ["config.rejected"] == taken(room, LONG, LONG, asked=True)
+    assert 10 == room.split_count
+    (event,) = room.told
+    assert "ConfigRejected" == event.reason
+    assert "8 GPUs x 9000 slices" in event.text
+
+
+# The last good copy on disk.
+
+ONE = LastGood("0.1.0", "node-a")
+OTHER = LastGood("0.1.0", "node-a", {"pool": "big"})
+
+
+class Shelf(MemoryDisk):
+    """A disk that remembers each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    @override
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        assert ("settings.json", None) == (name, keep)
+        await super().replace(name, data)
+        self.written.append(data)
+
+
+@pytest.mark.parametrize(
+    ("stored", "steps", "kept"),
+    [
+        (None, [ONE, ONE, OTHER], [ONE, OTHER]),
+        (ONE, [ONE], []),
+        (None, ["full", ONE, OTHER, "free"], [OTHER]),
+    ],
+)
+async def test_the_copy_is_written_when_it_changed_and_a_failed_write_is_said_once(
+    stored, steps, kept
+):
+    disk = Shelf()
+    room = SettingsRoom(start_of(a_plan("")), disk=disk)
+    room.service.recall(stored)
+    with structlog.testing.capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(room.service.run())
+            for step in steps:
+                if isinstance(step, str):
+                    disk.files.full = step == "full"
+                else:
+                    room.service.copy.set(step)
+                await asyncio.sleep(2 * RETRY)
+            running.cancel()
+
+    assert kept == [decode_last_good(one) for one in disk.written]
+    said = [line["event"] for line in logs if line["log_level"] == "warning"]
+    assert ["config.copy_unwritable"] * ("full" in steps) == said

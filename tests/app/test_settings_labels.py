@@ -15,7 +15,6 @@ from agent.settings.sources import Sources
 from tests.app.settings_node import a_settings_node
 from tests.app.settings_room import SettingsRoom, start_of
 from tests.app.test_settings_fit import a_node, a_scan
-from tests.builders import NODE
 from tests.fakes.offload import Inline
 
 
@@ -126,12 +125,3 @@ async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_p
         assert 8 == room.split_count
     else:
         assert "splitCount: expected 1 to 10000" in str(room.service.refusal)
-
-
-async def test_labels_are_kept_with_the_last_good_settings(tmp_path):
-    async with a_settings_node(tmp_path, labels={"Pool": "big"}) as node:
-        await node.edit(nodeconfig=text(BIG, ANY))
-        copy = node.service.copy.value
-
-    assert copy is not None
-    assert (NODE, {"Pool": "big"}) == (copy.node, copy.labels)

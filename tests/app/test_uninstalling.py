@@ -1,220 +1,143 @@
 """What an uninstallation of all Nodes waits for, cleans, skips and leaves."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from agent.cli.uninstall import PATIENCE, VACATING, Cleaned, uninstall_everywhere
+from agent.cli.uninstall import WAIT, Cleaned, uninstall_everywhere
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.kube.client import Connection
-from agent.kube.leftovers import NodeLeftovers
+from agent.kube.reader import NodeLeftovers
 
 RESOURCE = "gpus.example/one"
 KEYS = (REGISTER, HANDSHAKE)
-LIVING = 1 << 30
-LOST = ApiError("no answer")
+SKIPPED = f"a device plugin serves {RESOURCE} there"
+EVER = 1 << 30
 
 
-def node(name: str, *, degraded: bool = False, has_kubelet: bool = True) -> NodeLeftovers:
-    """A Node with a report."""
-    return NodeLeftovers(name, KEYS, degraded=degraded, has_kubelet=has_kubelet)
+def node(name: str, *, has_kubelet: bool = True, keys: Sequence[str] = KEYS) -> NodeLeftovers:
+    return NodeLeftovers(name, tuple(keys), has_kubelet=has_kubelet)
 
 
-class Nodes:
-    """Nodes and agents' pods in memory.
+class LeftoverNodes:
+    """Nodes in memory. `agents` and `serving`: how often each still shows an agent, or a plugin.
 
-    `pods`: those present at each question, each with its node; the last ones stay. `serving`: how
-    often each Node still shows that a plugin serves. `fails`: what a change of a Node raises.
+    `fails`: what a change of a Node raises.
     """
 
-    def __init__(self, *nodes: NodeLeftovers, pods: Sequence[Mapping[str, str]] = ({},)) -> None:
-        self.held = {one.name: one for one in nodes}
-        self.pods = list(pods)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: dict[str, NodeLeftovers] = {}
+        self.agents: dict[str, int] = {}
         self.serving: dict[str, int] = {}
         self.fails: dict[str, ApiError] = {}
-        self.gone: set[str] = set()
         self.cleaned: list[str] = []
+        self.said: list[str] = []
+        self.told: list[Cleaned] = []
+        self.rounds = 0
+        monkeypatch.setattr("agent.cli.uninstall.KubeLeftovers", lambda *_: self)
+        monkeypatch.setattr("agent.cli.uninstall.check", lambda _: None)
 
-    async def nodes(self) -> list[NodeLeftovers]:
-        return [self._seen(name) for name in self.held]
-
-    async def node(self, name: str) -> NodeLeftovers:
-        if name in self.gone:
-            raise ApiNotFound("gone", status=404)
-        return self._seen(name)
-
-    async def agents(self, namespace: str, selector: str) -> Mapping[str, str]:
+    async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
         assert ("gpus", "app=agent") == (namespace, selector)
-        return self.pods.pop(0) if self.pods[1:] else self.pods[0]
+        self.rounds += 1
+        return tuple(
+            msgspec.structs.replace(
+                one,
+                served=self.serving.get(one.name, 0) >= self.rounds,
+                agent="pod-1" if self.agents.get(one.name, 0) >= self.rounds else "",
+            )
+            for one in self.held.values()
+        )
 
     async def clean(self, found: NodeLeftovers) -> None:
         if error := self.fails.get(found.name):
             raise error
-        self.cleaned += [found.name] * found.is_touched
-        self.held[found.name] = NodeLeftovers(found.name, has_kubelet=found.has_kubelet)
+        self.cleaned.append(found.name)
+        self.held[found.name] = node(found.name, keys=())
 
-    def _seen(self, name: str) -> NodeLeftovers:
-        left = self.serving.get(name, 0)
-        self.serving[name] = left - 1
-        return msgspec.structs.replace(self.held[name], served=left > 0)
-
-
-class Room:
-    """One uninstallation: what it says, and what it tells of each Node."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch = monkeypatch
-        self.said: list[str] = []
-        self.told: list[Cleaned] = []
-
-    async def uninstall(self, api: Nodes) -> tuple[Cleaned, ...]:
-        """The result; it is the same as what was told on the way."""
-        self._patch.setattr("agent.cli.uninstall.KubeLeftovers", lambda *_: api)
-        self._patch.setattr("agent.cli.uninstall.check", lambda _: None)
-        done = await uninstall_everywhere(
-            Connection(Path("none")),
-            RESOURCE,
-            "gpus",
-            "app=agent",
-            self.told.append,
-            self.said.append,
+    async def uninstall(self, *nodes: NodeLeftovers) -> float:
+        """Take the agents off these Nodes; how long that takes."""
+        self.held = {one.name: one for one in nodes} or self.held
+        self.told, self.rounds, began = [], 0, asyncio.get_running_loop().time()
+        connection = Connection(Path("none"))
+        await uninstall_everywhere(
+            connection, RESOURCE, "gpus", "app=agent", self.told.append, self.said.append
         )
-        assert list(done.nodes) == self.told
-        assert done.is_complete == (not any(one.failure for one in done.nodes))
-        return done.nodes
+        return asyncio.get_running_loop().time() - began
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Room:
-    return Room(monkeypatch)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> LeftoverNodes:
+    return LeftoverNodes(monkeypatch)
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
+async def test_every_touched_node_is_cleaned_and_a_second_time_there_is_nothing(
+    cluster: LeftoverNodes,
+):
+    degraded = NodeLeftovers("a", KEYS, degraded=True, has_kubelet=True)
+
+    assert 0 == await cluster.uninstall(degraded, node("b"), node("c", keys=()))
+
+    assert [(*KEYS, "condition GpuDegraded"), KEYS] == [one.removed for one in cluster.told]
+    assert 0 == await cluster.uninstall()
+    assert (["a", "b"], [], []) == (cluster.cleaned, cluster.told, cluster.said)
 
 
-async def test_every_touched_node_is_cleaned_and_a_second_time_there_is_nothing(room: Room):
-    api = Nodes(node("a", degraded=True), node("b"), NodeLeftovers("c", has_kubelet=True))
+async def test_agents_and_kubelets_have_time_and_the_wait_is_said_once(cluster: LeftoverNodes):
+    cluster.agents = dict.fromkeys("abcde", 2)
+    cluster.serving = {"a": 4, "b": 3}
 
-    first = await room.uninstall(api)
-    room.told.clear()
+    assert 0 < await cluster.uninstall(*map(node, "abcde")) < WAIT
 
-    assert [(*KEYS, "condition GpuDegraded"), KEYS] == [one.removed for one in first]
-    assert () == await room.uninstall(api)
-    assert ["a", "b"] == api.cleaned
-    assert [] == room.said
-
-
-async def test_the_agents_pods_are_waited_for(room: Room):
-    pods: list[dict[str, str]] = [{"one": "a", "two": "b"}, {"two": "b"}, {}]
-    api = Nodes(node("a"), node("b"), pods=pods)
-
-    await room.uninstall(api)
-
-    assert ["a", "b"] == api.cleaned
-    assert ["waiting up to 90 s for the agents' pods to end: one, two"] == room.said
+    assert list("abcde") == cluster.cleaned
+    (line,) = cluster.said
+    assert line.startswith("waiting up to 60 s")
+    assert line.endswith("that no plugin serves: a, b, c and 2 more")
 
 
-async def test_a_pod_that_does_not_end_keeps_its_own_node_if_a_kubelet_runs_it(room: Room):
-    dead = node("d", has_kubelet=False)
-    bare = NodeLeftovers("e", has_kubelet=True)
-    api = Nodes(
-        node("a"),
-        node("b"),
-        node("c"),
-        dead,
-        bare,
-        pods=[{"one": "b", "new": "", "two": "d", "three": "e"}],
-    )
-    began = now()
+async def test_what_does_not_end_keeps_its_own_node_if_a_kubelet_runs_it(cluster: LeftoverNodes):
+    cluster.agents = dict.fromkeys("bde", EVER)
+    cluster.serving = {"c": EVER, "f": EVER}
+    gone = [node(name, has_kubelet=False) for name in "df"]
 
-    done = await room.uninstall(api)
+    took = await cluster.uninstall(*map(node, "abc"), *gone, node("e", keys=()))
 
-    assert PATIENCE <= now() - began < PATIENCE + VACATING
-    assert ["a", "c", "d"] == api.cleaned
-    failures = {one.node: one.failure for one in done if one.failure}
+    assert WAIT <= took < WAIT + 10
+    failures = {one.node: one.failure for one in cluster.told if one.failure}
     assert {"b", "e"} == failures.keys()
-    assert "would write again (pod one): clean it by hand" in failures["b"]
+    assert "would write again (pod pod-1): clean it by hand" in failures["b"]
+    assert {"c": SKIPPED, "f": SKIPPED} == {
+        one.node: one.skipped for one in cluster.told if one.skipped
+    }
+    assert ["a", "d"] == cluster.cleaned
 
 
-async def test_what_is_waited_for_is_said_in_one_short_line(room: Room):
-    pods = {f"agent-{number}": "a" for number in range(7)}
+async def test_plugins_on_dead_and_on_untouched_nodes_are_not_waited_for(cluster: LeftoverNodes):
+    cluster.serving = {"a": EVER, "b": EVER}
 
-    await room.uninstall(Nodes(node("a"), pods=[pods] * 13 + [{}]))
-
-    (line,) = room.said
-    assert line.endswith("the agents' pods to end: agent-0, agent-1, agent-2 and 4 more")
+    assert 0 == await cluster.uninstall(node("a", has_kubelet=False), node("b", keys=()))
 
 
-async def test_kubelets_have_time_to_report_that_no_plugin_serves(room: Room):
-    api = Nodes(node("a"), node("b"), node("c"))
-    api.serving = {"a": 6, "b": 2, "c": 0}
+async def test_a_refusal_for_one_node_stops_no_other_and_a_deleted_one_is_clean(
+    cluster: LeftoverNodes,
+):
+    cluster.fails = {name: ApiForbidden(f"{name}: no", status=403) for name in "ac"}
+    cluster.fails["d"] = ApiNotFound("gone", status=404)
 
-    await room.uninstall(api)
+    await cluster.uninstall(*map(node, "abcd"))
 
-    assert ["a", "b", "c"] == api.cleaned
-    assert [
-        "waiting up to 30 s for the kubelets to report that no plugin serves: a, b"
-    ] == room.said
-
-
-async def test_where_a_plugin_goes_on_serving_the_node_is_skipped_and_it_is_no_failure(room: Room):
-    api = Nodes(node("a", degraded=True), node("b"), node("c"))
-    api.serving = {"a": LIVING, "c": LIVING}
-    began = now()
-
-    done = await room.uninstall(api)
-
-    assert VACATING <= now() - began < PATIENCE
-    assert ["b"] == api.cleaned
-    why = f"a device plugin serves {RESOURCE} there"
-    assert [Cleaned("a", skipped=why), Cleaned("b", KEYS), Cleaned("c", skipped=why)] == list(done)
+    assert ["b"] == cluster.cleaned
+    assert ["a: no", "", "c: no"] == [one.failure for one in cluster.told]
 
 
-async def test_a_node_that_is_deleted_meanwhile_is_clean(room: Room):
-    api = Nodes(node("a"), node("b"))
-    api.serving, api.gone = {"a": LIVING}, {"a"}
-
-    done = await room.uninstall(api)
-
-    assert ["b"] == api.cleaned
-    assert [Cleaned("b", KEYS)] == list(done)
-
-
-async def test_a_plugin_that_begins_to_serve_during_the_wait_keeps_its_node(room: Room):
-    class Beginning(Nodes):
-        async def node(self, name: str) -> NodeLeftovers:
-            self.serving["b"] = LIVING
-            return await super().node(name)
-
-    api = Beginning(node("a"), node("b"))
-    api.serving = {"a": 3}
-
-    done = await room.uninstall(api)
-
-    assert ["a"] == api.cleaned
-    assert done[1].skipped
-
-
-async def test_a_refusal_for_one_node_stops_no_other_and_is_told(room: Room):
-    api = Nodes(node("a"), node("b"), node("c"))
-    api.fails = {name: ApiForbidden(f"patch nodes ({name}): no", status=403) for name in "ac"}
-
-    done = await room.uninstall(api)
-
-    assert ["b"] == api.cleaned
-    assert ["patch nodes (a): no", "", "patch nodes (c): no"] == [one.failure for one in done]
-
-
-async def test_a_server_that_falls_silent_ends_it(room: Room):
-    api = Nodes(node("a"), node("b"), node("c"))
-    api.fails = {"b": LOST}
+async def test_a_server_that_falls_silent_ends_it(cluster: LeftoverNodes):
+    cluster.fails = {"b": ApiError("no answer")}
 
     with pytest.raises(ApiError, match="no answer"):
-        await room.uninstall(api)
+        await cluster.uninstall(*map(node, "abc"))
 
-    assert (["a"], ["a"]) == (api.cleaned, [one.node for one in room.told])
+    assert (["a"], ["a"]) == (cluster.cleaned, [one.node for one in cluster.told])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.health.judge import HealthSettings
+from agent.health.xids import HealthSettings
 from tests.bench.strikes import REST, at_rest
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from agent.cli.uninstall import PATIENCE, VACATING
+from agent.cli.uninstall import WAIT
 from tests.chart.lab.helm import Helm, Object, of_kind, pod_of, the
 from tests.chart.lab.values import LEAST, MATRIX, Values, values
 
@@ -87,7 +87,7 @@ def test_the_job_is_told_another_resource(helm: Helm, given: Values, named: list
 def test_the_attempts_of_the_job_end_by_themselves_and_before_helm(helm: Helm):
     job = the(helm.objects(values("least")), "Job")["spec"]
     # What is ended from outside leaves no log. Ten seconds are between two attempts.
-    attempts = (job["backoffLimit"] + 1) * (PATIENCE + VACATING + 10)
+    attempts = (job["backoffLimit"] + 1) * (WAIT + 10)
 
     assert attempts + 20 <= job["activeDeadlineSeconds"] < 300
 

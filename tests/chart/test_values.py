@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from agent.ledger import SourceFile
-from agent.settings.own_file import read_own_file
+from agent.settings.files import read_own_file
 from agent.settings.sources import Faults, NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.chart.lab.helm import (

@@ -1,35 +1,61 @@
-"""`uninstall`: a line for each Node and for what stays, an exit code, and the same as JSON."""
+"""`uninstall`: a line for each Node and for what stays, an exit code, and the same as JSON.
+
+tests/app/test_uninstalling.py has what it waits for; tests/peers asks the real server.
+"""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from agent.cli.main import dispatch
-from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
+from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.hami.region import V1_2
 from agent.host.process import LockFile
-from agent.kube.leftovers import KubeLeftovers, NodeLeftovers
+from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import ModelWorld, model_world
 from tests.hami_regions import read_bytes
 from tests.host.region_dirs import OTHER, poke, with_region
 
 pytestmark = pytest.mark.looptime(False)
-OWN = "hami-agent/gpus"
-NOTES = {REGISTER: "[]", OWN: "1", MUTEX_LOCK: "a", "seen": "1"}
+OWN = ("hami-agent/0", "hami-agent/1")
+KEPT = {MUTEX_LOCK: "a", CORDON: "", "seen": "1"}
+GONE = (REGISTER, SCORE, HANDSHAKE, *OWN)
+NOTES = {**dict.fromkeys(GONE, "1"), **KEPT}
+RECENT = V1_2.tail + 8
+"""Where recent_kernel is."""
+
+
+def node_object(name: str, ready: str = "True", **status: Any) -> dict[str, Any]:
+    """A Node on which an agent wrote."""
+    kinds = {"Other": "Unknown", "Ready": ready, "GpuDegraded": "True"}
+    conditions = [{"type": kind, "status": value} for kind, value in kinds.items()]
+    return {
+        "metadata": {"name": name, "annotations": dict(NOTES)},
+        "status": {"conditions": conditions, **status},
+    }
+
+
+def create_pod(world: ModelWorld, name: str, node: str = NODE, **more: Any) -> None:
+    """A pod with one slice."""
+    container = {"name": "main", "resources": {"limits": {RESOURCE: "1"}}}
+    metadata = {"name": name, "namespace": "gpus", "labels": {"app": name.partition("-")[0]}}
+    spec = {"nodeName": node, "containers": [container]}
+    world.store.create("pods", {"metadata": metadata, "spec": spec, **more})
 
 
 @pytest_asyncio.fixture
 async def world(tmp_path: Path) -> AsyncIterator[ModelWorld]:
     """An API server with this Node, on which an agent wrote."""
     async with model_world(tmp_path) as made:
-        degraded = {"conditions": [{"type": "GpuDegraded", "status": "True"}]}
-        metadata = {"name": NODE, "annotations": dict(NOTES)}
-        made.store.create("nodes", {"metadata": metadata, "status": degraded})
+        made.store.create("nodes", node_object(NODE))
         yield made
 
 
@@ -53,10 +79,11 @@ async def test_what_goes_and_what_stays_is_told_and_a_second_call_finds_nothing(
 ):
     assert 0 == await uninstalled(*flags)
 
-    assert {MUTEX_LOCK: "a", "seen": "1"} == world.node_annotations()
-    assert [] == world.store.get("nodes", "", NODE)["status"]["conditions"]
+    assert world.node_annotations() == KEPT
+    conditions = world.store.get("nodes", "", NODE)["status"]["conditions"]
+    assert ["Other", "Ready"] == [one["type"] for one in conditions]
     assert [
-        f"{NODE}: removed {REGISTER}, {OWN}, condition GpuDegraded",
+        f"{NODE}: removed {', '.join(GONE)}, condition GpuDegraded",
         f"this host: left {tmp_path}/run: the next boot removes it; or remove it now",
     ] == capsys.readouterr().out.splitlines()
     assert 0 == await uninstalled(*flags)
@@ -66,15 +93,13 @@ async def test_what_goes_and_what_stays_is_told_and_a_second_call_finds_nothing(
 async def test_the_same_as_json(
     world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    world.edit_node({HANDSHAKE: "Reported_by somebody else"})
-
     assert 0 == await uninstalled(*flags, "-o", "json")
 
     document = json.loads(capsys.readouterr().out)
     data = document["data"]
     (node,) = data["nodes"]
     assert ("Uninstallation", True, "") == (document["kind"], data["ok"], data["refusal"])
-    assert {REGISTER, OWN, HANDSHAKE, "condition GpuDegraded"} == set(node["removed"])
+    assert {*GONE, "condition GpuDegraded"} == set(node["removed"])
     assert ("", "") == (node["skipped"], node["failure"])
     assert [f"{tmp_path}/run"] == list(data["leftOnHost"])
 
@@ -96,17 +121,96 @@ async def test_while_pods_with_gpus_run_it_must_be_forced(
     world: ModelWorld, flags: list[str], capsys: pytest.CaptureFixture[str]
 ):
     for name in "abcde":
-        world.create_pod(name)
+        create_pod(world, name)
+    create_pod(world, "over", status={"phase": "Succeeded"})
+    create_pod(world, "far", "another-node")
 
     assert 1 == await uninstalled(*flags, "-o", "json")
 
     refusal = json.loads(capsys.readouterr().out)["data"]["refusal"]
-    assert "/a, " in refusal
-    assert "and 2 more" in refusal
+    assert "(gpus/a, gpus/b, gpus/c and 2 more)" in refusal
     assert world.node_annotations() == NOTES
     assert 0 == await uninstalled(*flags, "--force")
     assert REGISTER not in world.node_annotations()
     assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
+
+
+async def test_pods_and_plugins_of_another_resource_hold_nothing_up(
+    world: ModelWorld, flags: list[str]
+):
+    create_pod(world, "a")
+    made = node_object(NODE, allocatable={RESOURCE: "80"})
+    world.store.update("nodes", "", NODE, lambda one: one | {"status": made["status"]})
+
+    assert 0 == await uninstalled(*flags, "--resource-name", "other.com/gpu")
+
+
+@pytest.mark.parametrize(
+    ("ready", "amount", "is_served"),
+    [
+        ("True", "8", True),
+        ("False", "1k", True),
+        ("Unknown", "8", False),
+        ("True", "0", False),
+        ("True", "many", False),
+        ("True", None, False),
+    ],
+)
+async def test_while_a_living_kubelet_offers_the_resource_it_must_be_forced(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ready: str,
+    amount: Any,
+    *,
+    is_served: bool,
+):
+    status = node_object(NODE, ready, allocatable={RESOURCE: amount})["status"]
+    world.store.update("nodes", "", NODE, lambda one: one | {"status": status})
+    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
+
+    assert int(is_served) == await uninstalled(*flags)
+
+    refusal = (
+        f"a device plugin serves {RESOURCE} on the Node {NODE}, as its kubelet reports, and would "
+        "write again: stop it first; --force uninstalls anyway"
+    )
+    assert (refusal in capsys.readouterr().err) == is_served
+    assert (NOTES if is_served else KEPT) == world.node_annotations()
+    assert 0 == await uninstalled(*flags, "--force")
+    assert world.node_annotations() == KEPT
+
+
+async def test_a_kubelet_has_time_to_report_that_the_plugin_ended(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    serving = [True, True, False]
+
+    async def node(*_: object) -> NodeLeftovers:
+        return NodeLeftovers(NODE, (REGISTER,), has_kubelet=True, served=serving.pop(0))
+
+    monkeypatch.setattr(KubeLeftovers, "node", node)
+    monkeypatch.setattr("agent.cli.uninstall.PAUSE", 0.0)
+
+    assert 0 == await uninstalled(*flags)
+
+    assert f"report that no plugin serves: {NODE}\n" in capsys.readouterr().err
+    assert [] == serving
+    assert REGISTER not in world.node_annotations()
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"status": None}, {"status": {"conditions": ["odd"], "allocatable": []}}]
+)
+async def test_a_node_that_says_nothing_has_nothing(world: ModelWorld, odd: dict[str, Any]):
+    world.delete_node()
+    world.store.create("nodes", {"metadata": {"name": NODE}} | odd)
+
+    assert NodeLeftovers(NODE) == await KubeLeftovers(world.session, RESOURCE).node(NODE)
 
 
 async def test_a_right_that_is_missing_is_told_and_ends_with_1(
@@ -151,67 +255,6 @@ def test_plain_mode_has_written_nothing_to_a_node(
     assert f"left {tmp_path}/hook/vgpu: mounted in containers" in out
 
 
-RECENT = V1_2.tail + 8
-"""Where recent_kernel is."""
-
-
-def serve(world: ModelWorld, resource: str = RESOURCE) -> None:
-    """A kubelet says that somebody serves here."""
-    status = {
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "allocatable": {resource: "80"},
-    }
-    world.store.update("nodes", "", NODE, lambda node: node | {"status": status})
-
-
-async def test_while_a_plugin_serves_the_node_it_must_be_forced(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    serve(world)
-    monkeypatch.setattr("agent.cli.uninstall.VACATING", 0.0)
-
-    assert 1 == await uninstalled(*flags)
-
-    said = capsys.readouterr().err
-    assert f"a device plugin serves {RESOURCE} on the Node {NODE}" in said
-    assert "stop it first; --force uninstalls anyway" in said
-    assert world.node_annotations() == NOTES
-    assert 0 == await uninstalled(*flags, "--force")
-    assert {MUTEX_LOCK: "a", "seen": "1"} == world.node_annotations()
-
-
-async def test_who_serves_another_resource_is_in_nobodys_way(world: ModelWorld, flags: list[str]):
-    serve(world, "other.com/gpu")
-
-    assert 0 == await uninstalled(*flags)
-
-
-async def test_the_wait_for_the_kubelet_is_told(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    serving = [True, True, False, False]
-
-    async def node(*_: object) -> NodeLeftovers:
-        return NodeLeftovers(NODE, (REGISTER,), has_kubelet=True, served=serving.pop(0))
-
-    monkeypatch.setattr(KubeLeftovers, "node", node)
-    monkeypatch.setattr("agent.cli.uninstall.PAUSE", 0.0)
-
-    assert 0 == await uninstalled(*flags, "-o", "json")
-
-    assert f"waiting up to 30 s for the kubelets to report that no plugin serves: {NODE}" in (
-        capsys.readouterr().err
-    )
-    assert [] == serving
-    assert REGISTER not in world.node_annotations()
-
-
 async def test_without_a_run_directory_the_node_is_cleaned_and_none_is_made(
     world: ModelWorld, flags: list[str], tmp_path: Path
 ):
@@ -238,14 +281,6 @@ async def test_no_agent_starts_while_the_node_is_cleaned(
     after = LockFile(tmp_path / "run/lock")
     assert after.try_take()
     after.release()
-
-
-async def test_pods_of_the_settings_own_resource_hold_it_up_and_no_others(
-    world: ModelWorld, flags: list[str]
-):
-    world.create_pod("a")
-
-    assert 0 == await uninstalled(*flags, "--resource-name", "other.com/gpu")
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -318,3 +353,150 @@ async def test_regions_that_cannot_be_looked_at_are_told_and_stop_nothing(
     assert 0 == await uninstalled(*flags)
 
     assert "containers that an agent held back may wait for ever" in capsys.readouterr().err
+
+
+EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "code", "said"),
+    [
+        (["--all-nodes"], {}, 2, "go together"),
+        (["--all-nodes", "--namespace", "a"], {}, 2, "go together"),
+        (["--selector", "a=b"], {}, 2, "go together"),
+        ([*EVERYWHERE, "--force"], {"KUBECONFIG": "/none"}, 2, "--force would have no effect"),
+        (
+            [*EVERYWHERE, "--node-name", "a", "--split-count", "9"],
+            {"KUBECONFIG": "/none"},
+            2,
+            "--node-name, --split-count would have no effect",
+        ),
+        (
+            [*EVERYWHERE, "--config", "a.yaml", "--mig-strategy", "none"],
+            {"KUBECONFIG": "/none"},
+            2,
+            "--config, --mig-strategy would have no effect",
+        ),
+        (EVERYWHERE, {}, 2, "give --kubeconfig, or set KUBECONFIG"),
+        (
+            [*EVERYWHERE, "--kubeconfig", "/none"],
+            {},
+            3,
+            "/none: cannot be read",
+        ),
+        # In a pod its own account comes before the variable.
+        (
+            EVERYWHERE,
+            {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "127.0.0.1"},
+            3,
+            "this is not a pod",
+        ),
+    ],
+)
+def test_what_all_nodes_need(
+    words: list[str],
+    environ: dict[str, str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert code == dispatch(["uninstall", *words], environ)
+
+    assert said in capsys.readouterr().err
+
+
+@pytest_asyncio.fixture
+async def two(tmp_path: Path) -> AsyncIterator[ModelWorld]:
+    """Two Nodes on which an agent wrote."""
+    async with model_world(tmp_path, "admin") as made:
+        for name in "ab":
+            made.store.create("nodes", node_object(name))
+        yield made
+
+
+async def everywhere(world: ModelWorld, *words: str) -> int:
+    """The exit code of the verb for all Nodes."""
+    environ = {"KUBECONFIG": str(world.kubeconfig)}
+    return await asyncio.to_thread(dispatch, ["uninstall", *EVERYWHERE, *words], environ)
+
+
+async def test_each_node_is_told_before_the_next_is_begun(
+    two: ModelWorld, monkeypatch: pytest.MonkeyPatch
+):
+    class Paper(io.StringIO):
+        def flush(self) -> None:
+            seen.append(self.getvalue())
+
+    seen: list[str] = []
+    monkeypatch.setattr("sys.stdout", Paper())
+    removed = f"removed {', '.join(GONE)}, condition GpuDegraded\n"
+
+    assert 0 == await everywhere(two)
+
+    assert [f"a: {removed}", f"a: {removed}b: {removed}"] == seen[:2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "refusal"),
+    [
+        (ApiForbidden("no right", status=403), 1, ""),
+        (ApiError("silent"), 3, "silent"),
+    ],
+)
+async def test_a_node_that_fails_is_told_and_ends_with_its_code(
+    two: ModelWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: ApiError,
+    code: int,
+    refusal: str,
+):
+    plain = KubeLeftovers.clean
+
+    async def clean(api: KubeLeftovers, node: NodeLeftovers) -> None:
+        if node.name == "b":
+            raise error
+        await plain(api, node)
+
+    monkeypatch.setattr(KubeLeftovers, "clean", clean)
+
+    assert code == await everywhere(two, "-o", "json")
+
+    told = capsys.readouterr()
+    document = json.loads(told.out)["data"]
+    assert (False, refusal) == (document["ok"], document["refusal"])
+    assert [("a", ""), ("b", "no right")][: 1 + (code == 1)] == [
+        (node["node"], node["failure"]) for node in document["nodes"]
+    ], "what was cleaned before is told too"
+    assert refusal in told.err
+    assert code == await everywhere(two)
+    assert ("b: something is left: no right" in capsys.readouterr().out) == (code == 1)
+
+
+async def test_agents_pods_and_plugins_keep_their_nodes(
+    two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
+    two.store.create("nodes", node_object("c", allocatable={"gpus.example/one": "80"}))
+    create_pod(two, "agent-1", "a")
+    create_pod(two, "another-1", "b")
+
+    assert 1 == await everywhere(two, "--resource-name", "gpus.example/one")
+
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("a: something is left: its agent has not ended")
+    assert "(pod agent-1): clean it by hand" in out[0]
+    assert "c: skipped: a device plugin serves gpus.example/one there" == out[2]
+    kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abc"]
+    assert [NOTES, KEPT, NOTES] == kept
+
+
+async def test_an_untouched_node_costs_no_request_and_one_that_is_gone_is_told_apart(
+    two: ModelWorld,
+):
+    api = KubeLeftovers(two.session, RESOURCE)
+    await api.clean(NodeLeftovers("gone"))
+    assert {} == dict(two.session.requests.items())
+    for keys in ((), GONE):
+        with pytest.raises(ApiNotFound):
+            await api.clean(NodeLeftovers("gone", keys, degraded=True))

@@ -11,7 +11,7 @@ import pytest
 
 from agent.errors import DriverError
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.library import pynvml
+from agent.gpu.nvml import pynvml
 from agent.model import Scan
 from tests.fakes import nvml_stub
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.errors import DriverError, GpuError
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.library import pynvml as the_library
+from agent.gpu.nvml import pynvml as the_library
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome, RecoveryAction
 from agent.ports import Driver
 from agent.sandbox import hardware_talk as talk

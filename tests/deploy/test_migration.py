@@ -13,8 +13,8 @@ from agent.ledger import SourceFile
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import CORES, COUNT, MEMORY, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
+from agent.settings.schema import BY_KEY, FIELDS
 from agent.settings.sources import FOREIGN, NodeFacts, Sources
-from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan
 from tests.shape import tree
 

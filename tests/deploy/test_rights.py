@@ -15,27 +15,26 @@ EVERYBODYS = {("create", "selfsubjectaccessreviews")}
 """Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
 OPTIONAL = {("patch", "nodes/status")}
 """The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
-UNINSTALL = Path("agent/kube/leftovers.py")
-"""What the Job after `helm uninstall` asks, which has an account of its own, too."""
 COMMANDS = Path("agent/kube/reader.py")
 """What commands ask with the rights of the operator who runs them."""
+UNINSTALL = "KubeLeftovers"
+"""What of it the Job after `helm uninstall` asks, too, which has an account of its own."""
 RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
 
 
 def asked() -> Iterator[tuple[str, str]]:
     """Verb and resource of every request that the agent can make."""
     for path in tree.modules(ADAPTER):
-        if path not in {UNINSTALL, COMMANDS}:
-            yield from asked_in(path)
+        if path != COMMANDS:
+            yield from asked_in(tree.parsed(path))
 
 
-def asked_in(*paths: Path) -> Iterator[tuple[str, str]]:
-    for path in paths:
-        for node in ast.walk(tree.parsed(path)):
-            match node:
-                case ast.Call(func=ast.Name(id="ApiRequest")):
-                    verb, resource, *_ = node.args
-                    yield literal(verb), literal(resource)
+def asked_in(part: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(part):
+        match node:
+            case ast.Call(func=ast.Name(id="ApiRequest")):
+                verb, resource, *_ = node.args
+                yield literal(verb), literal(resource)
 
 
 def literal(argument: ast.expr) -> str:
@@ -61,7 +60,12 @@ def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
     rules = RULE.findall(tree.text("deploy/chart/hami-agent/templates/uninstall.yaml"))
     given = {(verb, kind) for kind, verbs in rules for verb in verbs.split(", ")}
 
-    assert set(asked_in(UNINSTALL)) == given
+    (asks,) = (
+        node
+        for node in tree.parsed(COMMANDS).body
+        if isinstance(node, ast.ClassDef) and node.name == UNINSTALL
+    )
+    assert set(asked_in(asks)) == given
 
 
 def test_no_right_is_granted_twice():

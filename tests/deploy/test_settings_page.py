@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.settings import fields as kinds
-from agent.settings.fields import Field
+from agent import setting as kinds
+from agent.setting import Field
 from agent.settings.hami import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.schema import BY_KEY, FIELDS, SECTIONS
 from agent.settings.sources import FOREIGN, Sources
-from agent.settings.table import BY_KEY, FIELDS, SECTIONS
 from agent.settings.values import make_plan
 from deploy import render, settings_page
 from tests.shape import tree
@@ -98,7 +98,7 @@ def test_what_the_chart_sets_itself_is_named():
 
 
 def test_a_type_without_words_is_an_error_and_no_empty_place():
-    field = Field("a.b", None, kinds.ValueType(lambda value: None, {"type": "null"}), "A thing.")
+    field = Field("a.b", kinds.ValueType(lambda value: None, {"type": "null"}), "A thing.")
 
     with pytest.raises(ValueError, match="no words for the type"):
         settings_page.type_of(field)

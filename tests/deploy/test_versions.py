@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from agent import __version__
-from agent.settings.table import FIELDS
+from agent.settings.schema import FIELDS
 from deploy import render
 from tests.shape import tree
 

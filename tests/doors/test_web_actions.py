@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.health.verdicts import Recheck
+from agent.health.watch import Recheck
 from agent.model import NO_INDEX, Condition, Probe, ProbeOutcome
 from agent.web import api
 from agent.web.api import Actions

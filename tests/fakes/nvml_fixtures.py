@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.library import pynvml as the_library
+from agent.gpu.nvml import pynvml as the_library
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ServerDisconnectedError
 
 from agent.errors import SettingsError
-from agent.kube import shim
+from agent.kube import client as shim
 from agent.kube.client import Connection, check, configure, default_namespace, fingerprint
 from tests.fakes.kubeworld import KUBECONFIG
 

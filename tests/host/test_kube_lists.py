@@ -14,12 +14,11 @@ import structlog
 from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
+from agent.kube import api as lists_module
 from agent.kube import client as session_module
-from agent.kube import lists as lists_module
-from agent.kube.api import KubePods
+from agent.kube.api import EndlessList, KubePods, ListBudget, Lists, command_budget, size_of
 from agent.kube.client import ApiRequest, KubeSession, path_of
 from agent.kube.events import EventPoster
-from agent.kube.lists import EndlessList, ListBudget, Lists, command_budget, size_of
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.cluster import NodeEvent, PodUid
-from agent.errors import ApiError, ApiForbidden, SettingsError
+from agent.cluster import NodeCondition, NodeEvent, PodUid
+from agent.errors import ApiError, ApiForbidden, ApiNotFound, SettingsError
 from agent.kube import client as session_module
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
 from agent.kube.events import EventPoster
-from tests.builders import NODE
+from tests.builders import NODE, NOON
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session
@@ -229,11 +229,15 @@ async def test_a_server_that_does_not_answer_is_given_up(
     monkeypatch.setattr(session_module, "DEADLINE", 0.1)
     async with a_session(answer, tmp_path) as session:
         await session.open()
-        with pytest.raises(ApiError, match="no answer from the API server") as raised:
+        with pytest.raises(ApiError) as raised:
             await session.call(ASK)
 
         assert ((("get", "nodes", "none"), 1),) == session.requests.items()
 
+    assert (
+        "get nodes (/api/v1/nodes/node-1): no answer from the API server (TimeoutError); reached "
+        f"through {tmp_path}/kubeconfig"
+    ) == str(raised.value)
     assert 0 == raised.value.status
 
 
@@ -274,3 +278,36 @@ async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
 
 def test_names_in_paths_are_quoted():
     assert "/api/v1/nodes/a%2Fb%3F" == path_of("nodes", "a/b?")
+
+
+# A condition of the Node: merged by its type, the others stay.
+
+
+def degraded(*, status: bool, message: str = "GPU 1 is bad") -> NodeCondition:
+    return NodeCondition("GpuDegraded", status, "NotServed", message, NOON)
+
+
+async def test_a_condition_is_created_and_replaced_and_the_others_stay(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        ready = {"type": "Ready", "status": "True"}
+        world.store.create("nodes", {"metadata": {"name": NODE}, "status": {"conditions": [ready]}})
+        api = KubeNode(world.session, NODE)
+        await api.set_condition(degraded(status=False))
+        await api.set_condition(degraded(status=True))
+        found = world.store.get("nodes", "", NODE)["status"]["conditions"]
+
+    assert {"Ready": "True", "GpuDegraded": "True"} == {one["type"]: one["status"] for one in found}
+    assert {
+        "type": "GpuDegraded",
+        "status": "True",
+        "reason": "NotServed",
+        "message": "GPU 1 is bad",
+        "lastHeartbeatTime": "2026-09-01T12:00:00Z",
+        "lastTransitionTime": "2026-09-01T12:00:00Z",
+    } in found
+
+
+async def test_a_node_that_is_not_there_has_no_condition(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        with pytest.raises(ApiNotFound):
+            await KubeNode(world.session, NODE).set_condition(degraded(status=True))

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from agent.kube import shim
+from agent.kube import client as shim
 
 COUNT = """
 import sys
-from agent.kube import shim
+from agent.kube import client as shim
 {before}
 library = shim.load()
 assert shim.load() == library

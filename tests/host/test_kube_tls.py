@@ -12,8 +12,7 @@ from aiohttp import web
 
 from agent.errors import ApiError
 from agent.kube import client as session_module
-from agent.kube.client import ApiRequest, Connection, KubeSession, configure, path_of
-from agent.kube.shim import Library
+from agent.kube.client import ApiRequest, Connection, KubeSession, Library, configure, path_of
 from tests.fakes.chance import NoChance
 
 pytestmark = pytest.mark.looptime(False)

@@ -11,7 +11,7 @@ from agent.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.kube.client import error_frame, refused, seconds, unanswered
+from agent.kube.client import error_frame, refused, seconds
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,3 @@ def test_an_error_frame_is_an_answer_too(obj: dict[str, object], kind: type[ApiE
     error = error_frame("watch pods (/x)", obj)
 
     assert (kind, status) == (type(error), error.status)
-
-
-def test_no_answer_names_the_reason_and_the_way():
-    error = unanswered("patch nodes (/x)", TimeoutError(), "/etc/kubeconfig")
-
-    assert (
-        "patch nodes (/x): no answer from the API server (TimeoutError);"
-        " reached through /etc/kubeconfig"
-    ) == str(error)

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import ApiError, ApiGone
-from agent.kube import lists as watch_module
-from agent.kube.api import KubeNode, KubePods
+from agent.kube import api as watch_module
+from agent.kube.api import KubeNode, KubePods, WatchLines, WatchTimes
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.events import EventPoster
-from agent.kube.lists import WatchLines, WatchTimes
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream

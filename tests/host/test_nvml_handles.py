@@ -6,7 +6,7 @@ import pytest
 
 from agent.errors import DriverError
 from agent.gpu import events as nvml_events
-from agent.gpu.session import Handles
+from agent.gpu.handles import Handles
 from agent.model import DriverEvent, EventKind, GpuUuid
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 from tests.fakes.nvml_events import hear, listening
@@ -53,10 +53,10 @@ async def test_an_answer_of_before_the_gpus_moved_names_no_handle():
     before = stream.register(0)
     stream.forget()
     stream.settle(before)
-    assert not stream.settled(G0)
+    assert G0 not in stream.settled
     stream.settle(stream.register(0))
 
-    assert stream.settled(G0)
+    assert G0 in stream.settled
     stream.start()
     await stream.stop()
 

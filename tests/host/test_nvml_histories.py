@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError, DriverError
-from agent.gpu import session
+from agent.gpu import nvml
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.library import pynvml as the_library
+from agent.gpu.nvml import pynvml as the_library
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes import nvml_stub
 from tests.fakes.chance import Seeded
@@ -167,7 +167,7 @@ def built(tmp_path_factory) -> Path:
 async def test_whatever_happens_errors_are_ours_and_all_comes_back(
     built, tmp_path, monkeypatch, seed
 ):
-    monkeypatch.setattr(session, "OPEN_DEADLINE", 2 * DEADLINE)
+    monkeypatch.setattr(nvml, "OPEN_DEADLINE", 2 * DEADLINE)
     library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
     stub = NvmlStub(library)
     life = NvmlLife(stub, Seeded(seed))

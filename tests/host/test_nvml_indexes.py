@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from agent.gpu.session import Indexes
+from agent.gpu.handles import Indexes
 from agent.model import GpuFault, GpuUuid, Trouble
 
 A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")

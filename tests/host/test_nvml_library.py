@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from agent.errors import DriverError, DriverMissing
-from agent.gpu import library as nvml
+from agent.gpu import nvml
 from agent.gpu.driver import REMOVED_AFTER, NvmlDriver
-from agent.gpu.library import library_below, removed, replaced
-from agent.gpu.library import pynvml as the_library
+from agent.gpu.nvml import library_below, removed, replaced
+from agent.gpu.nvml import pynvml as the_library
 from agent.model import GpuUuid, ProbeOutcome, Trouble
-from tests.fakes.nvml import until
+from tests.fakes.nvml import NVMLError, until
 from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
@@ -236,7 +236,7 @@ def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
     monkeypatch.setattr(nvml, "library_below", lambda _: None)
     monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
 
-    assert "cannot be loaded" in str(nvml.unloadable())
+    assert "cannot be loaded" in str(nvml.missing(the_library(), NVMLError(12), tmp_path))
 
 
 def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, monkeypatch):
@@ -244,10 +244,10 @@ def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, m
     there.write_bytes(b"of another machine")
     monkeypatch.setattr(nvml, "SONAME", "libno-such-library.so.1")
     monkeypatch.setattr(nvml, "library_below", lambda _: there)
-    assert f"{there} cannot be loaded" in str(nvml.unloadable())
+    assert f"{there} cannot be loaded" in str(nvml.missing(the_library(), NVMLError(12), tmp_path))
 
     monkeypatch.setattr(nvml, "library_below", lambda _: None)
-    assert None is nvml.unloadable()
+    assert None is nvml.missing(the_library(), NVMLError(12), tmp_path)
 
 
 @pytest.mark.parametrize("has_module", [True, False])

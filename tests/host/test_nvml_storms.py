@@ -3,7 +3,7 @@
 import pytest
 
 from agent.gpu import events as nvml_events
-from agent.gpu.session import Handles
+from agent.gpu.handles import Handles
 from agent.model import DriverEvent, EventKind, GpuUuid
 
 pytestmark = pytest.mark.looptime(False)
@@ -17,10 +17,10 @@ async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_
     monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 3)
     stream = nvml_events.EventStream(library, Handles(library))
     for number in (13, 13, 13, 13, 13, 48, 13):
-        stream._put(DriverEvent(EventKind.XID, G0, number))
+        stream.put(DriverEvent(EventKind.XID, G0, number))
 
     assert [13, 13, 13, 13, 13, 13, 48] == [(await stream.next()).xid for _ in range(7)]
-    stream._put(DriverEvent(EventKind.XID, G0, 79))
+    stream.put(DriverEvent(EventKind.XID, G0, 79))
     assert 79 == (await stream.next()).xid
 
 
@@ -31,7 +31,7 @@ async def test_a_reader_that_fell_too_far_behind_is_told_to_look_at_everything(
     stream = nvml_events.EventStream(library, Handles(library))
     for _ in range(2):
         for number in range(1000, 1007):
-            stream._put(DriverEvent(EventKind.XID, G0, number))
+            stream.put(DriverEvent(EventKind.XID, G0, number))
         events = [await stream.next() for _ in range(6)]
 
         assert [1000, 1001, 1002, 1003, 1004, None] == [event.xid for event in events]
@@ -49,7 +49,7 @@ async def test_no_number_of_different_reports_buries_one_that_has_a_name_or_is_o
         DriverEvent(EventKind.XID, G1, 1234),
     ]
     for event in (*(DriverEvent(EventKind.XID, G0, number) for number in range(1000, 1009)), *last):
-        stream._put(event)
+        stream.put(event)
     events = [await stream.next() for _ in range(9)]
 
     assert last == events[5:8]

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.library import pynvml as the_library
+from agent.gpu.nvml import pynvml as the_library
 from agent.model import (
     DriverEvent,
     EventKind,

@@ -299,7 +299,7 @@ async def test_a_gpu_that_is_stuck_no_more_is_told_and_can_be_called_at_once(stu
     told: list[tuple[str, str]] = []
 
     def back(gpu: str) -> None:
-        asked = own.post(gpu, lambda: "answer", lambda _: None)
+        asked = own.launch(gpu, lambda: "answer", lambda _: None, timed=True)
         asked.add_done_callback(lambda done: told.append((gpu, done.result())))
 
     own = GpuThreads(DEADLINE, back)

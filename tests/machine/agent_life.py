@@ -19,12 +19,12 @@ from agent.inventory import Listing
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
-from agent.ledger import EditSettings, Effect, Ledger
+from agent.ledger import EditSettings, Ledger
 from agent.model import Held, SliceId, SliceList
 from agent.reconcile.rules import judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
 from agent.report import ReportCells, Reporter, ReportState
-from agent.settle import Outbox, OutboxViews, Settlement
+from agent.settle import Settlement
 from agent.state import StateService, recover
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
@@ -96,21 +96,15 @@ class AgentLife:
             ),
         )
         self.allocation = Allocation(self.shares, self.commit, hooks, lambda _: None)
-        owed: Cell[tuple[Effect, ...]] = Cell(())
-        self._outbox = Outbox(
-            views=OutboxViews(state.ledger, self.pods, owed, outlived),
-            nodes=api,
-            pods=api,
-            commit=state.commit,
-            clock=host.clock,
-            random=host.chance,
-        )
         self._settlement = Settlement(
             pods=self.pods,
             node=self.node,
             ledger=state.ledger,
-            owed=owed,
+            outlived=outlived,
+            node_api=api,
+            pod_api=api,
             clock=host.clock,
+            random=host.chance,
         )
         self._reconcile = Reconcile(
             views=ReconcileViews(self.pods, state.ledger, host.epoch, self.shares.calls.taken),
@@ -143,7 +137,6 @@ class AgentLife:
                 self.shares.run,
                 self._pods.run,
                 self._node.run,
-                self._outbox.run,
                 self._settlement.run,
                 self._reconcile.run,
                 self._reporter.run,

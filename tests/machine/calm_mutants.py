@@ -14,10 +14,9 @@ from agent.allocate.candidates import Evidence, Grant, LookAtPod, MatchSettings
 from agent.allocate.match import decide as decide_truly
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import Effect, EffectKind
 from agent.reconcile import rules as reconcile
 from agent.reconcile.rules import ReconcileFacts
-from agent.settle import SettlementFacts
+from agent.settle import Effect, EffectKind, SettlementFacts
 from agent.settle import owed as owed_truly
 from tests.machine.mutants import Mutant, replaced
 

@@ -103,7 +103,6 @@ def _wrong_of(
 
 def _differences(world: MachineSite, ledger: Ledger) -> Iterator[str]:
     """The ledger holds what the kubelet holds, and nothing of pods that are over."""
-    yield from (f"the outbox still owes {effect}" for effect in ledger.outbox)
     rows = {
         (str(row.key.pod_uid), row.key.container): row for row in ledger.rows_by(Decider.SCHEDULER)
     }

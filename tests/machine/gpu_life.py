@@ -3,8 +3,8 @@
 import asyncio
 
 from agent.errors import StateError
-from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
+from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper, Listing
 from agent.kit.cell import Cell
 from agent.kubelet.door import DevicePlugin, Traffic

@@ -8,9 +8,9 @@ import pytest
 
 from agent.errors import DriverError
 from agent.health import judge
-from agent.health.verdicts import answered_again, bad, relieved, worse
+from agent.health.judge import answered_again, relieved, worse
 from agent.health.watch import HealthWatch
-from agent.model import Cause, Condition, GpuSigns, Health
+from agent.model import Action, Cause, Condition, GpuSigns, Health
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing needs a reset."""
-    monkeypatch.setattr(judge, "needing", lambda verdict, *, reboot: verdict)
+    verdict = judge.verdict
+
+    def unneeded(*args, needs: Action = Action.NONE, **more) -> Health:
+        del needs
+        return verdict(*args, **more)
+
+    monkeypatch.setattr(judge, "verdict", unneeded)
 
 
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +81,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def each(self: HealthWatch) -> None:
         while True:
-            for report in await self._gathering.next():
+            for report in await self._batcher.next():
                 self._publish(self._judged((report,)))
                 await asyncio.sleep(0.001)
 
@@ -89,9 +95,13 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory error that names no GPU takes all of them out."""
-    monkeypatch.setattr(judge, "suspected", bad_for)
 
+    def bad_for_all(one: Health, doubt: Health) -> Health:
+        if judge.UNNAMED not in doubt.text:
+            return worse(one, doubt)
+        bad = Condition.BAD
+        return (
+            judge.verdict(bad, doubt.since, Cause.ECC, doubt.text, "H-ECC") if one.serving else one
+        )
 
-def bad_for(one: Health, doubt: Health) -> Health:
-    """The worst that `doubt` may mean."""
-    return bad(doubt.since, Cause.ECC, doubt.text, "H-ECC") if one.serving else one
+    monkeypatch.setattr(judge, "worse", bad_for_all)

@@ -71,7 +71,7 @@ def uid_ignored() -> Mutant:
         rows = tuple(
             _taken_over(row, pods.get((row.namespace, row.pod))) for row in evidence.ledger.rows
         )
-        renamed = msgspec.structs.replace(evidence, ledger=Ledger(rows, evidence.ledger.outbox))
+        renamed = msgspec.structs.replace(evidence, ledger=Ledger(rows))
         return original(count, renamed, settings)
 
     return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")

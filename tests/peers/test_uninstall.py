@@ -187,15 +187,15 @@ async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(se
         pod = plain_pod(f"agent-of-{name}", name)
         pod["metadata"]["labels"] = {"app": "agent"}
         await server.admin.have("POST", PODS, pod)
-    monkeypatch.setattr("agent.cli.uninstall.PATIENCE", 0.0)
+    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
     told, said = list[Cleaned](), list[str]()
     connection = Connection(server.plane.kubeconfig(ADMIN))
 
-    done = await uninstall_everywhere(
+    await uninstall_everywhere(
         connection, RESOURCE, "default", "app=agent,other!=one", told.append, said.append
     )
 
-    failures = {one.node: one.failure for one in done.nodes if one.failure}
+    failures = {one.node: one.failure for one in told if one.failure}
     assert [OTHER_NODE] == list(failures)
     assert f"(pod agent-of-{OTHER_NODE})" in failures[OTHER_NODE]
     assert "hami-agent/a" not in notes_of(await server.admin.have("GET", NODE_PATH))

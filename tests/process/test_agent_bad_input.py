@@ -1,6 +1,5 @@
 """Pods with bad annotations on a real agent: each is rejected and settled, and nobody else is."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -79,13 +78,6 @@ class Hand:
         """What is on the agent's disk."""
         return decode_state((self.cluster.places.state / CURRENT).read_bytes()).ledger
 
-    async def paid(self) -> Ledger:
-        """The ledger once nothing is owed any more: files wake nobody, so it is looked at again."""
-        async with asyncio.timeout(PATIENCE):
-            while (ledger := self.ledger()).outbox:  # noqa: ASYNC110 -- a file
-                await asyncio.sleep(0.02)
-        return ledger
-
     async def served(self, name: str) -> None:
         await self.sees(lambda: self.notes(name)[BIND_PHASE] == PHASE_SUCCESS, name)
 
@@ -109,7 +101,6 @@ async def a_hand() -> AsyncIterator[Hand]:
         hand.bind("served", f"{hand.gpu},NVIDIA,3000,30:;")
         await hand.served("served")
         await hand.sees(lambda: hand.held is None)
-        await hand.paid()
         yield hand
 
 
@@ -140,7 +131,7 @@ async def test_a_pod_with_a_bad_annotation_is_settled_and_its_lock_is_given_back
             assert f"[{gate}]" in message
             assert text == hand.notes(name)[ALLOCATED]
             await hand.sees(lambda: hand.held is None)
-            assert rows == [row.key for row in (await hand.paid()).rows]
+            assert rows == [row.key for row in hand.ledger().rows]
 
         assert "Running" == hand.cluster.pod("served")["status"]["phase"]
         assert PHASE_SUCCESS == hand.notes("served")[BIND_PHASE]
@@ -154,7 +145,6 @@ async def test_a_rejected_pod_takes_nothing_from_its_neighbour_that_holds_the_lo
         await hand.settled_as_failed("stray")
 
         assert f"is placing {NAMESPACE}/neighbour" in hand.message("stray")
-        await hand.paid()
         assert held == hand.held
         hand.bind("neighbour", f"{hand.gpu},NVIDIA,4000,40:;")
         await hand.served("neighbour")

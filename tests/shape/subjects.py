@@ -26,7 +26,7 @@ SUBJECTS = {
     "kube": ("kube/", "cluster.py"),
     "report": ("report.py",),
     "kubelet": ("kubelet/",),
-    "settings": ("settings/", "app/settings.py"),
+    "settings": ("setting.py", "settings/", "app/settings.py"),
     "web": ("web/", "status.py"),
     "cli": ("cli/", "__main__.py", "node/"),
     "kit": ("kit/", "errors.py", "ports.py"),

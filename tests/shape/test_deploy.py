@@ -8,8 +8,8 @@ import yaml
 
 from agent import __version__
 from agent.ledger import SourceFile
+from agent.settings.schema import BY_KEY, FIELDS
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.values import make_plan
 from tests.shape import tree
 

@@ -15,7 +15,7 @@ from tests.shape.typed import told
 WORDS = """
     GPU; slice; split count; memory scaling; core scaling; core share; condition; event; verdict;
     inventory; generation; list; registration; handshake; register annotation; pending pod;
-    waiting container; node lock; allocation; row; edits; ledger; checkpoint; outbox; reconcile;
+    waiting container; node lock; allocation; row; edits; ledger; checkpoint; effect; reconcile;
     witness; holding; preference; probe; adapter; port; service; door; tier; cell; model
 """
 EXIT_CODES = {name: code for name, code in vars(codes).items() if name.isupper()}

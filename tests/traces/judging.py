@@ -30,7 +30,6 @@ def wrong(story: ReplayedStory) -> list[str]:
         *(text for removal in story.cluster.removals for text in _removal(removal, story)),
         *_written(story),
         *(f"nobody asked for this: {text}" for text in story.cluster.others),
-        *(f"still owed: {effect}" for effect in story.ledger.outbox),
     ]
 
 

@@ -11,11 +11,11 @@ from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch, PodWatch
-from agent.ledger import EditSettings, Effect, KubeletEpoch, State
+from agent.ledger import EditSettings, KubeletEpoch, State
 from agent.model import Inventory
 from agent.reconcile.rules import judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
-from agent.settle import Outbox, OutboxViews, Settlement
+from agent.settle import Settlement
 from agent.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
@@ -86,16 +86,16 @@ class TracedAgent:
             ),
         )
         self.allocation = Allocation(self.shares, self.state.commit, hooks, self.said.append)
-        owed: Cell[tuple[Effect, ...]] = Cell(())
-        self._outbox = Outbox(
-            views=OutboxViews(ledger, pods, owed, outlived),
-            nodes=api,
-            pods=api,
-            commit=self.state.commit,
+        self._settlement = Settlement(
+            pods=pods,
+            node=node,
+            ledger=ledger,
+            outlived=outlived,
+            node_api=api,
+            pod_api=api,
             clock=clock,
             random=chance,
         )
-        self._settlement = Settlement(pods=pods, node=node, ledger=ledger, owed=owed, clock=clock)
         self._reconcile = Reconcile(
             views=ReconcileViews(
                 pods, ledger, Cell[KubeletEpoch | None](epoch), self.shares.calls.taken
@@ -112,7 +112,6 @@ class TracedAgent:
             self.state.run,
             self._node.run,
             self._pods.run,
-            self._outbox.run,
             self._settlement.run,
             self._reconcile.run,
         )

@@ -13,7 +13,7 @@ from agent.allocate import match as matching
 from agent.allocate.candidates import Evidence, Grant, MatchSettings, Question
 from agent.cluster import BIND_TIME, PodUid
 from agent.errors import ApiError, Refusal, RefusalReason
-from agent.ledger import Effect, EffectKind, Ledger
+from agent.settle import Effect, EffectKind
 from tests.machine.mutants import replaced, uid_ignored
 from tests.traces.cluster import TracedApi
 
@@ -47,15 +47,12 @@ def bound_before_the_lock() -> Plant:
 
 def lock_left() -> Plant:
     """Nobody owes the removal of a lock."""
-    original = Ledger.owe
+    original = decisions.owed
 
-    def owe(self: Ledger, effect: Effect) -> Ledger:
-        if effect.kind is EffectKind.RELEASE_LOCK:
-            return self
-        is_settled = effect.kind is EffectKind.SETTLE_POD
-        return original(self, msgspec.structs.replace(effect, value="") if is_settled else effect)
+    def owed(scene: decisions.SettlementFacts) -> tuple[Effect, ...]:
+        return original(msgspec.structs.replace(scene, lock=None))
 
-    return Plant(replaced(Ledger, "owe", owe), "burst", "was in the scheduler's way")
+    return Plant(replaced(settlement, "owed", owed), "burst", "was in the scheduler's way")
 
 
 def lock_taken_by_name() -> Plant:

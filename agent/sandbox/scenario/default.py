@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from agent.allocate.candidates import QUIET
 from agent.errors import AgentError, MalformedText, StateCorrupt
 from agent.host.process import SystemClock
 from agent.model import MIB, Share
@@ -43,6 +42,7 @@ from agent.sandbox.scenario.stage import (
     milliseconds,
 )
 from agent.sandbox.scenario.workloads import BURST, Workload, fitting, pinned, plain, too_big
+from agent.settle import QUIET
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from agent.errors import ApiError
 from agent.host.process import SystemClock
+from agent.kube.api import WatchTimes, frames
 from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
-from agent.kube.lists import WatchTimes, frames
-from agent.kube.narrow import Raw, read_object
+from agent.kube.objects import Raw, read_object
 from agent.sandbox import api_errors
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings

@@ -12,9 +12,11 @@ from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerSh
 from agent.allocate.service import Allocation
 from agent.app.front import Front
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
+from agent.hami.pod import held_lock
 from agent.kit.cell import Cell
-from agent.ledger import EditSettings, Effect, EffectKind, KubeletEpoch, Ledger, State
+from agent.ledger import EditSettings, KubeletEpoch, Ledger, State
 from agent.model import Inventory, SliceId, slice_id
+from agent.settle import Effect, EffectKind, SettlementFacts, owed
 from agent.state import StateService
 from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
@@ -175,7 +177,9 @@ class Desk:
 
     def effects(self, kind: EffectKind) -> list[Effect]:
         """What is owed, of that kind."""
-        return [effect for effect in self.ledger.outbox if effect.kind is kind]
+        lock, now = held_lock(self.node.value), self.clock.now()
+        found = owed(SettlementFacts(self.pods.value, self.ledger, lock, now))
+        return [effect for effect in found if effect.kind is kind]
 
     def _look(self) -> None:
         self.looked()

@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.candidates import UnlockedPods
 from agent.cluster import NodeView
-from agent.ledger import EffectKind
+from agent.settle import EffectKind
 from tests.builders import NODE, a_container, a_lock
 from tests.services.allocation.allocating import G1, a_desk, ids, placed
 

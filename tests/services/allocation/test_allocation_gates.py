@@ -11,8 +11,8 @@ from agent.allocate import plain
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import Phase
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
+from agent.ledger import mismatch
 from agent.model import SliceId
-from agent.reconcile.rules import mismatch
 from tests.builders import a_container, a_row, an_inventory
 from tests.machine.virtual import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed

@@ -9,8 +9,9 @@ import pytest
 from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BOOKING
-from agent.ledger import EffectKind, KubeletEpoch
+from agent.ledger import KubeletEpoch
 from agent.reconcile.rules import Adoption
+from agent.settle import EffectKind
 from agent.state import CURRENT, decode_state
 from tests.builders import a_container
 from tests.services.allocation.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
@@ -210,7 +211,7 @@ async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():
 
         (row,) = desk.ledger.rows
         assert ("main", 1, 2000) == (row.key.container, row.group, row.shares[0].memory_mib)
-        settled = [one for one in desk.ledger.outbox if one.kind is EffectKind.SETTLE_POD]
+        settled = desk.effects(EffectKind.SETTLE_POD)
         assert ["success"] == [one.phase for one in settled]
 
 

@@ -26,14 +26,12 @@ async def test_the_answer_is_equal_and_the_directory_is_left_as_it_is():
     async with a_desk() as desk:
         pod = placed(1)
         first = await answered(desk, pod)
-        owed = desk.ledger.outbox
 
         again = await desk.service.allocate(ids(9))
 
         assert first == again
         assert 1 == desk.hooks.wiped[f"{pod.uid}_main"]
         assert 2 == desk.hooks.made[f"{pod.uid}_main"]
-        assert owed == desk.ledger.outbox
         assert {("ok", ""): 1, ("replay", ""): 1} == desk.results
 
 

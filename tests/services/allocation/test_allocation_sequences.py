@@ -8,7 +8,8 @@ import pytest
 
 from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerKey, EffectKind
+from agent.ledger import ContainerKey
+from agent.settle import EffectKind
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 

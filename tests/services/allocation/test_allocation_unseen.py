@@ -8,7 +8,8 @@ import pytest
 from agent.allocate.inquiry import API_BUDGET, LOCK_PAUSE
 from agent.cluster import NodeView, Phase
 from agent.errors import ApiError, Refusal, RefusalReason
-from agent.ledger import EffectKind, KubeletEpoch, Ledger, State
+from agent.ledger import KubeletEpoch, Ledger, State
+from agent.settle import EffectKind
 from tests.builders import NODE, a_container, a_lock, a_row, a_share
 from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 

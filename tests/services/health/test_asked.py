@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.health.judge import HealthSettings, read_switches
+from agent.health.xids import HealthSettings, read_switches
 from agent.model import NO_INDEX, WITHHELD, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.health.watching import G0, G1, HealthBench, running

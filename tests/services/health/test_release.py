@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from agent.errors import DriverError
-from agent.health.judge import HealthSettings, read_switches, remembered
+from agent.health.judge import remembered
+from agent.health.xids import HealthSettings, read_switches
 from agent.model import Cause, Condition, ProbeOutcome, Scan
 from tests.builders import NOON
 from tests.services.health.watching import G0, G1, running

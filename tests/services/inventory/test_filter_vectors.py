@@ -8,7 +8,7 @@ from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.ledger import SourceFile
 from agent.model import Gpu, GpuUuid, Inventory, Scan
-from agent.settings.sections import build
+from agent.settings.schema import build
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.builders import G1, NODE, a_gpu

@@ -69,7 +69,6 @@ async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as
         assert [POD.uid, came.uid] == [row.key.pod_uid for row in scene.rows]
         assert not scene.hooks.made
         assert not scene.hooks.wiped
-        assert () == scene.state.ledger.value.outbox
 
 
 async def test_a_container_whose_row_and_record_are_both_lost_is_known_by_its_directory():

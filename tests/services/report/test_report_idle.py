@@ -13,8 +13,8 @@ import pytest
 from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, NodeView
 from agent.errors import ApiError, ApiGone, DriverError
 from agent.hami.register import ReportSettings
-from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
+from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper, Listing
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
@@ -164,6 +164,11 @@ async def turned_scans(agent: IdleAgent) -> None:
     agent.discovery.rescan()
 
 
+async def another_driver_version(agent: IdleAgent) -> None:
+    agent.driver.version = "580.1"
+    agent.discovery.rescan()
+
+
 async def a_silent_moment_of_the_driver(agent: IdleAgent) -> None:
     agent.driver.failure = DriverError("the driver is being updated")
     await asyncio.sleep(20)
@@ -205,6 +210,7 @@ NOTHINGS: tuple[Happening, ...] = (
     a_refused_watch,
     equal_scans,
     turned_scans,
+    another_driver_version,
     a_silent_moment_of_the_driver,
     a_harmless_xid,
     equal_settings,
@@ -240,12 +246,3 @@ async def test_an_agent_that_starts_again_finds_all_said():
         await asyncio.sleep(HOUR)
 
     assert 1 == api.writes
-
-
-async def test_a_new_driver_version_alone_is_not_told_to_schedulers():
-    async with settled(8) as agent:
-        agent.driver.version = "580.1"
-        agent.discovery.rescan()
-        await asyncio.sleep(HOUR)
-
-        assert 1 == agent.api.writes

@@ -12,8 +12,6 @@ from agent.ledger import (
     ContainerEdits,
     ContainerKey,
     Decider,
-    Effect,
-    EffectKind,
     Holder,
     KubeletEpoch,
     Ledger,
@@ -71,7 +69,6 @@ ROWS = st.builds(
     epoch=EPOCHS,
     confirmed=st.booleans(),
     offered=st.booleans(),
-    told=st.booleans(),
     priority=st.integers(-(2**31), 2**31 - 1),
     live_limits=SHARES,
 )
@@ -87,18 +84,6 @@ PLAIN_ROWS = st.builds(
     confirmed=st.booleans(),
     adopted=st.booleans(),
     live_limits=SHARES,
-)
-EFFECTS = st.builds(
-    Effect,
-    kind=st.sampled_from(EffectKind),
-    pod_uid=TEXT.map(PodUid),
-    namespace=TEXT,
-    pod=TEXT,
-    due=MOMENTS,
-    phase=TEXT,
-    groups=st.lists(st.integers(0, 99), max_size=3).map(tuple),
-    value=TEXT,
-    reason=TEXT,
 )
 HEALTHS = st.builds(
     Health,
@@ -128,7 +113,6 @@ STATES = st.builds(
         rows=st.tuples(st.lists(ROWS, max_size=2), st.lists(PLAIN_ROWS, max_size=2)).map(
             lambda lists: (*lists[0], *lists[1])
         ),
-        outbox=st.lists(EFFECTS, max_size=2).map(tuple),
     ),
     health=st.dictionaries(TEXT.map(GpuUuid), HEALTHS, max_size=2),
     booted_at=st.none() | MOMENTS,
@@ -157,22 +141,10 @@ def a_full_state() -> State:
         epoch=KubeletEpoch(7, 1788264000123456789),
         confirmed=True,
         offered=True,
-        told=True,
         resource="example.com/vgpu",
         lock="2026-09-01T12:00:00Z,team-a,train-0",
         priority=0,
         live_limits=(Share(G1, 4000, 40), Share(G2, 500, 5)),
-    )
-    effect = Effect(
-        kind=EffectKind.SETTLE_POD,
-        pod_uid=POD_UID,
-        namespace="team-a",
-        pod="train-0",
-        due=NOON,
-        phase="success",
-        groups=(0, 2),
-        value="v",
-        reason="r",
     )
     by_ids = Row(
         key=ContainerKey(PodUid("0123456789abcdef" * 2), PLAIN),
@@ -188,7 +160,7 @@ def a_full_state() -> State:
         resource="example.com/former",
         live_limits=(Share(G2, 100, 10),),
     )
-    ledger = Ledger((row, by_ids), (effect,))
+    ledger = Ledger((row, by_ids))
     health = msgspec.structs.replace(
         a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79),
         action="reset",

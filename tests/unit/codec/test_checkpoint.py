@@ -15,6 +15,9 @@ from agent.state import VERSION, StateEncoder, decode_state
 from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
+OWING = GOLDEN.with_name("state-version-1-with-outbox.json")
+"""From before effects were derived. Its reader also finds an outbox, an empty one, in what is
+written now: `test_an_agent_of_the_version_before_reads_what_is_written`."""
 UNRANKED = GOLDEN.with_name("state-version-1-without-priorities.json")
 UNLOCKED = GOLDEN.with_name("state-version-1-without-locks.json")
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
@@ -92,13 +95,14 @@ def unlocked(state: State) -> State:
 
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
     assert a_full_state() == decode_state(GOLDEN.read_bytes())
+    assert a_full_state() == decode_state(OWING.read_bytes())
     assert GOLDEN.read_bytes() == StateEncoder().encode(a_full_state())
 
 
 def test_a_file_from_before_offers_were_kept_reads_without_them():
     state = a_full_state()
     row, _ = unlocked(state).ledger.rows
-    rows = (msgspec.structs.replace(row, offered=False, told=False, resource=""),)
+    rows = (msgspec.structs.replace(row, offered=False, resource=""),)
     ledger = msgspec.structs.replace(state.ledger, rows=rows)
 
     health = decode_state(UNCOUNTED.read_bytes()).health
@@ -188,7 +192,7 @@ def test_what_is_no_state_file_at_all_is_corrupt(content):
 def test_keys_that_this_version_does_not_know_are_ignored_at_every_depth():
     data = data_of(a_full_state())
     data["new"] = {"x": 1}
-    for part in (data["ledger"], *data["ledger"]["rows"], *data["ledger"]["outbox"]):
+    for part in (data["ledger"], *data["ledger"]["rows"]):
         part["new"] = [1]
     for health in data["health"].values():
         health["new"] = "x"
@@ -229,10 +233,20 @@ def test_data_of_another_shape_is_refused_although_its_checksum_is_right():
         decode_state(a_file(data))
 
 
+def test_an_agent_of_the_version_before_reads_what_is_written():
+    former = json.loads(OWING.read_bytes())["data"]["ledger"]
+    ledger = data_of(a_full_state())["ledger"]
+
+    assert [] == ledger.pop("outbox")
+    told, former["outbox"] = former["rows"][0].pop("told"), []
+    assert {**ledger, "outbox": []} == former
+    assert told is True  # it is false where it is missing
+
+
 def test_an_empty_state_is_small():
     assert Ledger() == decode_state(StateEncoder().encode(State())).ledger
     assert 300 > len(StateEncoder().encode(State()))
 
 
 def test_a_row_without_live_limits_is_written_as_before_there_were_any():
-    assert UNLIMITED.read_bytes() == StateEncoder().encode(unlimited(a_full_state()))
+    assert b"live_limits" not in StateEncoder().encode(unlimited(a_full_state()))

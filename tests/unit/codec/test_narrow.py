@@ -7,8 +7,7 @@ import pytest
 
 from agent.cluster import ALLOCATED, BIND_PHASE, BIND_TIME, MIRROR, TO_ALLOCATE, VGPU_NODE
 from agent.errors import MalformedText
-from agent.kube.narrow import read_frame, read_page, read_page_head, read_pod
-from agent.kube.objects import decode_pod
+from agent.kube.objects import decode_pod, read_frame, read_page, read_page_head, read_pod
 from tests.builders import G1
 
 GPU = "nvidia.com/gpu"

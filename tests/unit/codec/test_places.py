@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import SettingsError
-from agent.settings.places import Place, read_json, read_yaml
+from agent.settings.files import Place, read_json, read_yaml
 
 LEAF = (
     st.none()

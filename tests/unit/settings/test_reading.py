@@ -1,177 +1,253 @@
-"""Where a setting comes from: defaults, the file, the environment, flags; later wins."""
+"""The files of settings are read where they are named; a start falls back to the last good copy."""
 
-from collections.abc import Mapping
+import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agent.allocate.plain import PlainSettings
-from agent.allocate.room import RequestRules
 from agent.errors import SettingsError
-from agent.settings.fields import Values
-from agent.settings.sections import build
+from agent.ledger import LastGood, SourceFile
+from agent.settings import reading
+from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.table import FIELDS
-from tests.fakes.settings_files import load
+from agent.state import encode_last_good
+from tests.fakes.offload import Hanging, Inline
+from tests.fakes.settings_files import begin, load, look
+
+OWN = b"sharing: {splitCount: 4}\n"
+BAD = "sharing: {splitCount: many}\n"
+Keep = Callable[[bytes], None]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> object:
-    def write_file(text: str) -> Path:
-        path = tmp_path / "config.yaml"
-        path.write_text(text)
-        return path
-
-    return write_file
-
-
-def loaded(
-    file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
-) -> Values:
-    return load(Sources(file, environ or {}, flags or {})).resolve(NodeFacts())
-
-
-def refused(file: Path, *parts: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        loaded(file)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_a_file_of_junk_is_refused_by_its_size(write) -> None:
-    refused(write("x: " + "y" * 300_000), "larger than 256 KiB")
-
-
-def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path / "none.yaml", "cannot be read", "No such file")
-
-
-def test_the_node_is_named_after_the_host_where_nothing_says_otherwise() -> None:
-    assert build(loaded(), host_name="bare-7").node == "bare-7"
-
-
-def test_every_default_passes_its_own_field() -> None:
-    for field in FIELDS:
-        if field.default is not None:
-            value = list(field.default) if isinstance(field.default, tuple) else field.default
-            assert field.read(value) == field.default
-
-
-def test_no_two_settings_share_a_key_a_flag_or_a_variable() -> None:
-    for names in (
-        [field.key for field in FIELDS],
-        [flag for field in FIELDS if field.flag for flag in (field.flag, *field.other_flags)],
-        [name for field in FIELDS for name in field.variables],
-    ):
-        assert len(set(names)) == len(names)
-
-
-def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
-    plain = build(loaded(write("scheduler: none")), host_name="here").plain
-    limited = build(
-        loaded(write("plain:\n  memoryLimits: true\n"), environ={"HAMI_AGENT_SCHEDULER": "none"}),
-        host_name="here",
-    ).plain
-
-    assert (PlainSettings(), PlainSettings(memory_limits=True)) == (plain, limited)
-    assert None is build(loaded(), host_name="here").plain
-
-
-def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
-    plain = build(loaded(), host_name="here")
-    path = write("sharing: {operatingMode: mps}\nallocation: {mpsRoot: ''}\n")
-    without = build(loaded(path), host_name="here")
-    with_root = build(loaded(path, {"MPS_ROOT": "/run/nvidia/mps"}), host_name="here")
-
-    assert ("hami-core", "hami-core") == (plain.sharing.mode, plain.edits.mode)
-    assert ("mps", "mps", "") == (without.sharing.mode, without.edits.mode, without.edits.mps_root)
-    assert "/run/nvidia/mps" == with_root.edits.mps_root
-    assert with_root.sharing.resource == with_root.edits.resource
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """An own file at its usual place, and HAMi's config.json, which a flag names."""
+    (tmp_path / "own.yaml").write_bytes(OWN)
+    (tmp_path / "n.json").write_text(json.dumps({"nodeconfig": []}))
+    monkeypatch.setattr(reading, "DEFAULT_FILE", tmp_path / "own.yaml")
+    flags = {"--nodeconfig": f"{tmp_path}/n.json", "--device-config": ""}
+    return Sources(None, {}, {**flags, "--state-dir": f"{tmp_path}/state"})
 
 
 @pytest.fixture
-def hami_files(tmp_path: Path) -> tuple[Path, Path]:
-    devices, nodes = tmp_path / "d.yaml", tmp_path / "n.json"
-    devices.write_text("nvidia: {deviceSplitCount: 2, deviceMemoryScaling: 1.5}")
-    nodes.write_text('{"nodeconfig":[{"name":"n1","devicesplitcount":3}]}')
-    return devices, nodes
+def keep(tmp_path: Path) -> Keep:
+    """Puts a copy with this own file into the state directory."""
+    (tmp_path / "state").mkdir()
+
+    def write(own: bytes = OWN) -> None:
+        copy = LastGood("0.0.9", "node-a", own=SourceFile("/then/own.yaml", own))
+        (tmp_path / "state" / COPY).write_bytes(encode_last_good(copy))
+
+    return write
 
 
-def count_on(node: str, sources: Sources) -> object:
-    return load(sources).resolve(NodeFacts(node))["sharing.splitCount"].value
+def split_count(found: SourcesRead, node: str = "") -> object:
+    return found.taken().resolve(NodeFacts(node))["sharing.splitCount"].value
 
 
-def test_hamis_files_are_named_by_flags(hami_files) -> None:
-    devices, nodes = hami_files
-    sources = Sources(None, {}, {"--device-config": str(devices), "--nodeconfig": str(nodes)})
-
-    assert (3, 2) == (count_on("n1", sources), count_on("n2", sources))
+# One look at the sources.
 
 
-def test_hamis_variable_names_its_file(hami_files) -> None:
-    assert 2 == count_on("n1", Sources(None, {"CONFIG_FILE": str(hami_files[0])}, {}))
+def test_the_same_bytes_are_no_news_and_other_bytes_are(sources, tmp_path):
+    good = look(sources).sources
+    (tmp_path / "own.yaml").write_bytes(OWN)
+    found = look(sources, good)
+
+    assert (None, None) == (found.plan, found.refusal)
+    assert {tmp_path / "own.yaml", tmp_path / "n.json"} == found.asked
+    (tmp_path / "own.yaml").write_text("sharing: {splitCount: 5}\n")
+    assert 5 == split_count(look(sources, good))
 
 
-def test_our_own_file_says_where_hamis_are_and_wins_over_the_one_for_all_nodes(
-    write, hami_files
-) -> None:
-    devices, nodes = hami_files
-    own = write(
-        f"files: {{deviceConfig: {devices}, nodeConfig: {nodes}}}\nsharing: {{splitCount: 9}}"
-    )
+def test_a_refused_file_hides_no_other_one(sources, tmp_path):
+    (tmp_path / "d.yaml").write_text("nvidia: [")
+    found = look(Sources(None, {}, {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}))
 
-    assert (3, 9) == (count_on("n1", Sources(own, {}, {})), count_on("n2", Sources(own, {}, {})))
+    assert f"{tmp_path}/d.yaml" in str(found.refusal)
+    assert {"own.yaml", "d.yaml", "n.json"} == {path.name for path in found.asked}
+    assert found.sources.own is not None
 
 
-def test_a_file_of_hamis_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"none\.yaml: cannot be read: No such file"):
-        load(Sources(None, {"CONFIG_FILE": str(tmp_path / "none.yaml")}, {}))
+def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path):
+    good = look(sources).sources
+    (tmp_path / "own.yaml").unlink()
+    found = look(sources, good)
+
+    assert f"{tmp_path}/own.yaml: was removed" in str(found.refusal)
+    assert tmp_path / "own.yaml" in found.asked
+    assert 10 == split_count(look(sources)), "at a start it is no file"
+    (tmp_path / "n.json").unlink()
+    assert "n.json: cannot be read: No such file" in str(look(sources, good).refusal)
 
 
-def test_an_empty_name_is_no_file(write) -> None:
-    assert 10 == count_on("n1", Sources(write("files: {nodeConfig: ''}"), {"CONFIG_FILE": ""}, {}))
+def test_a_file_that_is_named_no_more_may_be_gone(sources, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(f"files: {{nodeConfig: {tmp_path}/n.json, deviceConfig: ''}}\n")
+    good = look(Sources()).sources
+    (tmp_path / "n.json").unlink()
+    own.write_text("files: {nodeConfig: '', deviceConfig: ''}\nsharing: {splitCount: 7}\n")
+
+    assert 7 == split_count(look(Sources(), good))
 
 
-@pytest.mark.parametrize("flag", ["--device-config", "--nodeconfig"])
-def test_a_mebibyte_of_junk_is_refused(tmp_path: Path, flag: str) -> None:
-    junk = tmp_path / "junk"
-    junk.write_bytes(b"[{x: y\x00\xff" * (1024 * 1024 // 9 + 1))
+@pytest.mark.parametrize("name", ["own.yaml", "d.yaml", "n.json"])
+async def test_a_file_that_does_not_answer_is_refused_by_its_name(sources, tmp_path, name):
+    (tmp_path / "d.yaml").write_text("{}")
+    flags = {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}
+    began = asyncio.get_running_loop().time()
 
-    with pytest.raises(SettingsError, match=r"junk:(1:)? (is larger than|is not UTF-8|not valid)"):
-        load(Sources(None, {}, {flag: str(junk)}))
+    found = await reading.look(Sources(None, {}, flags), Hanging(name))
+
+    assert f"{tmp_path}/{name}: was not read within 30 s; check the" in str(found.refusal)
+    assert found.silent
+    assert reading.DEADLINE == asyncio.get_running_loop().time() - began
 
 
-def test_gpus_in_mode_mig_are_no_reason_to_refuse_the_settings(write) -> None:
-    settings = build(loaded(write("sharing: {operatingMode: mig}")), host_name="n")
-    assert "mig" == settings.sharing.mode
+@pytest.mark.parametrize(
+    ("own", "environ", "flags", "counts"),
+    [
+        ("", {}, {"--device-config": "d.yaml", "--nodeconfig": "n1.json"}, (3, 2)),
+        ("", {"CONFIG_FILE": "d.yaml"}, {}, (2, 2)),
+        # Our own file wins over the one for all nodes.
+        (
+            "files: {deviceConfig: d.yaml, nodeConfig: n1.json}\nsharing: {splitCount: 9}",
+            {},
+            {},
+            (3, 9),
+        ),
+        ("files: {nodeConfig: ''}", {"CONFIG_FILE": ""}, {}, (10, 10)),
+    ],
+)
+def test_hamis_files_are_named_by_each_source(tmp_path, monkeypatch, own, environ, flags, counts):
+    monkeypatch.chdir(tmp_path)
+    Path("own").write_text(own)
+    Path("d.yaml").write_text("nvidia: {deviceSplitCount: 2, deviceMemoryScaling: 1.5}")
+    Path("n1.json").write_text('{"nodeconfig":[{"name":"n1","devicesplitcount":3}]}')
+    found = look(Sources(Path("own"), environ, flags))
+
+    assert counts == (split_count(found, "n1"), split_count(found, "n2"))
 
 
-def test_a_list_that_the_kubelet_would_not_take_is_refused_with_the_arithmetic(write) -> None:
-    path = write("sharing: {splitCount: 9000}")
-
-    assert 9000 == build(loaded(path), host_name="n", gpus=6).sharing.split_count
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("own", None, "own: cannot be read: No such file"),
+        ("own", b"x: " + 300_000 * b"y", "own: is larger than 256 KiB"),
+        ("d", None, "d: cannot be read: No such file"),
+        ("d", b"[{x: y\x00\xff" * 120_000, "d: is larger than"),
+        ("n", b"[{x: y\x00\xff" * 140_000, "n: is larger than"),
+        ("d", b"[{x: y\x00\xff", "d:1: is not UTF-8"),
+        (300 * "x", None, "File name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path, file, content, says):
+    path = tmp_path / file
+    if content is not None:
+        path.write_bytes(content)
+    flags = {"d": {"--device-config": str(path)}, "n": {"--nodeconfig": str(path)}}
     with pytest.raises(SettingsError) as caught:
-        build(loaded(path), host_name="n", gpus=8)
-    assert (
-        f"{path}:1:23: sharing.splitCount: 8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB, "
-        "and 3.5 MiB is the most; set it to 6950 or less"
-    ) == str(caught.value)
+        load(Sources(path if file not in flags else None, {}, flags.get(file, {})))
+    assert says in str(caught.value)
 
 
-def test_what_is_set_reaches_the_parts_that_use_it() -> None:
-    environ = {
-        "HAMI_AGENT_SHARING_MEMORY_RESOURCE_NAME": "a.com/mem",
-        "HAMI_AGENT_SHARING_NUMA_TOPOLOGY": "false",
-        "HAMI_AGENT_SHARING_OPERATING_MODE": "mps",
-        "HAMI_AGENT_LIBRARY_CORE_POLICY": "force",
-        "HAMI_AGENT_REPORT_PROFILE": "colon",
-    }
-    settings = build(loaded(None, environ), host_name="n")
+# What a start goes by: the sources, else the last good copy of them, else nothing at all.
 
-    assert RequestRules(memory="a.com/mem") == settings.match.requests
-    assert not settings.sharing.numa_topology
-    assert ("mps", "mps") == (settings.sharing.mode, settings.edits.mode)
-    assert "force" == settings.edits.core_policy
-    assert "colon" == settings.report.profile
+
+def test_good_sources_need_no_copy(sources, keep):
+    keep(b"sharing: {splitCount: 9}\n")
+    start = begin(sources)
+
+    assert (4, None) == (split_count(start), start.refusal)
+
+
+def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(sources, tmp_path, keep):
+    (tmp_path / "own.yaml").write_text(BAD)
+    own = b"sharing: {splitCount: 4, memoryScaling: 2}\n"
+    keep(own)
+
+    start = begin(sources)
+
+    assert 4 == split_count(start)
+    assert f"{tmp_path}/own.yaml:1:23: sharing.splitCount" in str(start.refusal)
+    assert {tmp_path / "own.yaml", tmp_path / "n.json"} >= start.asked > set()
+    assert SourceFile("/then/own.yaml", own) == start.taken().sources.own
+    flags = {**sources.flags, "--split-count": "6"}
+    start = begin(Sources(None, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags))
+    sharing = start.taken().settings(NodeFacts()).sharing
+    assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
+
+
+def test_without_a_copy_the_start_is_refused_and_none_is_spoken_of(sources, tmp_path):
+    (tmp_path / "own.yaml").write_text(BAD)
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23") as caught:
+        begin(sources)
+
+    assert "last good" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1, "written_by'])
+def test_refused_sources_and_a_damaged_copy_are_both_told_in_one_sentence(
+    sources, tmp_path, keep, content: bytes
+):
+    (tmp_path / "own.yaml").write_text(BAD)
+    (tmp_path / "state" / COPY).write_bytes(content)
+
+    with pytest.raises(SettingsError) as caught:
+        begin(sources)
+
+    bad, copy = str(caught.value).split("; the last good settings cannot be used either: ")
+    assert bad.startswith(f"{tmp_path}/own.yaml:1:23: ")
+    assert copy.startswith(f"{tmp_path}/state/settings.json: ")
+    assert "\n" not in copy
+
+
+def test_a_copy_that_is_refused_itself_is_told_too(sources, tmp_path, keep):
+    (tmp_path / "own.yaml").write_text(BAD)
+    keep(b"sharing: {splitCount: 99999}\n")
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 10000"):
+        begin(sources)
+
+
+def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
+    keep()
+    with pytest.raises(SettingsError, match="HAMI_AGENT_SHARNG"):
+        begin(Sources(None, {"HAMI_AGENT_SHARNG": "1"}, sources.flags))
+
+
+def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(sources, tmp_path, keep):
+    (tmp_path / "own.yaml").write_text(f"paths: {{state: {tmp_path}/state}}\n")
+    (tmp_path / "n.json").write_text("{")
+    keep()
+    del sources.flags["--state-dir"]
+
+    start = begin(sources)
+
+    assert 4 == split_count(start)
+    assert f"{tmp_path}/n.json" in str(start.refusal)
+
+
+def test_what_is_kept_is_what_is_recalled(sources):
+    plan = begin(sources).taken()
+    copy = last_good(plan.sources, NodeFacts("node-a", {"pool": "big"}))
+    again = recalled(copy, plan.sources)
+
+    assert again is not None
+    assert plan.sources == again.sources
+    assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
+
+
+async def test_a_file_that_does_not_answer_gives_way_to_the_copy_and_a_copy_is_told(
+    sources, tmp_path, keep
+):
+    keep()
+    start = await reading.begin(sources, Hanging("own.yaml"), Inline())
+
+    assert 4 == split_count(start)
+    assert f"{tmp_path}/own.yaml: was not read within 30 s" in str(start.refusal)
+    (tmp_path / "own.yaml").write_text(BAD)
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/state/settings.json: was not read"):
+        await reading.begin(sources, Inline(), Hanging(COPY))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
-from agent.settings.sections import build
+from agent.settings.schema import FIELDS, build
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.table import FIELDS
 from agent.settings.values import make_plan
 from tests.unit.settings.plans import plan_of
 
@@ -116,27 +115,6 @@ OWN = [
             ("{name: p, match: {nodes: []}}", 38, "profiles[0].match.nodes: an empty list"),
             ("{name: p, match: {labels: 'a b'}}", 39, "profiles[0].match.labels: 'a b' is not a"),
             (
-                "{name: p, match: {nodes: [a]}, web: {port: 1}}",
-                44,
-                "a profile cannot set web, which",
-            ),
-            (
-                "{name: p, match: {nodes: [a]}, sharing: {resourceName: a.b/c}}",
-                54,
-                "a profile cannot set sharing.resourceName, which",
-            ),
-            ("{name: p, match: {nodes: [a]}, sharing: {x: 1}}", 54, "unknown setting sharing.x"),
-            (
-                "{name: p, match: {nodes: [a]}, sharing.splitCount: 3}",
-                44,
-                "unknown setting sharing",
-            ),
-            (
-                "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",
-                66,
-                "sharing.splitCount: expected 1 to 10000, found `0`",
-            ),
-            (
                 "{name: p, match: {nodes: [a]}}, {name: p, match: {}}",
                 52,
                 "profiles[1].name: the pro",
@@ -144,41 +122,48 @@ OWN = [
             ("3", 13, "profiles[0]: keys and values are expected here"),
         ]
     ),
-]
-DEVICES = [
-    (
-        "{deviceSplitCount: '10'}",
-        "28: nvidia.deviceSplitCount: a whole number is expected, not `10`",
+    *(
+        (f"profiles: [ {{name: p, match: {{nodes: [a]}}, {more}}} ]", f"1:{column}: {says}")
+        for more, column, says in [
+            ("web: {port: 1}", 44, "a profile cannot set web, which"),
+            ("sharing: {resourceName: a.b/c}", 54, "a profile cannot set sharing.resourceName"),
+            ("sharing: {x: 1}", 54, "unknown setting sharing.x"),
+            ("sharing.splitCount: 3", 44, "unknown setting sharing"),
+            ("sharing: {splitCount: 0}", 66, "sharing.splitCount: expected 1 to 10000, found `0`"),
+        ]
     ),
-    ("{deviceSplitCount: 5.5}", "28: nvidia.deviceSplitCount: a whole number is expected"),
-    ("{deviceSplitCount: 1e400}", "28: nvidia.deviceSplitCount: a whole number is expected"),
-    ("{deviceSplitCount: .inf}", "28: nvidia.deviceSplitCount: a whole number is expected"),
-    ("{deviceSplitCount: -1}", "28: nvidia.deviceSplitCount: `-1` is not between 0 and"),
-    ("{deviceSplitCount: [1]}", "28: nvidia.deviceSplitCount: a whole number is expected, not a l"),
-    ("{deviceSplitCount: '1:30'}", "28: nvidia.deviceSplitCount: a whole number is expected"),
-    ("{deviceSplitCount: 1.5e0}", "28: nvidia.deviceSplitCount: a whole number is expected"),
-    ("{deviceSplitCount: 0x}", "28: nvidia.deviceSplitCount: a whole number is expected, not `0x`"),
+]
+WHOLE = "a whole number is expected"
+NUMBER = "a number is expected"
+DEVICES = [
+    *(
+        (f"{{{key}: {value}}}", f"{len(key) + 12}: nvidia.{key}: {says}")
+        for key, value, says in [
+            ("deviceSplitCount", "'10'", f"{WHOLE}, not `10`"),
+            ("deviceSplitCount", "[1]", f"{WHOLE}, not a l"),
+            ("deviceSplitCount", "0x", f"{WHOLE}, not `0x`"),
+            *(("deviceSplitCount", value, WHOLE) for value in ("5.5", "1e400", ".inf", "'1:30'")),
+            ("deviceSplitCount", "1.5e0", WHOLE),
+            ("deviceSplitCount", "-1", "`-1` is not between 0 and"),
+            *(("deviceMemoryScaling", value, NUMBER) for value in ("much", ".nan", "1e999")),
+            *(("deviceMemoryScaling", value, NUMBER) for value in ("2001-01-01", "[1.5]", "yes")),
+            ("overwriteEnv", "1", "true or false is expected, not `1`"),
+            ("overwriteEnv", "yEs", "true or false is expected, not `yEs`"),
+            ("overwriteEnv", "'yes'", "true or false is expected"),
+            ("defaultMemory", "2147483648", "`2147483648` is not between -21474"),
+            ("resourceCountName", "[x]", "text is expected, not a list"),
+            ("libCudaLogLevel", "{}", "text is expected, not a mapping"),
+            ("gpuCorePolicy", "!!int x", "`x` is not of type int"),
+            ("migProfileAllowlist", "{}", "a list is expected"),
+        ]
+    ),
     ("{deviceSplitCount: 0}", "28: sharing.splitCount: expected 1 to 10000, found 0"),
-    ("{deviceMemoryScaling: much}", "31: nvidia.deviceMemoryScaling: a number is expected"),
-    ("{deviceMemoryScaling: .nan}", "31: nvidia.deviceMemoryScaling: a number is expected"),
-    ("{deviceMemoryScaling: 1e999}", "31: nvidia.deviceMemoryScaling: a number is expected"),
-    ("{deviceMemoryScaling: 2001-01-01}", "31: nvidia.deviceMemoryScaling: a number is expected"),
-    ("{deviceMemoryScaling: [1.5]}", "31: nvidia.deviceMemoryScaling: a number is expected"),
-    ("{deviceMemoryScaling: yes}", "31: nvidia.deviceMemoryScaling: a number is expected"),
-    ("{overwriteEnv: 1}", "24: nvidia.overwriteEnv: true or false is expected, not `1`"),
-    ("{overwriteEnv: yEs}", "24: nvidia.overwriteEnv: true or false is expected, not `yEs`"),
-    ("{overwriteEnv: 'yes'}", "24: nvidia.overwriteEnv: true or false is expected"),
-    ("{defaultMemory: 2147483648}", "25: nvidia.defaultMemory: `2147483648` is not between -21474"),
-    ("{resourceCountName: [x]}", "29: nvidia.resourceCountName: text is expected, not a list"),
-    ("{libCudaLogLevel: {}}", "27: nvidia.libCudaLogLevel: text is expected, not a mapping"),
     ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
-    ("{gpuCorePolicy: !!int x}", "25: nvidia.gpuCorePolicy: `x` is not of type int"),
     ("{<<: {deviceSplitCount: 1}}", "10: nvidia: a text key is expected, not `<<`"),
-    ("{migProfileAllowlist: {}}", "31: nvidia.migProfileAllowlist: a list is expected"),
     ("{migProfileAllowlist: [{models: x}]}", "41: nvidia.migProfileAllowlist[0].models: a list is"),
     (
         "{knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]}",
-        "61: nvidia.knownMigGeometries[0].allowedGeometries[0][0].count: a whole number",
+        f"61: nvidia.knownMigGeometries[0].allowedGeometries[0][0].count: {WHOLE}",
     ),
     ("{overwriteEnv: y, overwriteEnv: n}", "27: nvidia: the key `overwriteEnv` stands here twice"),
     ("3", "9: nvidia: keys and values are expected"),
@@ -211,47 +196,32 @@ NODES = [
     ),
 ]
 OTHERS = [
-    ({"environ": {"HAMI_AGENT_WEB_PORT": "http"}}, "env HAMI_AGENT_WEB_PORT: web.port: expected a"),
-    (
-        {"environ": {"HAMI_AGENT_SPLIT_COUNT": "1"}},
-        "env HAMI_AGENT_SPLIT_COUNT: unknown setting; a",
+    *(
+        ({"environ": {name: value}}, f"env {name}: {says}")
+        for name, value, says in [
+            ("HAMI_AGENT_WEB_PORT", "http", "web.port: expected a whole number"),
+            ("HAMI_AGENT_SPLIT_COUNT", "1", "unknown setting; a variable is"),
+            ("HAMI_AGENT_CONFIG", "/x", "unknown setting; a variable is"),
+            ("HAMI_AGENT_", "1", "unknown setting; a variable is"),
+            ("HAMI_AGENT_PORT", "9394", "unknown setting; a variable is"),
+            ("NODE_NAME", "a\udcff", "node.name: expected text of UTF-8"),
+            ("CONFIG_FILE", "/a\0b", "files.deviceConfig: expected text of"),
+            ("DEVICE_LIST_STRATEGY", "x", "allocation.deviceListStrategy: expected one or more"),
+            (
+                "DEVICE_DISCOVERY_STRATEGY",
+                "tegra",
+                "no other value works here: expected auto or nvml, found",
+            ),
+            ("HAMI_AGENT_HEALTH_XIDS", "94", "health.xids: expected XID=CLASS"),
+            ("HAMI_AGENT_HEALTH_XIDS", "65536=fatal", "health.xids: expected XID=CLASS"),
+            ("HAMI_AGENT_HEALTH_XIDS", "4=fatal,4=contained", "health.xids: expected one class "),
+        ]
     ),
-    (
-        {"environ": {"HAMI_AGENT_CONFIG": "/x"}},
-        "env HAMI_AGENT_CONFIG: unknown setting; a variable",
-    ),
-    ({"environ": {"HAMI_AGENT_": "1"}}, "env HAMI_AGENT_: unknown setting; a variable"),
-    ({"environ": {"HAMI_AGENT_PORT": "9394"}}, "env HAMI_AGENT_PORT: unknown setting; a variable"),
     (
         {"environ": {"HAMI_AGENT_SERVICE_HOST": "10.0.0.7", "HAMI_AGENT_SIMULATE": "h100:8"}},
         "env HAMI_AGENT_SIMULATE: unknown setting; a variable",
     ),
-    ({"environ": {"NODE_NAME": "a\udcff"}}, "env NODE_NAME: node.name: expected text of UTF-8"),
-    (
-        {"environ": {"CONFIG_FILE": "/a\0b"}},
-        "env CONFIG_FILE: files.deviceConfig: expected text of",
-    ),
-    (
-        {"environ": {"DEVICE_LIST_STRATEGY": "x"}},
-        "env DEVICE_LIST_STRATEGY: allocation.deviceListS",
-    ),
-    (
-        {"environ": {"DEVICE_DISCOVERY_STRATEGY": "tegra"}},
-        "env DEVICE_DISCOVERY_STRATEGY: no other value works here: expected auto or nvml, found",
-    ),
-    ({"environ": {"HAMI_AGENT_HEALTH_XIDS": "94"}}, "env HAMI_AGENT_HEALTH_XIDS: health.xids: exp"),
-    (
-        {"environ": {"HAMI_AGENT_HEALTH_XIDS": "65536=fatal"}},
-        "env HAMI_AGENT_HEALTH_XIDS: health.xi",
-    ),
-    (
-        {"environ": {"HAMI_AGENT_HEALTH_XIDS": "4=fatal,4=contained"}},
-        "env HAMI_AGENT_HEALTH_XIDS: health.xids: expected one class for XID 4, found more",
-    ),
-    (
-        {"flags": {"--device-list-strategy": ""}},
-        "--device-list-strategy: allocation.deviceListStra",
-    ),
+    ({"flags": {"--device-list-strategy": ""}}, "--device-list-strategy: allocation.deviceListS"),
     ({"flags": {"--state-dir": "/a\udcff"}}, "--state-dir: paths.state: expected text of UTF-8"),
     *(
         ({"nodes": text}, says)

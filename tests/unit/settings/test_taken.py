@@ -90,6 +90,12 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
 
 ZERO = "devicesplitcount 0 overrides nothing, as in HAMi's plugin: sharing.splitCount of all nodes"
 IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
+ZERO_COUNTS: list[tuple[dict[str, object], int, tuple[str, ...]]] = [
+    ({}, 10, (f"{ZERO} is 10 (default)",)),
+    ({"own": OWN}, 4, (f"{ZERO} is 3 (c.yaml:2:23)",)),
+    ({"devices": DEVICES}, 2, (f"{ZERO} is 2 (d.yaml:1:28)",)),
+    ({"environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"}}, 5, ()),
+]
 VALUES = [
     # files that say nothing
     *(({"own": text}, {COUNT: 10}, ()) for text in ("# x\n", "---\n# later\n", "null\n", "~")),
@@ -104,6 +110,8 @@ VALUES = [
         ("n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector",),
     ),
     # HAMi's keys
+    ({"own": "library: {cudaLogLevel: '3'}"}, {"library.cudaLogLevel": "3"}, ()),
+    ({"own": "library: {cudaLogLevel: -1}"}, {"library.cudaLogLevel": "-1"}, ()),
     ({"devices": "nvidia: {libCudaLogLevel: ''}"}, {"library.cudaLogLevel": ""}, ()),
     (
         {"devices": "nvidia: {defaultGPUNum: 5, runtimeClassName: x, overwriteEnv: true}"},
@@ -130,36 +138,24 @@ VALUES = [
         ("nodeconfig[0]: no Node is called gpu-*: names are",),
     ),
     ({"nodes": entry(migstrategy="none", enablegetpreferredallocation=True)}, {}, ()),
-    (
-        {"nodes": entry(migstrategy="mixed")},
-        {},
-        ("migstrategy 'mixed' has no effect here",),
+    *(
+        ({"nodes": entry(**{key: value})}, {}, (warned,))
+        for key, value, warned in [
+            ("migstrategy", "mixed", "migstrategy 'mixed' has no effect here"),
+            ("enablegetpreferredallocation", False, "allocation false has no effect here"),
+            ("operatingmode", "remote", "remote means hami-core; for remote GPUs"),
+        ]
     ),
+    # profiles by label without a scheduler
     (
-        {"nodes": entry(enablegetpreferredallocation=False)},
-        {},
-        ("enablegetpreferredallocation false has no effect here",),
+        {"own": "scheduler: none\nprofiles: [{name: p, match: {labels: zone=a}}]"},
+        {"scheduler": "none"},
+        ("c.yaml:2:12: the profile p never applies: it selects by labels, which the agent does",),
     ),
-    ({"nodes": entry(operatingmode="remote")}, {}, ("remote means hami-core; for remote GPUs",)),
     # zeros of config.json
-    ({"nodes": entry(devicesplitcount=0)}, {COUNT: 10}, (f"{ZERO} is 10 (default)",)),
-    (
-        {"nodes": entry(devicesplitcount=0), "own": OWN},
-        {COUNT: 4},
-        (f"{ZERO} is 3 (c.yaml:2:23)",),
-    ),
-    (
-        {"nodes": nodes({"name": "*", "devicesplitcount": 0}), "devices": DEVICES},
-        {COUNT: 2},
-        (f"{ZERO} is 2 (d.yaml:1:28)",),
-    ),
-    (
-        {
-            "nodes": entry(devicesplitcount=0),
-            "environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"},
-        },
-        {COUNT: 5},
-        (),
+    *(
+        ({"nodes": entry(devicesplitcount=0), **more}, {COUNT: count}, warned)
+        for more, count, warned in ZERO_COUNTS
     ),
     ({"nodes": entry(enablenumatopology=False, operatingmode="")}, {}, ()),
     # labels: null is an empty text, as in Go
@@ -201,20 +197,21 @@ VALUES = [
             ("yes, please", "env ENABLE_TOPOLOGY_SCORE: 'yes, please' is not true"),
         ]
     ),
-    (
-        {"environ": {"DEVICE_SPLIT_COUNT": "5", "IMEX_REQUIRED": "false"}},
-        {COUNT: 10},
-        ("env DEVICE_SPLIT_COUNT: has no effect here",),
-    ),
-    (
-        {"environ": {"DEVICE_ID_STRATEGY": "index"}},
-        {},
-        ("env DEVICE_ID_STRATEGY: has no effect here",),
-    ),
-    (
-        {"environ": {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}},
-        {"health.disabledXids": "63, my-xids"},
-        ("env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",),
+    *(
+        ({"environ": environ}, values, (warned,))
+        for environ, values, warned in [
+            (
+                {"DEVICE_SPLIT_COUNT": "5", "IMEX_REQUIRED": "false"},
+                {COUNT: 10},
+                "env DEVICE_SPLIT_COUNT: has no effect here",
+            ),
+            ({"DEVICE_ID_STRATEGY": "index"}, {}, "env DEVICE_ID_STRATEGY: has no effect here"),
+            (
+                {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"},
+                {"health.disabledXids": "63, my-xids"},
+                "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",
+            ),
+        ]
     ),
     # durations
     *(

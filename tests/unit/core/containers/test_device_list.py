@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from agent.allocate.edits import (
-    STRATEGIES,
     EditRequest,
     check_edit_settings,
     container_edits,
@@ -15,7 +14,7 @@ from agent.allocate.edits import (
     undefined,
 )
 from agent.errors import SettingsError
-from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.ledger import STRATEGIES, ContainerEdits, EditSettings, GrantedShare, HookFacts
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import Vector, cases
 

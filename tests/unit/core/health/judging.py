@@ -2,7 +2,8 @@
 
 import datetime as dt
 
-from agent.health.judge import HealthSettings, judge
+from agent.health.judge import judge
+from agent.health.xids import HealthSettings
 from agent.model import Condition, DriverEvent, EventKind, GpuUuid, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON
 

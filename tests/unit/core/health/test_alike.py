@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.health.verdicts import OF_ALL, fail_alike, of_the_driver, same_fault
+from agent.health.attribution import OF_ALL, fail_alike, of_the_driver, same_fault
 from agent.model import GpuFault, GpuSigns, GpuUuid, Probe, ProbeOutcome, Scan, Trouble
 from tests.builders import a_gpu
 

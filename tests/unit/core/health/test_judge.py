@@ -4,8 +4,8 @@ import datetime as dt
 
 import pytest
 
-from agent.health.judge import HealthSettings, aged, judge, xid_class
-from agent.health.xids import XIDS, XidClass
+from agent.health.judge import aged, judge
+from agent.health.xids import XIDS, HealthSettings, XidClass, xid_class
 from agent.model import Condition, DriverEvent, EventKind, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON, a_health
 from tests.unit.core.health.judging import (

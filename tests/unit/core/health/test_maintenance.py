@@ -2,7 +2,7 @@
 
 import datetime as dt
 
-from agent.health.verdicts import released, taken_back
+from agent.health.judge import released, taken_back
 from agent.model import Cause, Condition
 from tests.builders import NOON, a_health
 

@@ -5,8 +5,8 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.health.judge import HealthSettings, aged, read_switches, remembered, stepped
-from agent.health.xids import XidClass
+from agent.health.judge import aged, remembered, stepped
+from agent.health.xids import HealthSettings, XidClass, read_switches
 from agent.model import Condition, Health
 from tests.builders import NOON
 

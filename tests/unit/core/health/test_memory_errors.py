@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from agent.health.verdicts import NOT_COUNTED, ErrorCount, compared
+from agent.health.attribution import NOT_COUNTED, ErrorCount, compared
 from agent.model import Condition, DriverEvent, EventKind, GpuSigns, Health, Probe, ProbeOutcome
 from tests.builders import G1, NOON, a_health
 from tests.unit.core.health.judging import OK, later

@@ -5,8 +5,8 @@ import datetime as dt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.judge import MOST_LATELY, SAME_HICCUP, judge, quiet_time, xid_class
-from agent.health.xids import XIDS, XidClass
+from agent.health.judge import MOST_LATELY, SAME_HICCUP, judge, quiet_time
+from agent.health.xids import XIDS, XidClass, xid_class
 from agent.model import (
     Condition,
     DriverEvent,

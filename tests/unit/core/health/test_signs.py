@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.health.judge import aged, missing, remembered, switched_off
-from agent.health.verdicts import past
+from agent.health.judge import aged, missing, past, remembered, switched_off
 from agent.model import (
     Condition,
     DriverEvent,

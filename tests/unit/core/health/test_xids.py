@@ -2,15 +2,17 @@
 
 import pytest
 
-from agent.health.judge import (
+from agent.health.judge import judge
+from agent.health.xids import (
     PLUGINS_SKIP,
+    XIDS,
     HealthSettings,
-    judge,
+    XidClass,
     malformed,
     read_switches,
     xid_class,
+    xid_name,
 )
-from agent.health.xids import XIDS, XidClass, xid_name
 from agent.model import Condition, DriverEvent, EventKind, Health
 from tests.builders import G1, NOON
 from tests.hami_vectors import Vector, cases

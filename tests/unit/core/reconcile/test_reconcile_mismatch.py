@@ -7,9 +7,9 @@ import pytest
 
 from agent.cluster import Role
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import Ledger
+from agent.ledger import Ledger, mismatch
 from agent.model import SliceId
-from agent.reconcile.rules import MISMATCH_EVENT, Findings, check_start, mismatch, mismatch_event
+from agent.reconcile.rules import Findings, check_start
 from tests.builders import G1, G2, NOON, a_row, a_share
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET
 from tests.unit.core.reconcile.test_reconcile import IDS, MINUTE, OTHER_IDS, POD, found, held
@@ -23,7 +23,7 @@ def test_another_gpu_although_the_right_one_was_offered_is_a_mismatch_and_said_o
 
     assert ((OFFERED.key,), 0) == (findings.mismatched, findings.drifted)
     (told,) = findings.confirmed
-    assert (True, ELSEWHERE) == (told.told, told.slice_ids)
+    assert (True, ELSEWHERE) == (told.mismatched, told.slice_ids)
     assert Findings() == found(told, holdings=(held(POD, *ELSEWHERE),))
     new_kubelet = found(told, holdings=(held(POD, *ELSEWHERE),), epoch=OLD_KUBELET)
     assert ((), 1) == (new_kubelet.mismatched, len(new_kubelet.confirmed))
@@ -81,16 +81,6 @@ def test_an_init_containers_mismatch_is_known_from_what_the_kubelet_asked_for():
 
     assert () == found(row, holdings=known, recorded={}).mismatched
     assert (row.key,) == found(row, holdings=known, recorded={row.key: frozenset(IDS)}).mismatched
-
-
-def test_a_mismatch_is_said_with_both_gpus_and_an_id():
-    event = mismatch_event(msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE), NOON)
-
-    assert (MISMATCH_EVENT, POD.uid, NOON) == (event.reason, event.pod_uid, event.due)
-    assert (
-        f"Container main was given GPU {G1}, but the kubelet booked slices of {G2} for it; create "
-        "the pod again. [HA-4006]"
-    ) == event.value
 
 
 def test_foreign_ids_are_named_as_they_are():

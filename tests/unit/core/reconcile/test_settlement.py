@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import EffectKind, Ledger
+from agent.ledger import Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
     UNCLAIMED,
+    EffectKind,
     SettlementFacts,
     owed,
     refusal_text,
@@ -156,7 +157,8 @@ def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_
     namesake = a_pod(uid=a_pod_uid(9), annotations={})
     text = a_lock(stamp=stamp).value
 
-    (effect,) = owed(a_scene(a_pod(annotations=BOUND), ledger=ledger, lock_stamp=stamp))
+    scene = a_scene(a_pod(annotations=BOUND), ledger=ledger, lock_stamp=stamp)
+    (effect,) = (one for one in owed(scene) if one.frees_lock)
     kind = EffectKind.RELEASE_LOCK if noted == text else EffectKind.SETTLE_POD
     assert (kind, "", text) == (effect.kind, effect.phase, effect.value)
 
@@ -254,33 +256,34 @@ def test_a_legacy_lock_is_nobodys():
     assert () == owed(msgspec.structs.replace(scene, lock=a_lock(name="")))
 
 
-def answered(*containers: str, at: dt.datetime = NOON) -> Ledger:
-    lock = a_lock().value
-    return Ledger(tuple(a_row(container=name, answered_at=at, lock=lock) for name in containers))
+def answered(*containers: str, lock: str = a_lock().value) -> Ledger:
+    return Ledger(tuple(a_row(container=name, answered_at=NOON, lock=lock) for name in containers))
 
 
-TWO = a_pod(annotations=BOUND, containers=(a_container(name="a"), a_container(name="b")))
+SUCCESS = {**BOUND, "hami.io/bind-phase": "success"}
+TWO = a_pod(annotations=SUCCESS, containers=(a_container(name="a"), a_container(name="b")))
 
 
 @pytest.mark.parametrize(
     ("containers", "after", "kinds_expected"),
     [
-        (("a", "b"), 2.0, RELEASED),
+        (("a", "b"), 2.0, PROVED),
         (("a", "b"), 1.9, []),
-        (("a", "b"), -3600.0, RELEASED),
+        (("a", "b"), -3600.0, PROVED),
         (("a",), 3600.0, []),
         ((), 3600.0, []),
     ],
     ids=["long ago", "just now", "the clock was set back", "one is missing", "none"],
 )
-def test_the_lock_of_a_pod_answered_in_full_is_released_after_two_seconds(
+def test_the_lock_of_a_pod_answered_in_full_goes_at_once_if_a_row_notes_it_else_after_two_seconds(
     containers, after, kinds_expected
 ):
     now = NOON + dt.timedelta(seconds=after)
+    noted, other = answered(*containers), answered(*containers, lock="another")
 
-    assert kinds_expected == kinds(
-        a_scene(TWO, ledger=answered(*containers), lock_stamp=NOON, now=now)
-    )
+    assert kinds_expected == kinds(a_scene(TWO, ledger=other, lock_stamp=NOON, now=now))
+    at_once = RELEASED if len(containers) == len(TWO.containers) else []
+    assert at_once == kinds(a_scene(TWO, ledger=noted, lock_stamp=NOON, now=now))
 
 
 def test_the_lock_of_a_half_answered_pod_that_is_over_goes_behind_a_patch_with_its_uid():

@@ -1,19 +1,13 @@
-"""The ledger: one row a container, one effect an identity, old ledgers stay as they were."""
+"""The ledger: one row a container, old ledgers stay as they were."""
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster import Role
-from agent.ledger import Effect, EffectKind, KubeletEpoch, Ledger
+from agent.ledger import KubeletEpoch, Ledger
 from agent.model import Share
-from tests.builders import G1, G2, NOON, POD_UID, a_pod_uid, a_row
-
-
-def an_effect(**changes: object) -> Effect:
-    base = Effect(EffectKind.SETTLE_POD, POD_UID, "team-a", "train-0", NOON)
-    return msgspec.structs.replace(base, **changes)
-
+from tests.builders import G1, G2, a_pod_uid, a_row
 
 ROWS = st.builds(
     lambda pod, container, group, changes: msgspec.structs.replace(
@@ -36,15 +30,6 @@ ROWS = st.builds(
         },
     ),
 )
-EFFECTS = st.builds(
-    lambda kind, pod, phase, value: an_effect(
-        kind=kind, pod_uid=a_pod_uid(pod), phase=phase, value=value
-    ),
-    st.sampled_from(EffectKind),
-    st.integers(0, 1),
-    st.sampled_from(["", "success", "failed"]),
-    st.sampled_from(["", "lock"]),
-)
 
 
 @given(st.lists(ROWS, max_size=12))
@@ -58,34 +43,6 @@ def test_no_container_has_two_rows_and_the_last_one_counts(rows):
     assert list(dict.fromkeys(row.key for row in rows)) == [row.key for row in ledger.rows]
     for row in rows:
         assert ledger == ledger.put(next(one for one in ledger.rows if one.key == row.key))
-
-
-@given(st.lists(EFFECTS, max_size=12))
-def test_no_effect_is_owed_twice_and_the_newest_counts(effects):
-    ledger = Ledger()
-    for effect in effects:
-        ledger = ledger.owe(effect)
-
-    assert {one.identity: one for one in effects} == {one.identity: one for one in ledger.outbox}
-    assert len(ledger.outbox) == len({one.identity for one in effects})
-    for effect in ledger.outbox:
-        assert ledger == ledger.owe(effect)
-        assert ledger.done(effect) == ledger.done(effect).done(effect)
-        assert effect not in ledger.done(effect).outbox
-
-
-def test_a_newer_effect_outlives_the_end_of_the_older_one():
-    first, second = an_effect(groups=(0,)), an_effect(groups=(0, 1))
-    ledger = Ledger().owe(first).owe(second)
-
-    assert (second,) == ledger.done(first).outbox
-
-
-def test_an_effect_keeps_its_place_when_it_is_replaced():
-    other = an_effect(kind=EffectKind.RELEASE_LOCK, value="lock")
-    ledger = Ledger().owe(an_effect()).owe(other).owe(an_effect(phase="success"))
-
-    assert (an_effect(phase="success"), other) == ledger.outbox
 
 
 @given(st.lists(st.tuples(st.booleans(), ROWS), max_size=12))

@@ -1,15 +1,15 @@
-"""The definition of a setting: its type with bounds, its names, and a value with its origin."""
+"""The declaration of a setting at the attribute that holds it, and the types with their bounds."""
 
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from agent.errors import SettingsError, cap
+from agent.errors import cap
 
 Scalar = str | int | float | bool | None
 Value = Scalar | tuple[str, ...]
@@ -61,7 +61,8 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def _text(value: object) -> str:
+def read_text(value: object) -> str:
+    """Text. Raises WrongValue."""
     if not isinstance(value, str):
         # YAML reads 94 as a number and `no` as false; quotes make either a string.
         quoted = " in quotes" if isinstance(value, int | float) else ""
@@ -71,20 +72,9 @@ def _text(value: object) -> str:
     return value
 
 
-def _text_or_whole(value: object) -> str:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_whole and _is_short(value) else _text(value)
-
-
 def _is_short(value: object) -> bool:
-    return isinstance(value, int) and abs(value) < _GREATEST
-
-
-def _path(value: object) -> str:
-    absolute = _text(value)
-    if not absolute.startswith("/"):
-        raise WrongValue("expected an absolute path")
-    return absolute
+    """Whether this is a whole number that no text of it makes slow."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _GREATEST
 
 
 def _boolean(value: object) -> bool:
@@ -95,40 +85,84 @@ def _boolean(value: object) -> bool:
     raise WrongValue("expected true or false")
 
 
-text = ValueType(_text, {"type": "string"})
+text = ValueType(read_text, {"type": "string"})
 """A string."""
 
-text_or_whole = ValueType(_text_or_whole, {"type": ["string", "integer"]})
+text_or_whole = ValueType(
+    lambda value: str(value) if _is_short(value) else read_text(value),
+    {"type": ["string", "integer"]},
+)
 """A string. A whole number becomes the string of its digits."""
 
-optional_text = ValueType(lambda value: _text(value) or None, {"type": "string"})
-"""A string; an empty one counts as not set."""
+
+def text_where(
+    holds: Callable[[str], bool], expected: str, schema: Mapping[str, object]
+) -> ValueType:
+    """Text for which `holds` is true. Messages say what was `expected`."""
+
+    def read(value: object) -> str:
+        found = read_text(value)
+        if not holds(found):
+            raise WrongValue(expected)
+        return found
+
+    return ValueType(read, {"type": "string", **schema})
+
+
+def optional(kind: ValueType, schema: Mapping[str, object]) -> ValueType:
+    """The same text, or an empty one, which counts as not set."""
+    return ValueType(
+        lambda value: kind(value) if read_text(value) else None, {"type": "string", **schema}
+    )
 
 
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
+optional_text = optional(text, {})
+"""A string; an empty one counts as not set."""
 
-def _node_name(value: object) -> str | None:
-    name = _text(value)
-    if name and (len(name) > 253 or _DOMAIN.fullmatch(name) is None):
-        raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
-    return name or None
-
-
-node_name = ValueType(_node_name, {"type": "string"})
+node_name = optional(
+    text_where(
+        lambda name: len(name) <= 253 and _DOMAIN.fullmatch(name) is not None,
+        "expected the name of a Node, like gpu-1 (lower case)",
+        {},
+    ),
+    {},
+)
 """The name of a Node; an empty one counts as not set.
 
 Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
 """
 
-path = ValueType(_path, {"type": "string", "pattern": "^/"})
+path = text_where(
+    lambda absolute: absolute.startswith("/"), "expected an absolute path", {"pattern": "^/"}
+)
 """An absolute path."""
 
-optional_path = ValueType(
-    lambda value: _path(value) if _text(value) else None,
-    {"type": "string", "pattern": "^(/|$)"},
-)
+optional_path = optional(path, {"pattern": "^(/|$)"})
 """An absolute path; an empty one counts as not set."""
+
+
+def _is_resource(full_name: str) -> bool:
+    domain, slash, name = full_name.partition("/")
+    return (
+        bool(slash)
+        and len(domain) <= 244
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(name) is not None
+        and "kubernetes.io/" not in full_name
+        and not full_name.startswith("requests.")
+    )
+
+
+resource_name = text_where(
+    _is_resource, "expected a name like nvidia.com/gpu", {"pattern": "^[^/]+/[^/]+$"}
+)
+"""An extended resource's name, by the kubelet's rule.
+
+Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+"""
 
 boolean = ValueType(_boolean, {"type": "boolean"})
 """True or false; variables and flags may also say 1, 0, t or f."""
@@ -190,15 +224,16 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
     return ValueType(read, {"enum": list(words)})
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def read_texts(value: object) -> tuple[str, ...]:
+    """A list of strings, or one with commas. Raises WrongValue."""
     if isinstance(value, str):
-        return tuple(part.strip() for part in _text(value).split(",") if part.strip())
+        return tuple(part.strip() for part in read_text(value).split(",") if part.strip())
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(_text(part) for part in value)
+        return tuple(read_text(part) for part in value)
     raise WrongValue("expected a list of texts")
 
 
-texts = ValueType(_texts, {"type": "array", "items": {"type": "string"}})
+texts = ValueType(read_texts, {"type": "array", "items": {"type": "string"}})
 """A list of strings; in variables and flags separated by commas."""
 
 
@@ -208,7 +243,7 @@ def several(*words: str) -> ValueType:
     def read(value: object) -> tuple[str, ...]:
         expected = f"expected one or more of {', '.join(words)}"
         try:
-            chosen = _texts(value)
+            chosen = read_texts(value)
         except WrongValue as error:
             raise WrongValue(expected) from error
         wrong = [word for word in chosen if word not in words]
@@ -234,16 +269,13 @@ def _indexes(value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list):
         raise WrongValue("expected GPU indexes")
-    return tuple(found for part in parts if (found := _index(part)))
-
-
-def _index(part: object) -> str:
-    """One index; empty if there is none."""
-    is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
-    digits = str(part).strip() if is_whole or isinstance(part, str) else "-"
-    if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise WrongValue("expected GPU indexes", shown(part))
-    return digits
+    found: list[str] = []
+    for part in parts:
+        digits = str(part).strip() if isinstance(part, str) or _is_short(part) else "-"
+        if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise WrongValue("expected GPU indexes", shown(part))
+        found += [digits] if digits else []
+    return tuple(found)
 
 
 indexes = ValueType(
@@ -254,30 +286,6 @@ indexes = ValueType(
     },
 )
 """A list of GPU indexes; in variables and flags separated by commas."""
-
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-
-
-def _resource_name(value: object) -> str:
-    full_name = _text(value)
-    domain, slash, name = full_name.partition("/")
-    well_formed = (
-        bool(slash)
-        and len(domain) <= 244
-        and _DOMAIN.fullmatch(domain) is not None
-        and _NAME.fullmatch(name) is not None
-    )
-    if not well_formed or "kubernetes.io/" in full_name or full_name.startswith("requests."):
-        raise WrongValue("expected a name like nvidia.com/gpu")
-    return full_name
-
-
-resource_name = ValueType(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
-"""An extended resource's name, by the kubelet's rule.
-
-Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
-"""
-
 
 optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
 """The name of a resource that pods request and no node has; empty: there is none."""
@@ -323,33 +331,27 @@ def duration(low: float, high: float) -> ValueType:
 
     number = {"type": "number", "minimum": low, "maximum": high}
     text = {"type": "string", "pattern": _PATTERN}
-    return ValueType(read, {"anyOf": [text, number]}, _written)
-
-
-def _written(value: Value) -> Value:
-    return written(value) if isinstance(value, int | float) else value
-
-
-def as_it_is(value: Value) -> Value:
-    """Return the value unchanged: most settings need no conversion."""
-    return value
+    return ValueType(
+        read,
+        {"anyOf": [text, number]},
+        lambda value: written(value) if isinstance(value, int | float) else value,
+    )
 
 
 class Field(msgspec.Struct, frozen=True):
-    """The definition of one setting.
+    """One setting, declared at the attribute that holds its value: `Annotated[int, Field(...)]`.
 
     `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
     one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
     spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
-    set a live setting, unless `profiled` is False.
+    set a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if
+    the types of both are not enough.
 
-    `section`: where the agent finds the value: a section's attribute (`web.port`), an attribute of
-    Settings itself (`observe`), or several. `part` converts the value for that place. A setting
-    without a section is used inside agent/settings only.
+    agent.settings.schema adds `default`, that of the attribute, and `place`, the attribute's path
+    in Settings.
     """
 
     key: str
-    default: Value
     read: ValueType
     text: str
     env: tuple[str, ...] = ()
@@ -357,51 +359,17 @@ class Field(msgspec.Struct, frozen=True):
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True
-    section: str | tuple[str, ...] = ()
-    part: Callable[..., object] = as_it_is
+    convert: Callable[[Any], object] | None = None
+    default: Value = None
+    place: tuple[str, ...] = ()
 
     @property
-    def sections(self) -> tuple[str, ...]:
-        """`section` as a tuple."""
-        return (self.section,) if isinstance(self.section, str) else self.section
+    def section(self) -> str:
+        """The part of the key before the dot; the whole key if there is none."""
+        return self.key.partition(".")[0]
 
     @property
     def variables(self) -> tuple[str, ...]:
         """All variable names: the agent's own, then those of HAMi and NVIDIA."""
         words = "".join(f"_{c}" if c.isupper() else c for c in self.key.replace(".", "_"))
         return (f"HAMI_AGENT_{words.upper()}", *self.env)
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """A value and its origin (`default`, file:line:column, `env NAME` or a flag)."""
-
-    field: Field
-    value: Value
-    origin: str
-
-
-DEFAULT: Final = "default"
-"""The origin of a value that no source sets."""
-
-
-class Values(dict[str, Setting]):
-    """All settings of one node, by key. `profiles`: the names of the profiles that apply."""
-
-    def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
-        super().__init__(settings)
-        self.profiles = profiles
-
-
-def setting(field: Field, value: object, where: str, written: str = "") -> Setting:
-    """Read `value` from `where` (file:line:column, variable or flag) as a setting.
-
-    `written`: the value as the source writes it, for a message.
-
-    Raises:
-        SettingsError: the value does not fit.
-    """
-    try:
-        return Setting(field, field.read(value), where)
-    except WrongValue as error:
-        found = error.found or written or shown(value)
-        raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error

@@ -1,8 +1,9 @@
-"""Reads YAML and JSON into values with their places, so that an error names file, line and column.
+"""Reads YAML and JSON with the place of each value, and the agent's own file.
 
-Both become the same tree, so the same strict readers serve both. Refused in one sentence: text that
-is not UTF-8, YAML aliases, several documents, more than 20 levels, repeated keys, NaN in JSON. No
-settings file needs them, and attacks use some of them.
+Both languages become the same tree, so the same strict readers serve both, and an error names file,
+line and column. Refused in one sentence: text that is not UTF-8, YAML aliases, several documents,
+more than 20 levels, repeated keys, NaN in JSON. No settings file needs them, and attacks use some
+of them.
 """
 
 import bisect
@@ -10,13 +11,16 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import yaml
 
-from agent.errors import SettingsError, cap
-from agent.hami.gojson import is_float64
+from agent.cluster import parse_selector
+from agent.errors import MalformedText, SettingsError, cap
+from agent.setting import Field
+from agent.settings.schema import BY_KEY, LIVE, Setting, read_setting
+from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
 
 TAG: Final = "tag:yaml.org,2002:"
 NULL: Final = f"{TAG}null"
@@ -36,6 +40,8 @@ _PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
 """Whole numbers that mean the same in YAML, JSON and Python."""
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 """What valid JSON consists of, besides commas and colons."""
+Mark = Any
+"""A place in a text, from 0, of either of PyYAML's parsers: their types have nothing in common."""
 _LITERALS: Final = {"true": BOOL, "false": BOOL, "null": NULL}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -98,26 +104,12 @@ def _decoded(content: bytes, name: str) -> str:
         ) from error
 
 
-class TextMark(Protocol):
-    """A place in a text, from 0: a mark of either of PyYAML's parsers."""
-
-    @property
-    def line(self) -> int:
-        """The line."""
-        ...
-
-    @property
-    def column(self) -> int:
-        """The column."""
-        ...
-
-
-def _at(name: str, mark: TextMark | None) -> str:
+def _at(name: str, mark: Mark) -> str:
     """Format a mark as `file:line:column`, from 1."""
     return f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
 
 
-def _too_deep(name: str, mark: TextMark | None) -> SettingsError:
+def _too_deep(name: str, mark: Mark) -> SettingsError:
     return SettingsError(
         f"{_at(name, mark)}: nested deeper than {MAX_DEPTH} levels, which no settings file needs; "
         "is it the right one?"
@@ -227,20 +219,10 @@ class Place(msgspec.Struct, frozen=True):
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
 
-    def keys(self) -> frozenset[str]:
-        """The text keys of a mapping, unchecked; empty for everything else."""
+    def texts(self, spelling: Callable[[str], str] = str) -> Mapping[str, object]:
+        """The text keys of a mapping with what their values hold, unchecked; else nothing."""
         pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
-        return frozenset(key.value for key, _ in pairs if key.tag == STR)
-
-    def mapping(self, known: frozenset[str]) -> Mapping[str, "Place"]:
-        """Read the values by key; refuses an unknown or repeated key."""
-        values: dict[str, Place] = {}
-        for name, here, value in self.pairs():
-            if name not in known:
-                names = ", ".join(sorted(known))
-                raise here.fault(f"unknown key `{cap(name, 64)}`; known keys are {names}")
-            values[name] = value
-        return values
+        return {spelling(key.value): value.value for key, value in pairs if key.tag == STR}
 
     def items(self) -> tuple["Place", ...]:
         """Read the entries of a list."""
@@ -250,29 +232,6 @@ class Place(msgspec.Struct, frozen=True):
             Place(self.file, item, f"{self.field}[{number}]")
             for number, item in enumerate(self.node.value)
         )
-
-    def integer(self, low: int, high: int) -> int:
-        """Read a whole number from `low` to `high`."""
-        if self.node.tag != INT:
-            raise self.fault(f"a whole number is expected, not {self.shown()}")
-        value = self.value()
-        if not isinstance(value, int) or not low <= value <= high:
-            raise self.fault(f"{self.shown()} is not between {low} and {high}")
-        return value
-
-    def number(self) -> float:
-        """Read a finite number; a whole one stays an int."""
-        value = self.value() if self.node.tag in {INT, FLOAT} else None
-        if not isinstance(value, int | float) or not is_float64(value):
-            raise self.fault(f"a number is expected, not {self.shown()}")
-        return value
-
-    def boolean(self) -> bool:
-        """Read a boolean."""
-        value = self.value() if self.node.tag == BOOL else None
-        if not isinstance(value, bool):
-            raise self.fault(f"true or false is expected, not {self.shown()}")
-        return value
 
     def text(self) -> str:
         """Read a text that is not empty."""
@@ -307,3 +266,101 @@ class Place(msgspec.Struct, frozen=True):
             quoted = " (text)" if self.node.style in {'"', "'"} else ""
             return f"`{cap(self.node.value, 40)}`{quoted}" if self.node.value else "nothing"
         return "a list" if isinstance(self.node, yaml.SequenceNode) else "a mapping"
+
+
+# The agent's own file.
+
+PROFILES: Final = "profiles"
+MATCH_KEYS: Final = frozenset({"nodes", "labels"})
+
+
+def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
+    """Read the whole file. `name`: its name in messages. Errors go to `faults`.
+
+    Raises SettingsError: the file is not YAML, or is a Kubernetes object.
+    """
+    document = read_yaml(content, name)
+    if document is None or document.null:
+        return Layer()
+    refuse_object(document)
+    settings: list[Setting] = []
+    profiles: dict[str, SettingsProfile] = {}
+    with faults.kept():
+        for key, here, value in document.pairs():
+            if key != PROFILES:
+                settings.extend(_settings(key, here, value, BY_KEY, faults))
+            elif not value.null:
+                with faults.kept():
+                    for item in value.items():
+                        with faults.kept():
+                            profile = _profile(item, profiles, faults)
+                            profiles[profile.name] = profile
+    return Layer(tuple(settings), tuple(profiles.values()))
+
+
+def refuse_object(document: Place) -> None:
+    """Raise SettingsError for a Kubernetes object: people give the ConfigMap around the file."""
+    if document.texts().keys() >= {"apiVersion", "kind"}:
+        raise document.fault(
+            "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
+        )
+
+
+def _profile(item: Place, former: Mapping[str, object], faults: Faults) -> SettingsProfile:
+    """Read one profile. Raises SettingsError, also if `former` has its name."""
+    keys = {key: (here, value) for key, here, value in item.pairs()}
+    _, name = keys.pop("name", (None, None))
+    _, match = keys.pop("match", (None, None))
+    settings = [
+        one
+        for key, (here, value) in keys.items()
+        for one in _settings(key, here, value, LIVE, faults)
+    ]
+    if name is None or match is None:
+        raise item.fault(f"`{'match' if name else 'name'}` is needed")
+    text = name.text()
+    if text in former:
+        raise name.fault(f"the profile {name.shown()} is defined twice")
+    parts: dict[str, Place] = {}
+    for key, here, value in match.pairs():
+        if key not in MATCH_KEYS:
+            names = ", ".join(sorted(MATCH_KEYS))
+            raise here.fault(f"unknown key `{cap(key, 64)}`; known keys are {names}")
+        parts[key] = value
+    if not parts:
+        raise match.fault("`nodes` or `labels` is needed")
+    labels = None
+    if (place := parts.get("labels")) is not None:
+        try:
+            labels = parse_selector(place.text())
+        except MalformedText as error:
+            raise place.fault(str(error)) from error
+    nodes: tuple[str, ...] = ()
+    if (place := parts.get("nodes")) is not None:
+        nodes = tuple(item.text() for item in place.items())
+        if not nodes:
+            raise place.fault("an empty list selects nothing")
+    return SettingsProfile(text, ProfileMatch(nodes, labels), tuple(settings), item.where)
+
+
+def _settings(
+    key: str, here: Place, value: Place, known: Mapping[str, Field], faults: Faults, above: str = ""
+) -> Iterator[Setting]:
+    """The settings at and below `key`. `above`: the keys above it, each with its dot."""
+    path = above + key
+    with faults.kept():
+        if path in known and "." not in key:
+            yield read_setting(known[path], value.value(), value.where, value.shown())
+        elif "." not in key and any(name.startswith(f"{path}.") for name in known):
+            # Null is a section whose keys are all commented out.
+            for name, place, inner in () if value.null else value.pairs():
+                yield from _settings(name, place, inner, known, faults, f"{path}.")
+        elif "." not in key and any(f"{name}.".startswith(f"{path}.") for name in BY_KEY):
+            raise SettingsError(
+                f"{here.where}: a profile cannot set {path}, which acts before the node is known"
+            )
+        else:
+            # A key with a dot would be a second way to set the same setting.
+            raise SettingsError(
+                f"{here.where}: unknown setting {cap(path, 64)}; `hami-agent config show` lists all"
+            )

@@ -1,20 +1,27 @@
-"""The NVML calls in use, typed, and the meaning of their errors.
+"""The NVML calls in use, typed, the meaning of their errors, and the session that they need.
 
 The module `pynvml` implements them; tests use their own. Numbers are the ABI of nvml.h.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import importlib
 import os
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+
+import msgspec
+import structlog
 
 from agent.errors import AgentError, DriverError, DriverMissing, GpuError, cap
+from agent.gpu.threads import GpuThreads
 from agent.model import Trouble
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SONAME: Final = "libnvidia-ml.so.1"
@@ -267,7 +274,16 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
     /proc/driver/nvidia in containers, but not /sys.
     """
     if code(error) == LIBRARY_NOT_FOUND:
-        return unloadable()
+        # Why the loader does not take the library that is there; None: there is none. It passes
+        # over a file of another architecture as if it were not there.
+        for place in (SONAME, library_below(Path("/"))):
+            try:
+                ctypes.CDLL(str(place or SONAME))
+            except OSError as refusal:
+                text = str(refusal)
+                if place is not None and (place != SONAME or "No such file" not in text):
+                    return _refused_by_loader(str(place), text)
+        return None
     if code(error) == FUNCTION_NOT_FOUND:
         file = getattr(library.nvmlLib, "_name", None) or SONAME
         return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
@@ -287,21 +303,6 @@ def successor(library: NvmlLibrary, path: Path | None) -> Path | None:
         return replaced()
     file, loaded = Path(os.path.realpath(path)), getattr(library.nvmlLib, "_name", None)
     return file if loaded not in {None, str(file)} and file.is_file() else None
-
-
-def unloadable() -> DriverMissing | None:
-    """Why the loader does not take the library that is there; None: there is none.
-
-    It passes over a file of another architecture as if it were not there.
-    """
-    for file in (SONAME, library_below(Path("/"))):
-        try:
-            ctypes.CDLL(str(file or SONAME))
-        except OSError as error:
-            text = str(error)
-            if file is not None and (file != SONAME or "No such file" not in text):
-                return _refused_by_loader(str(file), text)
-    return None
 
 
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
@@ -363,13 +364,13 @@ def is_unable(error: Exception) -> bool:
     return code(error) in _UNABLE
 
 
-def maybe(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
+def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
     """Return the answer, or None if this GPU or driver does not support the call.
 
     Raises other NVMLErrors.
     """
     try:
-        return ask()
+        return ask(*args, **more)
     except library.NVMLError as error:
         if is_unable(error):
             return None
@@ -408,3 +409,239 @@ def trouble(error: Exception) -> Trouble:
 def text_of(value: str | bytes) -> str:
     """Decode a string of the library: fields of structures are bytes, results are str."""
     return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+# The session with the library: it begins when it is needed, and again after it broke.
+
+OPEN_DEADLINE: Final = 10.0
+"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
+
+_Versions = tuple[str, str | None]
+
+NO_ANSWER: Final = "no answer in time"
+
+DRIVER: Final = "the driver"
+"""The name in place of a GPU's for calls about the whole driver."""
+
+log = structlog.get_logger(__name__)
+
+
+class OpenedSession(msgspec.Struct, frozen=True):
+    """A session that has begun. `number` distinguishes it from earlier ones."""
+
+    number: int
+    driver_version: str
+    library_version: str | None
+
+
+class NvmlSession:
+    """Opens the sessions of the process, one after the other. Call all methods on the loop.
+
+    `find` returns the library file to use. `ended` is called when the driver ends a session.
+    `quiet` ends all waits for events and returns whether all have left the library. `back` is
+    called with a GPU whose stuck call returned. A late answer of an earlier session does not end
+    the present one, and no call of an earlier session begins.
+    """
+
+    def __init__(
+        self,
+        library: NvmlLibrary,
+        find: Callable[[], Path | None],
+        sys_root: Path,
+        deadline: float,
+        ended: Callable[[DriverError], None],
+        quiet: Callable[[], Awaitable[bool]],
+        back: Callable[[str], None],
+    ) -> None:
+        self.threads = GpuThreads(deadline, back)
+        self._library = library
+        self._find = find
+        self._sys_root = sys_root
+        self._deadline = deadline
+        self._ended = ended
+        self._quiet = quiet
+        self._preparing = asyncio.Lock()
+        self._opening: asyncio.Future[_Versions] | None = None
+        self.present: OpenedSession | None = None
+        """The session that has begun and not ended; reading it begins none."""
+        self._number = 0
+        self._begun = 0
+        self._broken = ""
+        self._left_open = ""
+        """Why the last session could not be ended, as logged; empty: it was ended."""
+        self._closed = False
+        self.withheld = ""
+        """Why no session may begin; empty: one may."""
+
+    async def open(self) -> OpenedSession:
+        """Return the present session, or begin one. Raises DriverMissing, DriverError.
+
+        All callers share one beginning. It goes on when they are cancelled or time out, so a slow
+        driver is open for a later caller.
+        """
+        with self._translated(None):
+            async with self._preparing:
+                if self.withheld:
+                    raise DriverError(self.withheld)
+                if self.present is not None:
+                    return self.present
+                opening = self._opening or await self._begin_anew()
+            done, _ = await asyncio.wait([opening], timeout=OPEN_DEADLINE)
+            if not done:
+                raise TimeoutError
+            opening.result()
+            return self._now()
+
+    def check(self, opened: OpenedSession) -> None:
+        """Raise DriverError if that session is over."""
+        if self.present != opened:
+            raise self._over()
+
+    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
+        """Note that the session is over, and report it; the next call begins a new one."""
+        if self.present is None or (opened is not None and self.present != opened):
+            return
+        log.warning("driver.session_ended", err=str(error))
+        self.present = None
+        self._broken = str(error)
+        self._ended(error)
+
+    async def call(
+        self,
+        opened: OpenedSession,
+        gpu: str,
+        work: Callable[[], T],
+        late: Callable[[T], None] | None = None,
+    ) -> T:
+        """Make a call about one GPU, as GpuThreads.call. Raises DriverError if it is over."""
+        self.check(opened)
+        return await self.threads.call(gpu, work, late)
+
+    async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
+        """Make a call about the whole driver. Raises DriverError, DriverMissing."""
+        with self._translated(opened):
+            return await self.call(opened, DRIVER, work)
+
+    async def shut(self, why: str) -> None:
+        """End the session now, which closes all GPUs; a later call begins another.
+
+        Raises DriverError when a call does not return from the library.
+        """
+        async with self._preparing:
+            if self._opening is not None:
+                await asyncio.wait([self._opening], timeout=OPEN_DEADLINE)
+            self.end(DriverError(why))
+            if not await self._alone():
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
+            ending = self.threads.launch(DRIVER, self._end_all)
+            done, _ = await asyncio.wait([ending], timeout=self._deadline)
+            if not done or ending.exception() is not None:
+                raise DriverError("the driver does not end the session, which holds all GPUs")
+
+    async def close(self) -> None:
+        """End the session and all threads; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.present, self._broken = None, ""
+        if await self._alone() and self._begun:
+            ending = self.threads.launch(DRIVER, self._end_all)
+            ending.add_done_callback(self._tell_left_open)
+            await asyncio.wait([ending], timeout=self._deadline)
+        self.threads.close()
+
+    def _now(self) -> OpenedSession:
+        """The present session. Raises DriverError when it has just ended."""
+        if self.present is None:
+            raise self._over()
+        return self.present
+
+    def _over(self) -> DriverError:
+        return DriverError(self._broken or "the driver session was closed")
+
+    @contextlib.contextmanager
+    def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
+        """Translate errors of the whole driver; such an error may end the session `opened`."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise DriverError(f"the driver does not answer: {str(error) or NO_ANSWER}") from error
+        except ValueError as error:
+            raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
+        except self._library.NVMLError as error:
+            driver_error = driver_wide(error, about_gpu=False)
+            if driver_error is not None and opened is not None:
+                self.end(driver_error, opened)
+            raise driver_error or DriverError(
+                f"the driver answers with an error: {error}"
+            ) from error
+
+    async def _alone(self) -> bool:
+        """Wait until no call and no event thread is in the library; False: some do not leave."""
+        left = await self.threads.empty()
+        return await self._quiet() and left
+
+    async def _begin_anew(self) -> "asyncio.Future[_Versions]":
+        """Begin a session after the last call has left: ending one during a call is undefined.
+
+        The same thread ends the old session and then begins the new one. Raises DriverError, and
+        TimeoutError while a call about the whole driver is stuck.
+        """
+        alone = await self._alone()
+        if self._closed:
+            raise self._over()
+        if alone and self._begun:
+            self.threads.launch(DRIVER, self._end_all).add_done_callback(self._tell_left_open)
+        self._opening = self.threads.launch(DRIVER, partial(self._begin, alone=alone))
+        self._opening.add_done_callback(self._begun_anew)
+        return self._opening
+
+    def _begun_anew(self, opening: "asyncio.Future[_Versions]") -> None:
+        """Keep the new session, even if no caller waits for it."""
+        self._opening = None
+        if opening.exception() is None and not self._closed:
+            self._number += 1
+            self.present = OpenedSession(self._number, *opening.result())
+
+    def _begin(self, *, alone: bool) -> _Versions:
+        """Load the library, begin a session and read both versions. Runs on a thread.
+
+        Another library may replace the present one only while no call is inside (`alone`): a
+        returning call would continue in the other one.
+        """
+        library = self._library
+        bind(library, self._find(), anew=alone)
+        try:
+            library.nvmlInit()
+        except library.NVMLError as error:
+            if (why := missing(library, error, self._sys_root)) is not None:
+                raise why from error
+            other = replaced() if code(error) == LIB_RM_VERSION_MISMATCH else None
+            if other is None:
+                raise
+            bind(library, other, anew=alone)
+            library.nvmlInit()
+        self._begun += 1  # before the next calls, which may fail: each begun one must be ended
+        version = maybe(library, library.nvmlSystemGetNVMLVersion)
+        return (
+            text_of(library.nvmlSystemGetDriverVersion()),
+            None if version is None else text_of(version),
+        )
+
+    def _end_all(self) -> None:
+        """End all begun sessions, which the library counts. Runs on a thread."""
+        while self._begun:
+            try:
+                self._library.nvmlShutdown()
+            except self._library.NVMLError as error:
+                if code(error) != UNINITIALIZED:
+                    raise
+            self._begun -= 1
+
+    def _tell_left_open(self, ending: "asyncio.Future[None]") -> None:
+        """Log why the session could not be ended, once for each reason."""
+        error = ending.exception()
+        text = "" if error is None else str(error)
+        if text and text != self._left_open:
+            log.info("driver.session_left_open", err=text)
+        self._left_open = text

@@ -1,21 +1,28 @@
-"""Schedulers up to 2.7.1: another text, and a stamp that keeps the node in their memory."""
+"""What of the report is asked for: stamps for schedulers up to 2.7.1, and the score annotation."""
 
 import asyncio
 import datetime as dt
+import json
 
-from agent.cluster import HANDSHAKE, REGISTER
-from agent.errors import ApiError, ApiThrottled
+import pytest
+
+from agent.cluster import HANDSHAKE, REGISTER, SCORE
+from agent.errors import ApiError
 from agent.hami.register import (
     HandshakeWord,
+    ReportProfile,
     ReportSettings,
     decode_handshake,
     decode_register_colon,
+    encode_register,
+    registered,
 )
+from agent.model import Link, PciPath
 from agent.report import CONFLICT
-from tests.builders import an_inventory
+from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
-from tests.services.report.reporting import COLON, Reporting, reported, reporting
+from tests.services.report.reporting import COLON, SCORED, Reporting, reported, reporting
 
 REQUESTING = "Requesting_2026-08-21 06:20:50"
 DELETED = "Deleted_2026-08-21 06:20:50"
@@ -28,18 +35,12 @@ def stamp(room: Reporting) -> dt.datetime | None:
     return shake.stamp
 
 
-async def test_the_text_has_records_and_a_stamp_comes_with_it():
+async def test_the_text_has_records_and_a_stamp_is_written_every_30_seconds_and_nothing_else():
     async with reported(settings=COLON) as room:
         text = room.says(REGISTER) or ""
-
         assert 2 == len(decode_register_colon(text))
         assert [9, 9, 1] == [len(record.split(",")) for record in text.split(":")]
-        assert START == stamp(room)
-        assert 1 == room.api.writes
-
-
-async def test_a_stamp_is_written_every_30_seconds_and_nothing_else():
-    async with reported(settings=COLON) as room:
+        assert (START, 1) == (stamp(room), room.api.writes)
         await asyncio.sleep(3601)
 
         assert 120 == room.written("stamp")
@@ -97,17 +98,6 @@ async def test_a_stamp_that_failed_is_tried_again_and_said():
         assert 1 == room.written("stamp")
 
 
-async def test_a_stamp_respects_retry_after():
-    async with reported(settings=COLON) as room:
-        throttled = ApiThrottled("busy", status=429, retry_after=20)
-        room.api.fail(throttled, call="annotate_node")
-        await asyncio.sleep(49)
-        assert START == stamp(room)
-        await asyncio.sleep(2)
-
-        assert START + dt.timedelta(seconds=50) == stamp(room)
-
-
 async def test_after_hours_without_an_api_server_the_stamp_comes_with_the_connection():
     async with reported(settings=COLON) as room:
         room.api.begin_outage()
@@ -146,3 +136,89 @@ async def test_a_scheduler_that_was_updated_gets_its_text_with_the_changed_setti
         room.settings.set(COLON)
         await room.settled()
         assert (room.says(REGISTER) or "").endswith(":")
+
+
+# The score annotation: beside the register annotation, and only where it is asked for.
+
+
+def linked(*counts: int, generation: int = 1):
+    """One GPU per count; each pair has as many NVLinks as the first of the two tells."""
+    gpus = [
+        a_gpu(
+            index=n,
+            links=tuple(
+                Link(a_uuid(other), PciPath.SAME_CPU, nvlinks)
+                for other in range(len(counts))
+                if other != n
+            ),
+        )
+        for n, nvlinks in enumerate(counts)
+    ]
+    return an_inventory(gpus=[a_shared_gpu(gpu=gpu) for gpu in gpus], generation=generation)
+
+
+@pytest.mark.parametrize("profile", ReportProfile)
+async def test_with_the_setting_one_write_says_both(profile: ReportProfile):
+    settings = ReportSettings(profile, topology_score=True)
+    async with reported(inventory=linked(2, 2), settings=settings) as room:
+        first, second = json.loads(room.says(SCORE) or "")
+
+        assert {"uuid": a_uuid(0), "score": {a_uuid(1): 220}} == first
+        assert {"uuid": a_uuid(1), "score": {a_uuid(0): 220}} == second
+        assert 1 == room.api.writes
+
+
+async def test_changed_links_alone_are_told_and_the_scheduler_made_to_read_them():
+    async with reported(inventory=linked(2, 2), settings=SCORED) as room:
+        room.api.edit_node({HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
+        before = room.says(REGISTER)
+        room.inventory.set(linked(4, 4, generation=2))
+        await room.settled()
+
+        assert '"score":{"' in (room.says(SCORE) or "")
+        assert "420" in (room.says(SCORE) or "")
+        assert (before, None) == (room.says(REGISTER), room.says(HANDSHAKE))
+        assert 1 == room.written("score")
+
+
+async def test_the_setting_is_taken_over_in_both_directions():
+    async with reported(inventory=linked(2, 2)) as room:
+        assert room.says(SCORE) is None
+        room.settings.set(SCORED)
+        await room.settled()
+        before = room.says(SCORE)
+        assert before is not None
+        room.api.edit_node({SCORE: "{}"})
+        await room.settled()
+        assert (before, 1) == (room.says(SCORE), room.written("foreign"))
+        room.settings.set(ReportSettings())
+        await room.settled()
+
+        assert room.says(SCORE) is None
+        assert 2 == room.written("score")
+
+
+async def test_a_score_of_the_same_meaning_is_left_alone():
+    inventory = linked(2, 2)
+    async with reported(inventory=inventory, settings=SCORED) as room:
+        score = json.dumps(list(reversed(json.loads(room.says(SCORE) or ""))))
+    api = FakeApi()
+    api.create_node({REGISTER: encode_register(registered(inventory)), SCORE: score})
+
+    async with reporting(api, inventory=inventory, settings=SCORED) as room:
+        await room.settled()
+        await asyncio.sleep(3600)
+
+    assert 0 == api.writes
+
+
+async def test_a_pair_with_different_sides_scores_nothing_and_is_told_once():
+    async with reported(inventory=linked(2, 0), settings=SCORED) as room:
+        await asyncio.sleep(3600)
+
+        (event,) = room.events
+        assert ("AsymmetricGPUP2PLink", True) == (event.reason, event.warning)
+        assert a_uuid(0) in event.text
+        assert [0, 0] == [
+            points for one in json.loads(room.says(SCORE) or "") for points in one["score"].values()
+        ]

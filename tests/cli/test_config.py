@@ -1,12 +1,28 @@
-"""`config check`: what each node would get, with the place of every value, or what is wrong."""
+"""`config`: what each node would get, with the place of every value, or what is wrong."""
 
+import io
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from agent.cli.main import dispatch
-from tests.cli.config_files import checked, written
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert code == dispatch(["config", "check", *words], {"HAMI_AGENT_XYZ": "not looked at"})
+    out = capsys.readouterr()
+    assert "--json" in words or all(len(line) <= 80 for line in out.out.splitlines())
+    return out.out, out.err
+
+
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    return list(texts)
+
 
 OWN = """sharing:
   splitCount: 8
@@ -119,20 +135,6 @@ def test_the_schema_is_printed(capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["--pass-device-specs"], "true"),
-        (["--pass-device-specs=true"], "true"),
-        (["--pass-device-specs=false"], "false"),
-    ],
-)
-def test_a_switch_may_stand_alone(capsys, words: list[str], shown: str):
-    assert 0 == dispatch(["config", "show", *words], {})
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["allocation.passDeviceSpecs", shown] in lines
-
-
 @pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
 def test_hamis_flag_names_its_file(files, capsys, flag: str):
     assert 0 == dispatch(["config", "show", "--diff", "--origin", flag, "device.yaml"], {})
@@ -152,21 +154,6 @@ def test_labels_that_nobody_named_are_not_guessed(tmp_path, monkeypatch, capsys)
     assert "note: the profile p is left out: it needs labels: --label KEY=VALUE" in err
     out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
     assert ("n, profile p", "") == (out.splitlines()[0], err)
-
-
-def test_a_profile_by_label_never_applies_without_a_scheduler_and_that_is_told(
-    tmp_path, monkeypatch, capsys
-):
-    text = f"scheduler: none\nprofiles: [{ASKS}]"
-    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
-
-    out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
-
-    assert ["n", "  scheduler  none   c.yaml:1:12", "ok"] == out.splitlines()
-    assert (
-        "hami-agent: warning: c.yaml:2:12: the profile p never applies: it selects by labels, "
-        "which the agent does not read with scheduler: none\n"
-    ) == err
 
 
 def test_what_is_set_to_its_default_is_shown_for_it_was_set(tmp_path, monkeypatch, capsys):
@@ -356,3 +343,109 @@ def test_what_selects_by_labels_needs_labels_and_that_is_told(tmp_path, monkeypa
     shown = capsys.readouterr()
     assert "note: what selects by labels is left out" in shown.err
     assert "sharing.splitCount" in shown.out
+
+
+# A narrow screen and a pipe: every value and every place is there.
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_shows_every_value_and_every_place(
+    tmp_path, monkeypatch, columns: int
+) -> None:
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path / "d")
+    file = "a-file-with-quite-a-name.yaml"
+    uuids = [f"GPU-{number:032}" for number in range(3)]
+    Path(file).write_text(f"sharing:\n  splitCount: 8\n  filterUUIDs: {uuids}\n")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+
+    assert 0 == dispatch(["config", "check", file, "--node", "n"], {})
+    assert 0 == dispatch(["config", "show", "--origin", "--diff", "--config", file], {})
+
+    lines = screen.getvalue().splitlines()
+    assert 2 == sum(line.rstrip().endswith(f"{file}:2:15") for line in lines)
+    assert 2 == sum(line.rstrip().endswith(f"{file}:3:16") for line in lines)
+    assert 2 == sum(json.dumps(uuids) in line for line in lines)
+    assert all(len(line) <= columns for line in lines if uuids[0] not in line)
+
+
+def test_what_is_piped_has_a_line_for_each_setting_however_long(tmp_path, capsys):
+    file = tmp_path / ("long" * 40)
+    file.write_text("sharing:\n  splitCount: 8\n")
+
+    assert 0 == dispatch(["config", "check", str(file), "--node", "n"], {})
+    assert f"  sharing.splitCount  8      {file}:2:15" in capsys.readouterr().out.splitlines()
+
+
+def test_a_value_of_several_lines_is_shown_in_one(tmp_path, capsys):
+    file = tmp_path / "c.yaml"
+    file.write_text('library: {version: "a\\nb"}\n')
+
+    assert 0 == dispatch(["config", "show", "--diff", "--config", str(file)], {})
+    assert 'library.version  "a\\nb"' in capsys.readouterr().out.splitlines()
+
+
+# Command lines and environments that were made for HAMi's plugin: taken, told of, or refused.
+
+CHART = (
+    "--config-file=device.yaml --mig-strategy=none --disable-core-limit=false -v=4 --v=false "
+    "--device-id-strategy=uuid --device-discovery-strategy auto --imex-required=false "
+    "--node-name=n"
+)
+
+
+@pytest.mark.parametrize("switch", ["--pass-device-specs", "--pass-device-specs=true"])
+@pytest.mark.usefixtures("files")
+def test_a_command_line_of_hamis_chart_is_taken(capsys, switch: str):
+    assert 0 == dispatch(["config", "show", "--diff", *CHART.split(), switch], {})
+
+    out = capsys.readouterr()
+    assert [
+        "node.name",
+        "files.deviceConfig",
+        "sharing.memoryScaling",
+        "allocation.passDeviceSpecs",
+    ] == [line.split()[0] for line in out.out.splitlines()[1:]]
+    assert "allocation.passDeviceSpecs  true" in out.out
+    assert "hami-agent: warning: -v: has no effect here" in out.err.splitlines()
+
+
+def test_a_flag_that_changes_nothing_is_told_as_its_variable_is(capsys):
+    words = ["--device-split-count", "3", "--disable-core-limit", "--device-id-strategy=index"]
+    words += ["--mig-strategy", "mixed"]
+    environ = {"DEVICE_SPLIT_COUNT": "3", "DISABLE_CORE_LIMIT": "true"}
+    environ |= {"DEVICE_ID_STRATEGY": "index", "MIG_STRATEGY": "mixed"}
+
+    assert 0 == dispatch(["config", "show", *words], {})
+    by_flags = capsys.readouterr().err.splitlines()
+    assert 0 == dispatch(["config", "show"], environ)
+    by_variables = capsys.readouterr().err.splitlines()
+
+    assert 4 == len(by_flags)
+    assert [line.split(": ")[3:] for line in by_flags] == [
+        line.split(": ")[3:] for line in by_variables
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "value"),
+    [
+        ("--imex-required", "IMEX_REQUIRED", "true"),
+        ("--device-discovery-strategy", "DEVICE_DISCOVERY_STRATEGY", "tegra"),
+    ],
+)
+def test_what_a_flag_asks_for_and_the_agent_cannot_do_is_refused(
+    capsys, flag: str, variable: str, value: str
+):
+    assert 78 == dispatch(["config", "show", f"{flag}={value}"], {})
+    assert f"hami-agent: {flag}: " in (said := capsys.readouterr().err)
+    assert f"found '{value}'" in said
+    assert 78 == dispatch(["config", "show"], {variable: value})
+    assert said.replace(flag, f"env {variable}") == capsys.readouterr().err

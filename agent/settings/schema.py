@@ -1,0 +1,522 @@
+"""All settings of a node, and the table that their declarations make.
+
+A new setting is an attribute of one of the structs in Settings, with a Field. File, variables,
+flags, help, JSON schema and SETTINGS.md follow from it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
+
+import msgspec
+
+from agent.allocate.candidates import MatchSettings
+from agent.allocate.plain import PlainSettings
+from agent.errors import SettingsError
+from agent.hami.register import ReportSettings
+from agent.health.xids import HealthSettings, read_switches
+from agent.ledger import EditSettings
+from agent.model import MIG_MODE, SharingSettings, check_list_size
+from agent.setting import (
+    FALSE,
+    TRUE,
+    Field,
+    Value,
+    WrongValue,
+    boolean,
+    choice,
+    node_name,
+    optional_text,
+    path,
+    shown,
+    text,
+    whole,
+)
+from agent.web.policy import HamiNames, ReaderPolicy
+
+
+class FileSettings(msgspec.Struct, frozen=True):
+    """HAMi's two files."""
+
+    device_config: Annotated[
+        str,
+        Field(
+            "files.deviceConfig",
+            text,
+            "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
+            env=("CONFIG_FILE",),
+            flag="--device-config",
+            other_flags=("--config-file",),
+            live=True,
+            profiled=False,
+        ),
+    ] = "/etc/hami/device-config.yaml"
+    node_config: Annotated[
+        str,
+        Field(
+            "files.nodeConfig",
+            text,
+            "HAMi's config.json with settings of nodes by name, by labels, or of all others "
+            "(`*`); empty: none. The default file is read only if it exists.",
+            flag="--nodeconfig",
+            live=True,
+            profiled=False,
+        ),
+    ] = "/etc/hami/config.json"
+
+
+class DriverSettings(msgspec.Struct, frozen=True):
+    """The driver: NVML or simulated GPUs."""
+
+    nvml_library: Annotated[
+        str | None,
+        Field(
+            "driver.nvmlLibrary",
+            optional_text,
+            "Path of libnvidia-ml.so.1, if the loader does not find it.",
+            flag="--nvml-library",
+        ),
+    ] = None
+    root: Annotated[
+        Path,
+        Field(
+            "driver.root",
+            path,
+            "Directory with the layout of the host's /. It is searched first for the driver's "
+            "library.",
+            env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+            flag="--driver-root-ctr-path",
+            other_flags=("--container-driver-root",),
+        ),
+    ] = Path("/driver-root")
+    simulate: Annotated[
+        str | None,
+        Field(
+            "driver.simulate",
+            optional_text,
+            "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
+            flag="--simulate",
+        ),
+    ] = None
+    on_no_driver: Annotated[
+        str,
+        Field(
+            "driver.onNoDriver",
+            # NVIDIA's FAIL_ON_INIT_ERROR is true or false.
+            choice("wait", "exit", like=dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")),
+            "If no driver answers at the start: wait for it, or exit with code 69.",
+            env=("FAIL_ON_INIT_ERROR",),
+            flag="--on-no-driver",
+            other_flags=("--fail-on-init-error",),
+        ),
+    ] = "wait"
+
+
+class HostPaths(msgspec.Struct, frozen=True):
+    """Directories and sockets of this host."""
+
+    state: Annotated[
+        Path, Field("paths.state", path, "Directory of the ledger.", flag="--state-dir")
+    ] = Path("/var/lib/hami-agent")
+    run: Annotated[
+        Path,
+        Field(
+            "paths.run", path, "Directory of the instance lock and the sockets.", flag="--run-dir"
+        ),
+    ] = Path("/run/hami-agent")
+    kubelet_socket: Annotated[
+        Path,
+        Field(
+            "paths.kubeletSocket",
+            path,
+            "The kubelet's registration socket; the agent's own socket goes beside it.",
+            env=("KUBELET_SOCKET",),
+            flag="--kubelet-socket",
+        ),
+    ] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
+    pod_resources_socket: Annotated[
+        Path,
+        Field(
+            "paths.podResourcesSocket",
+            path,
+            "The kubelet's PodResources socket.",
+            flag="--pod-resources-socket",
+        ),
+    ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree, read only.")] = Path(
+        "/sys/fs/cgroup"
+    )
+    sysfs: Annotated[Path, Field("paths.sysfs", path, "sysfs, read for NUMA nodes.")] = Path("/sys")
+
+    @property
+    def plugins(self) -> Path:
+        """The kubelet's device plugin directory."""
+        return self.kubelet_socket.parent
+
+
+class WebSettings(msgspec.Struct, frozen=True):
+    """The probes, the metrics, and the page."""
+
+    address: Annotated[
+        str, Field("web.address", text, "Address of the probes and metrics.", flag="--web-address")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Field(
+            "web.port",
+            whole(0, 65535),
+            "Port of the probes and metrics; 0 takes a free one, which the log names.",
+            flag="--web-port",
+        ),
+    ] = 9394
+    readers: Annotated[
+        ReaderPolicy,
+        Field(
+            "web.readers",
+            choice(*ReaderPolicy),
+            "Who may read the page and /api/v1 at the port, which name pods: local or all.",
+            flag="--web-readers",
+        ),
+    ] = ReaderPolicy.LOCAL
+
+
+class MetricSettings(msgspec.Struct, frozen=True):
+    """Which series are served: those that name containers, and HAMi's own."""
+
+    containers: Annotated[
+        bool,
+        Field(
+            "metrics.containers",
+            boolean,
+            "Name namespace, pod and container in the metrics, with what each container was "
+            "promised of each GPU and what it uses.",
+        ),
+    ] = True
+    hami: Annotated[
+        HamiNames,
+        Field(
+            "metrics.hami",
+            choice(*HamiNames),
+            "Serve the series of HAMi's vGPUmonitor, too: none, by its current names (2.9 and "
+            "later), by its legacy names (up to 2.8), or by both. An agent that observes serves "
+            "none. Sums over them double where the monitor of the same node is scraped: set none "
+            "there.",
+        ),
+    ] = HamiNames.CURRENT
+
+
+class LogSettings(msgspec.Struct, frozen=True):
+    """Level and format of the log."""
+
+    level: Annotated[
+        str,
+        Field(
+            "log.level",
+            choice("debug", "info", "warning", "error"),
+            "Lowest level of the log lines to write.",
+            flag="--log-level",
+        ),
+    ] = "info"
+    format: Annotated[
+        str,
+        Field(
+            "log.format",
+            choice("auto", "json", "text"),
+            "JSON lines, readable text, or text on a terminal only.",
+            flag="--log-format",
+        ),
+    ] = "auto"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of one node. `config show` lists them in this order, by section."""
+
+    node: Annotated[
+        str,
+        Field(
+            "node.name",
+            node_name,
+            "Name of this Node in Kubernetes; if not set, the host name.",
+            env=("NODE_NAME",),
+            flag="--node-name",
+        ),
+    ]
+    kubeconfig: Annotated[
+        str | None,
+        Field(
+            "node.kubeconfig",
+            optional_text,
+            "Kubeconfig file; if not set, the pod's service account.",
+            env=("KUBECONFIG",),
+            flag="--kubeconfig",
+        ),
+    ] = None
+    files: FileSettings
+    scheduler: Annotated[
+        str,
+        Field(
+            "scheduler",
+            choice("hami", "none"),
+            "Who chooses a container's slices. hami: HAMi's scheduler. none: the kubelet; the "
+            "agent gives the slices that it names and needs no API server. The agent refuses a "
+            "change while a pod holds slices.",
+            flag="--scheduler",
+        ),
+    ] = "hami"
+    plain: PlainSettings | None
+    """None: HAMi's scheduler chooses."""
+    sharing: SharingSettings
+    match: MatchSettings
+    fence: Annotated[
+        str,
+        Field(
+            "allocation.fence",
+            choice("none", "prestart"),
+            "prestart: the kubelet asks the agent before each start of a container with a GPU. "
+            "The agent refuses the start if the kubelet recorded another GPU. While no agent runs, "
+            "no such container starts.",
+            flag="--fence",
+        ),
+    ] = "none"
+    hook_path: Annotated[
+        Path,
+        Field(
+            "library.hookPath",
+            path,
+            "Host directory above vgpu/, which holds libvgpu.so and the containers' directories.",
+            env=("HOOK_PATH",),
+            flag="--hook-path",
+        ),
+    ] = Path("/usr/local")
+    library_version: Annotated[
+        str,
+        Field("library.version", text, "Mount libvgpu.so.<version> if that file exists."),
+    ] = ""
+    edits: EditSettings
+    observe: Annotated[
+        bool,
+        Field(
+            "observe",
+            boolean,
+            "Only show what the agent would list and write, beside another plugin. It registers "
+            "and writes nothing; its temporary state is in the run directory.",
+            flag="--observe",
+        ),
+    ] = False
+    takeover: Annotated[
+        bool,
+        Field(
+            "takeover",
+            boolean,
+            "Serve even if another device plugin of this node serves the same resource. The "
+            "kubelet uses the one that registered last.",
+            flag="--takeover",
+        ),
+    ] = False
+    report: ReportSettings
+    node_condition: Annotated[
+        bool,
+        Field(
+            "report.nodeCondition",
+            boolean,
+            "Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
+        ),
+    ] = False
+    health: HealthSettings
+    driver: DriverSettings
+    paths: HostPaths
+    web: WebSettings
+    metrics: MetricSettings
+    feedback: Annotated[
+        bool,
+        Field(
+            "usage.feedback",
+            boolean,
+            "Limit and hold back containers by priority while others use the same GPUs, as HAMi's "
+            "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
+        ),
+    ] = True
+    log: LogSettings
+
+    @property
+    def fenced(self) -> bool:
+        """The kubelet asks before each start of a container."""
+        return self.fence == "prestart"
+
+
+# The table.
+
+
+def _declared(struct: type[msgspec.Struct], above: tuple[str, ...] = ()) -> Iterator[Field]:
+    """The settings of a struct and of those in it, in the order of their attributes."""
+    for attribute in msgspec.structs.fields(struct):
+        place = (*above, attribute.name)
+        for part in (attribute.type, *get_args(attribute.type)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                yield from _declared(part, place)
+        for field in getattr(attribute.type, "__metadata__", ()):
+            value = None if attribute.default is msgspec.NODEFAULT else attribute.default
+            # As the files have it: text of a path or a choice, items of a set.
+            default = msgspec.to_builtins(value, enc_hook=str)
+            if attribute.default_factory is not msgspec.NODEFAULT or isinstance(default, list):
+                default = tuple(default or ())
+            yield msgspec.structs.replace(field, default=default, place=place)
+
+
+_FOUND: Final = tuple(_declared(Settings))
+_ORDER: Final = tuple(dict.fromkeys(field.section for field in _FOUND))
+
+FIELDS: Final = tuple(sorted(_FOUND, key=lambda field: _ORDER.index(field.section)))
+"""All settings, in the order of `config show`."""
+BY_KEY: Final = {field.key: field for field in FIELDS}
+LIVE: Final = {field.key: field for field in FIELDS if field.live and field.profiled}
+"""What a profile may set."""
+SECTIONS: Final = {*_ORDER, "profiles"}
+"""The keys allowed at the top of the agent's own file."""
+
+DEFAULT: Final = "default"
+"""The origin of a value that no source sets."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A value and its origin (`default`, file:line:column, `env NAME` or a flag)."""
+
+    field: Field
+    value: Value
+    origin: str
+
+
+class Values(dict[str, Setting]):
+    """All settings of one node, by key. `profiles`: the names of the profiles that apply."""
+
+    def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
+        super().__init__(settings)
+        self.profiles = profiles
+
+
+def read_setting(field: Field, value: object, where: str, written: str = "") -> Setting:
+    """Read `value` from `where` (file:line:column, variable or flag) as a setting.
+
+    `written`: the value as the source writes it, for a message.
+
+    Raises:
+        SettingsError: the value does not fit.
+    """
+    try:
+        return Setting(field, field.read(value), where)
+    except WrongValue as error:
+        found = error.found or written or shown(value)
+        raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error
+
+
+def build(
+    values: Values, *, host_name: str, gpus: int = 1, knows_requests: bool = False
+) -> Settings:
+    """Build the sections from `values` for a node with `gpus` GPUs.
+
+    `knows_requests`: HAMi's device-config.yaml says how its scheduler reads requests.
+
+    Raises SettingsError: the list of slices would be too long for the kubelet.
+    """
+    parts: dict[str, Any] = {}
+    for one in values.values():
+        *structs, name = one.field.place
+        here = parts
+        for struct in structs:
+            here = here.setdefault(struct, {})
+        here[name] = one.value if one.field.convert is None else one.field.convert(one.value)
+    # What several sections use is declared in one of them.
+    sharing, match, health = parts["sharing"], parts["match"], parts["health"]
+    parts["node"] = match["node"] = parts["node"] or host_name
+    match["resource"] = sharing["resource"]
+    match["requests"]["known"] = knows_requests
+    parts["edits"] |= {name: sharing[name] for name in ("resource", "memory_scaling", "mode")}
+    health["switches"] = read_switches(health["disabled_xids"], health["enabled_xids"])
+    if parts["scheduler"] == "hami":
+        parts["plain"] = None
+    if parts["observe"]:
+        # An observer must not meet the node's agent: it has a lock, sockets, a state and a port of
+        # its own, in the run directory, which the next boot empties.
+        run = f"{parts['paths']['run']}/observe"
+        parts["paths"] |= {"run": run, "state": f"{run}/state"}
+        if values["web.port"].origin == DEFAULT:
+            parts["web"]["port"] = 0
+    settings = msgspec.convert(parts, Settings, dec_hook=lambda kind, value: kind(value))
+    check_list_size(gpus, settings.sharing.split_count, values["sharing.splitCount"].origin)
+    return settings
+
+
+def check_shares(values: Values) -> None:
+    """Check that the settings share GPUs. Raises SettingsError: they share none.
+
+    The agent runs with such settings, and an Event says why the node has no slices.
+    """
+    mode = values["sharing.operatingMode"]
+    if mode.value == MIG_MODE:
+        raise SettingsError(
+            f"{mode.origin}: sharing.operatingMode: the agent does not share GPUs in mode mig "
+            "yet: the node has no slices; set hami-core or mps, or run HAMi's plugin there"
+        )
+
+
+# The JSON schema of the agent's own file, for editors.
+
+DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+_TEXTS: Final[Mapping[str, object]] = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1},
+    "minItems": 1,
+}
+_MATCH: Final[Mapping[str, object]] = {
+    "type": "object",
+    "description": "Which nodes: every condition here must hold.",
+    "additionalProperties": False,
+    "minProperties": 1,
+    "properties": {
+        "nodes": {**_TEXTS, "description": "Names of nodes; * and ? stand for any characters."},
+        "labels": {
+            "type": "string",
+            "minLength": 1,
+            "description": "A label selector in kubectl's form.",
+        },
+    },
+}
+
+
+def json_schema() -> dict[str, object]:
+    """The schema of the whole file."""
+    profile = _mapping(LIVE.values()) | {"required": ["name", "match"], "type": "object"}
+    profile["properties"] = {
+        "name": {"type": "string", "minLength": 1, "description": "Name in messages."},
+        "match": _MATCH,
+        **profile["properties"],
+    }
+    schema = _mapping(FIELDS)
+    schema["properties"]["profiles"] = {
+        "type": ["array", "null"],
+        "description": "Settings for some nodes; a later profile wins.",
+        "items": profile,
+    }
+    return {"$schema": DRAFT, "title": "hami-agent's settings", **schema}
+
+
+def _mapping(fields: Iterable[Field]) -> dict[str, Any]:
+    """The schema of a mapping with these settings, nested by the dots in their keys."""
+    root = _empty()
+    for field in fields:
+        *parents, name = field.key.split(".")
+        here = root
+        for parent in parents:
+            here = here["properties"].setdefault(parent, _empty())
+        leaf = {**field.read.schema, "description": field.text}
+        default = field.read.write(field.default)
+        if default is not None:
+            leaf["default"] = list(default) if isinstance(default, tuple) else default
+        here["properties"][name] = leaf
+    return root
+
+
+def _empty() -> dict[str, Any]:
+    # YAML reads null for a section whose keys are all commented out.
+    return {"type": ["object", "null"], "additionalProperties": False, "properties": {}}

@@ -1,0 +1,745 @@
+"""What follows an answer or a refusal is done: once, locks first, through outages and restarts."""
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from agent.cluster import NodeView, Phase, PodTable, PodUid, PodView, Tombstone
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiThrottled
+from agent.kit.cell import Cell
+from agent.ledger import Ledger
+from agent.model import slice_id
+from agent.settle import (
+    EVENTS,
+    LOCK_DELAYS,
+    MISMATCH_EVENT,
+    OUTLIVED,
+    REFUSED,
+    REFUSED_EVENT,
+    REFUSED_REFILL,
+    UNCLAIMED,
+    Settlement,
+)
+from tests.builders import (
+    G1,
+    G2,
+    NOON,
+    a_container,
+    a_lock,
+    a_pod,
+    a_pod_uid,
+    a_row,
+)
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.chance import NoChance
+from tests.fakes.clock import LoopClock
+from tests.services.at_work import at_work
+
+TO_ALLOCATE, PHASE, MUTEX = (
+    "hami.io/vgpu-devices-to-allocate",
+    "hami.io/bind-phase",
+    "hami.io/mutex.lock",
+)
+GROUPS = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,20:;"
+MESSAGE = "Allocate failed due to rpc error: desc = No. [HA-2004], which is unexpected"
+PATIENCE = UNCLAIMED.total_seconds()
+LOCK = a_lock(name="train-0").value
+BOTH = ("a", "b")
+
+
+def placed(number: int = 0, **changes: object) -> PodView:
+    """A pod with two containers, being allocated; its name was generated."""
+    pod = a_pod(
+        uid=a_pod_uid(number),
+        name=f"train-{number}",
+        containers=[a_container(name=name) for name in BOTH],
+        annotations={TO_ALLOCATE: GROUPS, PHASE: "allocating"},
+    )
+    return msgspec.structs.replace(pod, **changes)
+
+
+def refused(number: int = 0, **changes: object) -> PodView:
+    """The agent refused the pod."""
+    return placed(
+        number, phase=Phase.FAILED, reason="UnexpectedAdmissionError", message=MESSAGE, **changes
+    )
+
+
+POD = placed()
+NAMED = placed(reusable_name=True)
+"""Another pod can have its name."""
+
+
+class SettlingDesk:
+    """What a test of the settlement holds in its hands. `see`: both watches catch up."""
+
+    def __init__(self, *pods: PodView, lock: str = "", api: FakeApi | None = None) -> None:
+        self.clock = LoopClock(NOON)
+        self.api = api or FakeApi()
+        self.api.create_node({MUTEX: lock} if lock else {})
+        for pod in pods:
+            self.api.put_pod(pod)
+        self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
+        self.node: Cell[NodeView | None] = Cell(None)
+        self.ledger: Cell[Ledger] = Cell(Ledger())
+        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        self.see()
+        self.settlement = Settlement(
+            pods=self.pods,
+            node=self.node,
+            ledger=self.ledger,
+            outlived=self.outlived,
+            node_api=self.api,
+            pod_api=self.api,
+            clock=self.clock,
+            random=NoChance(),
+        )
+
+    def see(self) -> None:
+        self.follow(pods={pod.uid: pod for pod in self.api.pods.values()})
+        self.node.set(self.api.node)
+
+    def follow(self, **changes: object) -> None:
+        """What the watch of the pods shows."""
+        self.pods.set(msgspec.structs.replace(self.pods.value, **changes))
+
+    def answer(
+        self, pod: PodView, names: Iterable[str] = BOTH, lock: str = "", **changes: Any
+    ) -> None:
+        """These containers are answered now."""
+        ledger = self.ledger.value
+        for name in names:
+            ledger = ledger.put(
+                a_row(
+                    pod_uid=pod.uid,
+                    pod=pod.name,
+                    container=name,
+                    group=BOTH.index(name),
+                    answered_at=self.clock.now(),
+                    lock=lock,
+                    **changes,
+                )
+            )
+        self.ledger.set(ledger)
+
+    def lock(self, stamp: dt.datetime = NOON, name: str = "train-0") -> None:
+        self.api.edit_node({MUTEX: a_lock(stamp=stamp, name=name).value})
+        self.node.set(self.api.node)
+
+    @property
+    def results(self) -> dict[tuple[str, ...], int]:
+        return dict(self.settlement.results.items())
+
+    @property
+    def locked(self) -> bool:
+        return self.api.node is not None and MUTEX in self.api.node.annotations
+
+    def annotations(self, pod: PodView) -> Mapping[str, str]:
+        return self.api.pods[pod.key].annotations
+
+
+@contextlib.asynccontextmanager
+async def a_desk(
+    *pods: PodView, lock: str = "", api: FakeApi | None = None
+) -> AsyncIterator[SettlingDesk]:
+    desk = SettlingDesk(*pods, lock=lock, api=api)
+    async with at_work(desk.settlement.run):
+        yield desk
+
+
+# Pods.
+
+
+async def test_a_pod_is_settled_with_one_patch_and_its_separators_stay():
+    async with a_desk(POD) as desk:
+        desk.answer(POD)
+        await asyncio.sleep(5)
+        assert ({TO_ALLOCATE: ";;", PHASE: "success"}, 1) == (
+            desk.annotations(POD),
+            desk.api.writes,
+        )
+
+        desk.see()
+        await asyncio.sleep(3600)
+
+        assert (1, {("settle-pod", "done"): 1}) == (desk.api.writes, desk.results)
+
+
+async def test_a_pod_without_devices_text_gets_its_phase_only():
+    bare = placed(annotations={PHASE: "allocating"})
+    async with a_desk(bare) as desk:
+        desk.answer(bare)
+        await asyncio.sleep(1)
+
+        assert {PHASE: "success"} == desk.annotations(bare)
+
+
+async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_time():
+    async with a_desk(POD) as desk:
+        desk.answer(POD, ["a"])
+        await asyncio.sleep(0.9)
+        assert 0 == desk.api.writes
+
+        await asyncio.sleep(0.2)
+
+        text = ";" + GROUPS.partition(";")[2]
+        assert {TO_ALLOCATE: text, PHASE: "allocating"} == desk.annotations(POD)
+
+
+async def test_two_containers_within_the_quiet_time_need_one_patch():
+    async with a_desk(POD) as desk:
+        desk.answer(POD, ["a"])
+        await asyncio.sleep(0.5)
+        desk.answer(POD, ["b"])
+        await asyncio.sleep(5)
+
+        assert (1, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
+
+
+async def test_a_pod_is_patched_once_at_a_time_and_the_newer_patch_follows_the_older():
+    async with a_desk(POD) as desk:
+        desk.api.delay = 2.0
+        desk.answer(POD, ["a"])
+        await asyncio.sleep(1.5)
+        desk.answer(POD, ["b"])
+        await asyncio.sleep(1)
+        assert 1 == desk.api.writes
+        await asyncio.sleep(5)
+
+        assert (2, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
+
+
+async def test_a_clock_that_was_set_back_holds_nothing_up():
+    async with a_desk(POD) as desk:
+        desk.ledger.set(
+            Ledger(
+                tuple(
+                    a_row(pod_uid=POD.uid, container=name, answered_at=NOON + dt.timedelta(days=1))
+                    for name in BOTH
+                )
+            )
+        )
+        await asyncio.sleep(1)
+
+        assert "success" == desk.annotations(POD)[PHASE]
+
+
+async def test_who_writes_a_pod_again_is_not_fought():
+    async with a_desk(POD) as desk:
+        desk.answer(POD)
+        await asyncio.sleep(1)
+        desk.see()
+        for _ in range(9):
+            desk.api.edit_pod(*POD.key, {PHASE: "allocating"})
+            desk.see()
+            await asyncio.sleep(10)
+
+        assert 1 == desk.api.writes
+
+
+async def test_what_a_dead_process_owed_is_done_by_the_next_one_once_the_pods_are_known():
+    desk = SettlingDesk(POD, lock=LOCK)
+    desk.answer(POD, lock=LOCK)
+    desk.pods.set(PodTable())
+    async with at_work(desk.settlement.run):
+        await asyncio.sleep(60)
+        assert 0 == sum(desk.api.calls.values())
+
+        desk.follow(synced=True)
+        desk.see()
+        await asyncio.sleep(1)
+
+        assert ("success", False) == (desk.annotations(POD)[PHASE], desk.locked)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+@pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
+async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_for_it(
+    successor, is_seen
+):
+    async with a_desk(POD) as desk:
+        desk.api.delete_pod(*POD.key)
+        if successor is not None:
+            desk.api.put_pod(successor)
+        if is_seen:
+            desk.see()
+
+        desk.answer(POD)
+        await asyncio.sleep(60)
+
+        assert ({} if is_seen else {("settle-pod", "dropped"): 1}) == desk.results
+        if successor is not None:
+            assert successor.annotations == desk.annotations(successor)
+
+
+async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
+    ended = placed(phase=Phase.FAILED)
+    async with a_desk(ended, refused(1)) as desk:
+        desk.answer(ended)
+        await asyncio.sleep(1)
+
+        assert ended.annotations == desk.annotations(ended)
+        assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_there", "result"),
+    [
+        # The API server gives a patch up after some collisions with other writers.
+        (ApiConflict("the object has been modified", status=409), True, "done"),
+        (ApiConflict("the pod is another one", status=409), False, "dropped"),
+        (ApiForbidden("no pod of this node", status=403), True, "done"),
+        (ApiForbidden("no pod of this node", status=403), False, "dropped"),
+        (ApiInvalid("annotations are too long", status=422), True, "dropped"),
+    ],
+)
+async def test_a_patch_that_fails_is_tried_again_unless_it_never_can_be_applied(
+    error, is_there, result
+):
+    async with a_desk(POD) as desk:
+        desk.api.fail(error)
+        desk.api.delay = 0.5
+        desk.answer(POD)
+        await asyncio.sleep(0.1)
+        if not is_there:
+            desk.follow(pods={})
+        await asyncio.sleep(60)
+
+        assert 1 == desk.results["settle-pod", result]
+        assert (result == "done") == (("settle-pod", "failed") in desk.results)
+
+
+# Locks.
+
+
+@pytest.mark.parametrize(("pod", "kind"), [(POD, "release-lock"), (NAMED, "settle-pod")])
+async def test_the_lock_of_an_answered_pod_goes_at_once_where_its_name_cannot_return_by_its_text(
+    pod, kind
+):
+    async with a_desk(pod, lock=LOCK) as desk:
+        desk.answer(pod, ["a"], lock=LOCK)
+        await asyncio.sleep(0.5)
+        assert desk.locked
+
+        desk.answer(pod, ["b"], lock=LOCK)
+        await asyncio.sleep(0.1)
+
+        assert (False, "success") == (desk.locked, desk.annotations(pod)[PHASE])
+        assert 1 == desk.results[kind, "done"]
+        await asyncio.sleep(60)  # both watches are dead
+        assert 3 >= desk.api.writes
+
+
+async def test_the_lock_goes_before_everything_else():
+    async with a_desk(POD, refused(1), lock=LOCK) as desk:
+        order: list[str] = []
+        for name in ("release_lock", "annotate_pod", "post_event"):
+            _note(desk.api, name, order)
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(1)
+
+        assert ["release_lock", "annotate_pod", "annotate_pod", "post_event"] == order
+
+
+def _note(api: FakeApi, name: str, order: list[str]) -> None:
+    call = getattr(api, name)
+
+    async def noted(*args: object) -> object:
+        order.append(name)
+        return await call(*args)
+
+    setattr(api, name, noted)
+
+
+@pytest.mark.parametrize("held", [None, "2026-09-01T13:00:00Z,team-b,other"])
+async def test_a_lock_that_is_absent_or_another_pods_is_done_and_stays(held):
+    async with a_desk(POD, lock=LOCK) as desk:
+        desk.api.edit_node({MUTEX: held})
+
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(1)
+
+        assert 1 == desk.results["release-lock", "not-ours"]
+        assert desk.api.node is not None
+        assert held == desk.api.node.annotations.get(MUTEX)
+
+
+async def test_a_lock_of_a_node_that_is_gone_is_let_go_and_a_conflict_is_tried_again():
+    async with a_desk(POD, lock=LOCK) as desk:
+        desk.api.delete_node()
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(1)
+        assert 1 == desk.results["release-lock", "dropped"]
+
+    async with a_desk(POD, lock=LOCK) as desk:
+        desk.api.fail(ApiConflict("try again", status=409), call="release_lock")
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(1)
+        assert not desk.locked
+
+
+@pytest.mark.parametrize("is_buried", [True, False], ids=["the watch shows it", "it is late"])
+@pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
+async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_has_its_name(
+    successor, is_buried
+):
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        desk.api.delete_pod(*POD.key)
+        if successor is not None:
+            desk.api.put_pod(successor)
+        if is_buried:
+            desk.follow(tombstones=(Tombstone(NAMED, NOON),))
+            desk.see()
+        desk.answer(NAMED, lock=LOCK)
+        await asyncio.sleep(1)
+
+        assert (successor is not None) == desk.locked
+        assert {} == desk.outlived.value
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
+async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid(phase):
+    ended = placed(phase=phase)
+    async with a_desk(ended, lock=LOCK) as desk:
+        await asyncio.sleep(30)
+
+        assert (False, 2) == (desk.locked, desk.api.writes)
+        assert {("settle-pod", "done"): 1} == desk.results
+
+        desk.see()
+        await asyncio.sleep(1)
+        desk.lock()
+        await asyncio.sleep(1)
+        assert not desk.locked  # it came back
+
+    async with a_desk(lock=LOCK) as desk:
+        desk.follow(pods={ended.uid: ended})
+        desk.api.put_pod(placed(7, name=POD.name))
+        desk.api.fail(ApiConflict("another UID", status=409), count=99, call="annotate_pod")
+        await asyncio.sleep(25)
+        assert desk.locked
+
+
+async def test_a_younger_lock_of_the_same_pod_is_released_anew():
+    ended = placed(phase=Phase.FAILED)
+    async with a_desk(ended, lock=LOCK) as desk:
+        await asyncio.sleep(0.1)
+        desk.lock(NOON + dt.timedelta(seconds=5))
+        await asyncio.sleep(0.1)
+
+        assert not desk.locked
+
+
+async def test_the_lock_that_no_row_notes_goes_two_seconds_after_the_last_answer():
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        desk.answer(NAMED, lock="another")
+        await asyncio.sleep(1.5)
+        assert desk.locked
+
+        await asyncio.sleep(2)
+
+        assert not desk.locked
+
+
+@pytest.mark.parametrize("found", [None, *Phase])
+async def test_a_lock_that_nobody_waits_for_goes_when_it_stood_longer_than_a_bind(found):
+    """The watch shows no owner; the API server knows whether there is one after all."""
+    async with a_desk(lock=LOCK) as desk:
+        if found is not None:
+            desk.api.put_pod(placed(phase=found))
+        desk.api.fail(ApiThrottled("busy", status=429), count=2, call="get_pod")
+        await asyncio.sleep(PATIENCE - 2)
+        assert desk.locked
+
+        await asyncio.sleep(20)
+
+        is_owned = found not in {None, Phase.FAILED, Phase.SUCCEEDED}
+        assert is_owned == desk.locked
+        desk.api.pods.clear()
+        await asyncio.sleep(10)
+        assert not desk.locked
+
+
+async def test_each_new_lock_is_given_the_whole_time_and_a_gap_in_the_watch_starts_it_again():
+    async with a_desk(lock=LOCK) as desk:
+        for step in range(6):
+            desk.lock(NOON + step * UNCLAIMED / 2)
+            await asyncio.sleep(PATIENCE / 2)
+        for changes in ({"stale": True}, {"synced": False}):
+            desk.follow(**changes)
+            await asyncio.sleep(100)
+            desk.follow(stale=False, synced=True)
+            await asyncio.sleep(PATIENCE - 5)
+            assert desk.locked
+
+        await asyncio.sleep(10)
+
+        assert not desk.locked
+
+
+async def test_a_lock_that_goes_while_its_pod_has_the_name_outlives_nobody():
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        desk.answer(NAMED, lock=LOCK)
+        await asyncio.sleep(1)
+
+        assert (False, {}) == (desk.locked, desk.outlived.value)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, again):
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        release = desk.api.release_lock
+
+        async def delete_and_release(key, value):
+            desk.api.delete_pod(*POD.key)
+            if again:
+                desk.api.put_pod(placed(77, name=POD.name))
+            await release(key, value)
+
+        monkeypatch.setattr(desk.api, "release_lock", delete_and_release)
+        desk.answer(NAMED, lock=LOCK)
+        await asyncio.sleep(1)
+
+        assert (False, {LOCK: POD.uid}) == (desk.locked, desk.outlived.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "outlived"),
+    [
+        (ApiForbidden("no", status=403), {LOCK: POD.uid}),
+        (ApiThrottled("later", status=429), {}),
+    ],
+)
+async def test_a_pod_that_the_node_may_not_read_is_gone_and_one_that_nobody_tells_of_is_not(
+    error, outlived
+):
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        desk.api.fail(error, call="get_pod")
+        desk.answer(NAMED, lock=LOCK)
+        await asyncio.sleep(1)
+
+        assert (False, outlived) == (desk.locked, desk.outlived.value)
+        assert {("settle-pod", "done"): 1} == desk.results
+
+
+async def test_no_more_locks_are_remembered_than_the_last():
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        desk.api.fail(ApiForbidden("no", status=403), count=99, call="get_pod")
+        for number in range(OUTLIVED + 1):
+            stamp = NOON + dt.timedelta(seconds=number)
+            desk.lock(stamp)
+            desk.answer(NAMED, lock=a_lock(stamp=stamp).value)
+            await asyncio.sleep(1)
+
+        assert OUTLIVED == len(desk.outlived.value)
+        assert LOCK not in desk.outlived.value
+
+
+# Outages.
+
+
+@pytest.mark.parametrize("seconds", [1, 8, 36.5, 37.5, 38.5, 40, 3 * 3600])
+async def test_a_lock_is_free_within_five_seconds_of_the_end_of_an_outage(seconds: float):
+    async with a_desk(POD, lock=LOCK) as desk:
+        desk.api.begin_outage()
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(seconds)
+        assert seconds * 2 / LOCK_DELAYS[-1] + 30 > desk.api.writes
+
+        desk.api.end_outage()
+        await asyncio.sleep(5)
+        assert not desk.locked
+
+        await asyncio.sleep(35)
+        assert "success" == desk.annotations(POD)[PHASE]
+
+
+async def test_a_server_that_names_a_time_is_left_alone_until_then():
+    async with a_desk(NAMED) as desk:
+        desk.api.throttle(1, retry_after=20.0)
+        desk.answer(NAMED)
+        await asyncio.sleep(19.9)
+        assert 1 == desk.api.writes
+
+        await asyncio.sleep(0.2)
+
+        assert (2, "success") == (desk.api.writes, desk.annotations(NAMED)[PHASE])
+
+
+async def test_after_a_success_the_next_failure_is_retried_soon_again():
+    async with a_desk(POD) as desk:
+        desk.api.throttle(4, retry_after=0.0)
+        desk.answer(POD, ["a"])
+        await asyncio.sleep(10)
+        desk.api.throttle(1, retry_after=0.0)
+        desk.answer(POD, ["b"])
+        await asyncio.sleep(0.2)
+
+        assert "success" == desk.annotations(POD)[PHASE]
+
+
+class HangingApi(FakeApi):
+    """Never answers a patch of a pod."""
+
+    async def annotate_pod(self, *_args: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_server_that_hangs_over_pods_does_not_hold_up_a_lock():
+    pods = [placed(number) for number in range(9)]
+    async with a_desk(*pods, api=HangingApi(), lock=LOCK) as desk:
+        for pod in pods[1:]:
+            desk.answer(pod)
+        await asyncio.sleep(1)
+
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(0.1)
+
+        assert not desk.locked
+
+
+async def test_a_pod_and_a_lock_that_may_not_be_written_are_tried_until_they_may():
+    async with a_desk(POD, lock=LOCK) as desk:
+        for call in ("release_lock", "annotate_pod"):
+            desk.api.fail(ApiForbidden("may not", status=403), count=300, call=call)
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(3600 / 4)
+        assert (True, "allocating") == (desk.locked, desk.annotations(POD)[PHASE])
+
+        await asyncio.sleep(3 * 3600)
+
+        assert (False, "success") == (desk.locked, desk.annotations(POD)[PHASE])
+
+
+async def test_nothing_to_do_is_no_request():
+    async with a_desk(POD) as desk:
+        await asyncio.sleep(24 * 3600)
+
+        assert 0 == sum(desk.api.calls.values())
+
+
+async def test_patches_of_refused_pods_are_bounded_and_a_lock_waits_behind_none_of_them():
+    count = REFUSED + 20
+    pods = [refused(n, namespace=f"team-{n}") for n in range(1, count + 1)]
+    async with a_desk(POD, *pods, lock=LOCK) as desk:
+        await asyncio.sleep(1)
+        assert REFUSED == desk.api.calls["annotate_pod"]
+        desk.answer(POD, lock=LOCK)
+        await asyncio.sleep(1)
+        assert not desk.locked
+
+        await asyncio.sleep(20 * REFUSED_REFILL)
+        assert count + 1 == desk.results["settle-pod", "done"]
+
+
+# Events.
+
+
+def events(desk: SettlingDesk) -> list[tuple[str, str, bool, str]]:
+    return [(one.reason, one.text, one.warning, one.pod_uid) for one in desk.api.events]
+
+
+async def test_an_event_is_posted_on_a_refused_pod_and_on_one_that_got_another_gpu():
+    async with a_desk(POD, refused(1)) as desk:
+        ids = (slice_id(G2, 0),)
+        desk.answer(POD, ["a"], slice_ids=ids, offered=True, confirmed=True)
+        desk.answer(POD, ["b"], slice_ids=ids, confirmed=True)
+        await asyncio.sleep(2)
+
+        text = (
+            f"Container a was given GPU {G1}, but the kubelet booked slices of {G2} for it; create "
+            "the pod again. [HA-4006]"
+        )
+        assert {
+            (REFUSED_EVENT, "No. [HA-2004]", True, a_pod_uid(1)),
+            (MISMATCH_EVENT, text, True, POD.uid),
+        } == set(events(desk))
+        desk.see()
+        await asyncio.sleep(3600)
+        assert 2 == len(events(desk))
+
+
+DOWN = ApiError("no", status=500)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_dropped"),
+    [
+        *((ApiError("no", status=status), True) for status in (400, 403, 405, 413)),
+        (ApiConflict("the object has been modified", status=409), True),
+        (ApiThrottled("busy", status=429), False),
+        (DOWN, False),
+    ],
+)
+async def test_an_event_that_is_refused_is_dropped_at_once_and_else_tried_again(error, is_dropped):
+    async with a_desk(refused()) as desk:
+        desk.api.fail(error, call="post_event")
+        await asyncio.sleep(5)
+
+        assert (0 if is_dropped else 1) == len(desk.api.events)
+        assert (1 if is_dropped else 2) == desk.api.calls["post_event"]
+        assert is_dropped == (("post-event", "dropped") in desk.results)
+
+
+async def test_an_event_is_given_up_after_an_hour():
+    async with a_desk(refused()) as desk:
+        desk.api.fail(DOWN, count=9999, call="post_event")
+        await asyncio.sleep(3500)
+        assert ("post-event", "dropped") not in desk.results
+
+        await asyncio.sleep(200)
+
+        assert 1 == desk.results["post-event", "dropped"]
+
+
+def refused_everywhere(count: int) -> dict[PodUid, PodView]:
+    """So many refused pods, each in a namespace of its own."""
+    return {pod.uid: pod for pod in (refused(n, namespace=f"team-{n}") for n in range(count))}
+
+
+async def test_the_oldest_of_too_many_events_are_dropped():
+    async with a_desk() as desk:
+        desk.api.begin_outage()
+        pods = refused_everywhere(EVENTS + 10)
+        desk.follow(pods=dict(list(pods.items())[:EVENTS]))
+        await asyncio.sleep(60)
+        desk.follow(pods=pods)
+        await asyncio.sleep(60)
+        assert 10 == desk.results["post-event", "dropped"]
+
+        desk.api.end_outage()
+        await asyncio.sleep(120)
+
+        assert EVENTS == len(desk.api.events)
+        assert set(list(pods)[-10:]) <= {event.pod_uid for event in desk.api.events}
+
+
+async def test_two_thousand_events_against_a_403_are_gone_soon_with_few_words():
+    async with a_desk() as desk:
+        desk.api.fail(ApiForbidden("may not", status=403), count=9999, call="post_event")
+        with capture_logs() as logs:
+            desk.follow(pods=refused_everywhere(2000))
+            await asyncio.sleep(1)
+
+        assert 2000 == desk.results["post-event", "dropped"]
+        assert EVENTS + 10 > desk.api.calls["post_event"]
+        reasons = [line["reason"] for line in logs if line["event"] == "settlement.event_dropped"]
+        assert ["", REFUSED_EVENT] == sorted(reasons)
+
+
+async def test_a_refusal_that_goes_on_is_told_once_a_minute():
+    async with a_desk() as desk:
+        desk.api.fail(ApiForbidden("may not", status=403), count=9999, call="post_event")
+        with capture_logs() as logs:
+            for pod in refused_everywhere(18).values():
+                desk.follow(pods={pod.uid: pod})
+                await asyncio.sleep(10)
+
+        assert 3 == sum(line["event"] == "settlement.event_dropped" for line in logs)
+        assert 18 == desk.results["post-event", "dropped"]

@@ -1,0 +1,548 @@
+"""HAMi's two files: every key by the rules of HAMi's readers, and the same values as in its plugin.
+
+HAMi keeps nothing (nil) for a key of device-config.yaml that is absent, and its plugin crashes when
+it needs the value. d.yaml is HAMi's device-config.yaml, n.json its config.json.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from agent.errors import MalformedText, SettingsError
+from agent.ledger import SourceFile
+from agent.settings.hami import (
+    DEVICE_CONFIG,
+    decode_nodeconfig,
+    read_device_config,
+)
+from agent.settings.schema import Values
+from agent.settings.sources import Faults, NodeFacts, Sources
+from agent.settings.values import NodeValues, make_plan
+from tests.builders import G1
+from tests.hami_vectors import Vector, cases, vectors
+from tests.unit.settings.plans import plan_of
+
+CHART = """
+nvidia:
+  resourceCountName: nvidia.com/gpu
+  resourceMemoryName: nvidia.com/gpumem
+  resourceMemoryPercentageName: nvidia.com/gpumem-percentage
+  resourceCoreName: nvidia.com/gpucores
+  resourcePriorityName: nvidia.com/priority
+  overwriteEnv: false
+  defaultMemory: 0
+  defaultCores: 0
+  defaultGPUNum: 1
+  memoryFactor: 1
+  deviceSplitCount: 10
+  deviceMemoryScaling: 1
+  deviceCoreScaling: 1
+  preConfiguredDeviceMemory: 0
+  libCudaLogLevel: 1
+  enableNumaTopology: false
+  disableCoreLimit: false
+  gpuCorePolicy: default
+  runtimeClassName: ""
+  migProfileAllowlist:
+    - models: ["A30"]
+      profiles: ["1g.6gb", "2g.12gb"]
+  knownMigGeometries:
+    - models: ["A30"]
+      allowedGeometries:
+        - - name: 1g.6gb
+            core: 25
+            memory: 6144
+            count: 4
+        -
+          - {name: 4g.24gb, core: 100, memory: 24576, count: 1}
+cambricon:
+  resourceCountName: 7
+"""
+
+
+def read(text: str):
+    faults = Faults()
+    found, warnings = read_device_config(text.encode(), "d.yaml", faults)
+    faults.refuse()
+    return {one.key: one.value for one in found}, warnings
+
+
+def test_every_key_of_the_chart_is_known():
+    found, warnings = read(CHART)
+
+    assert () == warnings
+    assert 21 == len(found)
+    assert ("1", 10, 1, False) == (
+        found["libCudaLogLevel"],
+        found["deviceSplitCount"],
+        found["deviceMemoryScaling"],
+        found["overwriteEnv"],
+    )
+    assert ({"models": ("A30",), "profiles": ("1g.6gb", "2g.12gb")},) == (
+        found["migProfileAllowlist"]
+    )
+    (geometry,) = found["knownMigGeometries"]
+    assert 2 == len(geometry["allowedGeometries"])
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "warned"),
+    [
+        (
+            "nvidia:\n  deviceSplitCuont: 3\n  defaultCores: 5\n",
+            {"defaultCores": 5},
+            "2:3: nvidia: ",
+        ),
+        ("nvidia: {migProfileAllowlist: [{models: [], x: 1}]}", None, "1:45: nvidia.migProfile"),
+        *((text, {}, " there is no section nvidia") for text in ("", "nvidia:", "cambricon: {}")),
+        # Go's nil pointers, on which HAMi's plugin crashes.
+        ("nvidia: {deviceSplitCount: , deviceMemoryScaling: null, libCudaLogLevel: ~}", {}, ""),
+    ],
+)
+def test_an_unknown_key_or_section_is_a_warning_and_null_is_absent(text, known, warned):
+    found, warnings = read(text)
+
+    assert known in (None, found)
+    assert [True] * bool(warned) == [one.startswith(f"d.yaml:{warned}") for one in warnings]
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("deviceSplitCount: 1e1", 10),
+        ("deviceSplitCount: 1e+01", 10),
+        ("deviceSplitCount: 1E1", 10),
+        ("deviceSplitCount: +1_0", 10),
+        ("deviceSplitCount: 0x1F", 31),
+        ("deviceSplitCount: 0b11", 3),
+        ("deviceSplitCount: 0o17", 15),
+        ("deviceSplitCount: 017", 15),
+        ("deviceSplitCount: 08", 8),
+        ("deviceSplitCount: 00", 0),
+        ("deviceSplitCount: !!int '7'", 7),
+        ("deviceSplitCount: 18446744073709551615", 2**64 - 1),
+        ("preConfiguredDeviceMemory: 1e+06", 1_000_000),
+        ("preConfiguredDeviceMemory: 1.31072e+05", 131072),
+        ("preConfiguredDeviceMemory: -0x1F", -31),
+        ("deviceMemoryScaling: 1.5e0", 1.5),
+        ("deviceMemoryScaling: 1e1", 10.0),
+        ("deviceMemoryScaling: .5", 0.5),
+        ("deviceMemoryScaling: .1_5", 0.15),
+        ("deviceMemoryScaling: +5.", 5.0),
+        ("deviceMemoryScaling: !!float 2", 2.0),
+        ("overwriteEnv: y", True),
+        ("overwriteEnv: On", True),
+        ("overwriteEnv: N", False),
+        ("enableNumaTopology: off", False),
+        ("gpuCorePolicy: y", "y"),
+        ("gpuCorePolicy: 1e+06", "1e+06"),
+        ("gpuCorePolicy: 2001-01-01", "2001-01-01"),
+        ("libCudaLogLevel: ''", ""),
+        ("migProfileAllowlist: [null, {models: [~, 1e1]}]", ({}, {"models": ("", "1e1")})),
+        ("1: x\n  y: z\n  overwriteEnv: true", True),
+    ],
+)
+def test_a_scalar_is_what_hamis_reader_takes_it_for(line: str, value: object):
+    """Each was read by yaml.v2 v2.4.0 into HAMi's types."""
+    (found,) = read(f"nvidia:\n  {line}\n")[0].values()
+    assert (type(value), value) == (type(found), found)
+
+
+ZEROS = {"disableCoreLimit": False, "gpuCorePolicy": "", "overwriteEnv": False}
+"""What Go takes for an absent key that is no pointer; the others are nil."""
+
+DEFAULTS = {
+    "deviceMemoryScaling": 1.0,
+    "deviceSplitCount": 10,
+    "disableCoreLimit": False,
+    "gpuCorePolicy": "default",
+    "libCudaLogLevel": "1",
+}
+"""Ours, by HAMi's keys; `overwriteEnv` is the webhook's."""
+
+WRONG_TYPE = {
+    "device_config_yaml-101": "a value of the wrong type is refused by HAMi, too",
+    "device_config_yaml-104": "a value of the wrong type is refused by HAMi, too",
+}
+OTHER_CASE = "device_config_yaml-103"
+
+
+def device_plan(vector: Vector) -> NodeValues:
+    return make_plan(Sources(device_config=SourceFile("d.yaml", vector.given.encode())))
+
+
+def device_values(vector: Vector) -> Mapping[str, object]:
+    """What a node gets, by HAMi's keys."""
+    found = device_plan(vector).resolve(NodeFacts("node-a"))
+    return {key: found[DEVICE_CONFIG[key]].value for key in DEFAULTS}
+
+
+@pytest.mark.parametrize("vector", cases("device_config_yaml", without=WRONG_TYPE), ids=str)
+def test_the_section_is_read_as_hami_reads_it(vector: Vector):
+    known, _ = read_device_config(vector.given.encode(), "d", Faults())
+    found = {one.key: one.value for one in known}
+
+    assert found.keys() <= vector.expected.keys()
+    assert vector.expected == {
+        "error": None,
+        **{key: found.get(key, ZEROS.get(key)) for key in vector.expected if key != "error"},
+    }
+
+
+@pytest.mark.parametrize("vector", cases("device_config_yaml", without=WRONG_TYPE), ids=str)
+def test_what_hami_reads_is_set_and_what_is_absent_is_a_default_and_no_crash(vector: Vector):
+    unset = ("", None)
+    wanted = {key: vector.expected[key] for key in DEFAULTS if vector.expected[key] not in unset}
+
+    assert DEFAULTS | wanted == device_values(vector)
+
+
+@pytest.mark.parametrize("name", WRONG_TYPE)
+def test_a_value_of_the_wrong_type_refuses_the_file_at_the_line_that_hami_names(name: str):
+    vector = vectors("device_config_yaml")[name]
+    line, value = re.findall(r"line ([0-9]+): .* `(.*)`", vector.expected["error"])[0]
+
+    with pytest.raises(SettingsError, match=rf"^d\.yaml:{line}:.*`{value}`"):
+        device_plan(vector)
+
+
+def test_a_key_in_another_case_is_passed_over_as_in_hami_but_not_in_silence():
+    """HAMi says nothing, and its plugin crashes for want of the count."""
+    vector = vectors("device_config_yaml")[OTHER_CASE]
+
+    assert ("d.yaml:2:3: nvidia: unknown key `devicesplitcount`",) == device_plan(vector).warnings
+    assert DEFAULTS == device_values(vector)
+
+
+# config.json
+
+KEYS = {
+    "deviceCoreScaling": "sharing.coreScaling",
+    "deviceMemoryScaling": "sharing.memoryScaling",
+    "deviceSplitCount": "sharing.splitCount",
+    "enableNumaTopology": "sharing.numaTopology",
+    "libCudaLogLevel": "library.cudaLogLevel",
+    "preConfiguredDeviceMemory": "sharing.preconfiguredMemoryMiB",
+}
+REFUSED = {
+    "nodeconfig-089": "a file with an error is refused",
+    "nodeconfig-091": "a file with an error is refused",
+    "nodeconfig-092": "a file with an error is refused",
+    "nodeconfig-094": "a file with an error is refused",
+    "nodeconfig-093": "a negative scaling is refused",
+}
+DIFFERENT = REFUSED | {
+    "nodeconfig-095": "a file that is not there leaves the mode as it is",
+    "nodeconfig-099": "what is set nowhere is a default",
+}
+
+
+def resolved(vector: Vector, text: str | None = None) -> Values:
+    """The values of the vector's node, where none of them is refused."""
+    base = SourceFile("d.yaml", json.dumps({"nvidia": vector.given["base"]}).encode())
+    content = vector.given["config.json"] if text is None else text
+    nodes = SourceFile("n.json", content.encode()) if content else None
+    plan = make_plan(Sources(device_config=base, node_config=nodes))
+    for profile in plan.applied(facts := NodeFacts(vector.given["NODE_NAME"])):
+        profile.faults.refuse()
+    return plan.resolve(facts)
+
+
+def values(found: Values) -> Mapping[str, object]:
+    return {name: found[key].value for name, key in KEYS.items()}
+
+
+@pytest.mark.parametrize(
+    "vector", cases("nodeconfig", without={"nodeconfig-095": "no file"}), ids=str
+)
+def test_a_text_is_read_or_refused_whole_as_hami_does(vector: Vector):
+    text = vector.given["config.json"]
+    words = {key.lower(): key for key in KEYS}
+    if vector.expected["error"] is not None:
+        with pytest.raises(MalformedText):
+            decode_nodeconfig(text)
+        return
+    for entry in decode_nodeconfig(text):
+        overrides = {words[key]: value for key, value in entry.items() if key in words and value}
+        if entry["name"] == vector.given["NODE_NAME"] and "two entries" not in vector.name:
+            assert overrides.items() <= vector.expected["resolved"].items()
+
+
+def test_every_key_is_read_under_its_name():
+    (entry,) = decode_nodeconfig(vectors("nodeconfig")["nodeconfig-085"].given["config.json"])
+    assert {
+        "name": "node-a",
+        "operatingmode": "mig",
+        "devicesplitcount": 5,
+        "devicememoryscaling": 1.8,
+        "devicecorescaling": 2,
+        "filterdevices": {"uuid": (G1,), "index": (0, 2)},
+        "migstrategy": "mixed",
+        "enablegetpreferredallocation": True,
+    } == entry
+
+
+@pytest.mark.parametrize("vector", cases("nodeconfig", without=DIFFERENT), ids=str)
+def test_a_node_gets_what_hami_resolves_for_it(vector: Vector):
+    found = resolved(vector)
+    wanted_filter = vector.expected["filter"] or {"uuid": [], "index": []}
+
+    assert vector.expected["resolved"] == values(found)
+    assert vector.expected["mode"] == found["sharing.operatingMode"].value
+    assert tuple(wanted_filter["uuid"]) == found["sharing.filterUUIDs"].value
+    assert tuple(map(str, wanted_filter["index"])) == found["sharing.filterIndexes"].value
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_with_an_error_is_refused_whole_and_not_half_forgotten(name: str):
+    """HAMi logs it, goes on without any entry, and registers an empty mode."""
+    with pytest.raises(SettingsError, match=r"^n\.json:1:"):
+        resolved(vectors("nodeconfig")[name])
+
+
+def test_a_file_that_is_not_there_leaves_the_mode_as_it_is():
+    """HAMi registers an empty mode then."""
+    vector = vectors("nodeconfig")["nodeconfig-095"]
+    found = resolved(vector, text="")
+
+    assert "" == vector.expected["mode"]
+    assert "hami-core" == found["sharing.operatingMode"].value
+    assert vector.expected["resolved"] == values(found)
+
+
+def test_what_is_set_nowhere_is_a_default_and_an_empty_value_overrides_nothing():
+    """HAMi takes the zeros of the entry here, and crashes at what is still missing."""
+    vector = vectors("nodeconfig")["nodeconfig-099"]
+
+    assert vector.expected["resolved"]["deviceCoreScaling"] is None
+    assert {
+        "deviceCoreScaling": 1.0,
+        "deviceMemoryScaling": 2,
+        "deviceSplitCount": 10,
+        "enableNumaTopology": False,
+        "libCudaLogLevel": "1",
+        "preConfiguredDeviceMemory": 0,
+    } == values(resolved(vector))
+
+
+def filters(text: str) -> tuple[object, object]:
+    found = resolved(vectors("nodeconfig")["nodeconfig-096"], text)
+    return found["sharing.filterUUIDs"].value, found["sharing.filterIndexes"].value
+
+
+def test_a_later_filter_replaces_both_lists_of_an_earlier_one():
+    first = f'{{"name":"node-a","filterdevices":{{"uuid":["{G1}"],"index":[1]}}}}'
+    second = '{"name":"node-a","filterdevices":{"index":[2]}}'
+    empty = '{"name":"node-a","filterdevices":{"uuid":[],"index":[]}}'
+
+    assert ((G1,), ("1",)) == filters(f'{{"nodeconfig":[{first}]}}')
+    assert ((), ("2",)) == filters(f'{{"nodeconfig":[{first},{second}]}}')
+    assert ((G1,), ("1",)) == filters(f'{{"nodeconfig":[{first},{empty}]}}')
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ('"operatingmode":"fast"', "sharing.operatingMode: expected one of hami-core, mps, mig"),
+        ('"devicesplitcount":1000000000', "sharing.splitCount: expected 1 to 10000"),
+        ('"devicememoryscaling":1e300', "sharing.memoryScaling: expected 0.01 to 10"),
+        ('"preconfigureddevicememory":-5', "sharing.preconfiguredMemoryMiB: expected 0 to"),
+    ],
+)
+def test_a_value_beyond_our_bounds_refuses_the_file_on_its_node_and_warns_others(entry, says):
+    """HAMi registers it as it is: an unknown mode, a billion slices."""
+    vector = vectors("nodeconfig")["nodeconfig-096"]
+    text = f'{{"nodeconfig":[{{"name":"node-a",{entry}}}]}}'
+    with pytest.raises(SettingsError) as caught:
+        resolved(vector, text)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("n.json:1:")
+
+    others = make_plan(Sources(node_config=SourceFile("n.json", text.encode())))
+    assert others.settings(NodeFacts("node-b")).sharing.split_count == 10
+    assert (str(caught.value),) == others.warnings
+
+
+# Entries by name, else by label selector, else of the name `*`, since HAMi #3173.
+
+SPLIT, SCALING, MODE = "sharing.splitCount", "sharing.memoryScaling", "sharing.operatingMode"
+N1 = NodeFacts("n1", {"gpu": "a100", "Pool": "X"})
+
+
+def selected(labels: dict[str, str], **more: object) -> dict[str, object]:
+    return {"nodelabelselector": {"matchLabels": labels}, **more}
+
+
+a100, pool_x, t4 = (
+    functools.partial(selected, labels)
+    for labels in ({"gpu": "a100"}, {"Pool": "X"}, {"gpu": "t4"})
+)
+
+
+def named(name: str, **more: object) -> dict[str, object]:
+    return {"name": name, **more}
+
+
+def plan(*entries: dict[str, object], own: str = "") -> NodeValues:
+    return plan_of(own=own, nodes=json.dumps({"nodeconfig": list(entries)}))
+
+
+def split(*entries: dict[str, object], facts: NodeFacts = N1) -> object:
+    return plan(*entries).resolve(facts)[SPLIT].value
+
+
+TWO, THREE, FOUR, FIVE = ({"devicesplitcount": count} for count in (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([a100(**FOUR), named("*", **THREE)], {SPLIT: 4}),
+        ([named("*", **THREE), a100(**FOUR)], {SPLIT: 4}),
+        ([t4(**FOUR), named("*", **THREE)], {SPLIT: 3}),
+        ([named("n1", **TWO), a100(**FOUR, devicememoryscaling=2)], {SPLIT: 2, SCALING: 1}),
+        ([a100(**FOUR, devicememoryscaling=2), pool_x(**FIVE)], {SPLIT: 5, SCALING: 2}),
+        ([a100(**FOUR), pool_x(devicesplitcount=0)], {SPLIT: 4}),
+        ([named("other", operatingmode="remote")], {MODE: "hami-core"}),
+        ([named("n1", operatingmode="remote")], {MODE: "hami-core"}),
+        ([a100(operatingmode="mps"), pool_x(operatingmode="remote")], {MODE: "hami-core"}),
+        ([named("*", **THREE), named("*", operatingmode="mig")], {SPLIT: 3, MODE: "mig"}),
+        ([named("n1", **TWO, **t4())], {SPLIT: 2}),
+        ([named("other", **TWO, **a100())], {SPLIT: 2}),
+        ([named("N1", **TWO), {"devicesplitcount": 4}], {SPLIT: 10}),
+    ],
+)
+def test_only_the_first_tier_that_matches_applies(entries, expected):
+    values = plan(*entries).resolve(N1)
+
+    assert expected == {key: values[key].value for key in expected}
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [
+        ({}, True),
+        ({"matchLabels": {}}, True),
+        ({"matchExpressions": []}, True),
+        (None, False),
+        ({"matchLabels": {"gpu": "a100", "Pool": "X"}}, True),
+        ({"MATCHLABELS": {"Pool": "X"}}, True),
+        ({"matchLabels": {"pool": "X"}}, False),
+        ({"matchLabels": {"Pool": "x"}}, False),
+        ({"matchLabels": {"GPU": "", "gpu": "a100"}}, False),
+        ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["t4", "a100"]}]}, True),
+        ({"matchExpressions": [{"Key": "gpu", "Operator": "In", "Values": ["t4"]}]}, False),
+        ({"matchExpressions": [{"key": "gpu", "operator": "NotIn", "values": ["t4"]}]}, True),
+        ({"matchExpressions": [{"key": "gpu", "operator": "NotIn", "values": ["a100"]}]}, False),
+        ({"matchExpressions": [{"key": "none", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "Pool", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "pool", "operator": "Exists", "values": None}]}, False),
+        ({"matchExpressions": [{"key": "pool", "operator": "DoesNotExist"}]}, True),
+        (
+            {
+                "matchLabels": {"gpu": "a100"},
+                "matchExpressions": [{"key": "Pool", "operator": "DoesNotExist"}],
+            },
+            False,
+        ),
+    ],
+)
+def test_a_selector_is_kubernetes_selector(selector, matches):
+    assert split({"nodelabelselector": selector, **FOUR}) == (4 if matches else 10)
+
+
+def test_a_node_that_an_entry_names_needs_no_labels():
+    found = plan(a100(**FOUR), named("n1", **FOUR))
+
+    assert [False, True] == [found.need_labels(NodeFacts(name)) for name in ("n1", "n2")]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        {"key": "gpu", "operator": "in", "values": ["a100"]},
+        {"key": "gpu", "operator": "In", "values": []},
+        {"key": "gpu", "operator": "Exists", "values": ["a100"]},
+        {"operator": "DoesNotExist"},
+        {"key": "gpu", "operator": "NotIn", "values": ["not valid!"]},
+        {"key": "-gpu-", "operator": "NotIn", "values": ["a100"]},
+        {"key": "/", "operator": "DoesNotExist"},
+        {"key": "gpu"},
+        None,
+    ],
+)
+def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expression):
+    found = plan({"nodelabelselector": {"matchExpressions": [expression]}, **FOUR})
+
+    assert 10 == found.resolve(N1)[SPLIT].value
+    assert ["n.json:1:39: nodelabelselector selects no node"] == [
+        ":".join(text.split(":")[:4]) for text in found.warnings
+    ]
+
+
+def test_labels_that_are_not_known_select_nothing_but_what_selects_every_node():
+    entries = (a100(**FOUR), named("*", **THREE))
+    unseen = NodeFacts("n1")
+
+    assert 3 == split(*entries, facts=unseen)
+    assert 5 == split(*entries, {"nodelabelselector": {}, **FIVE}, facts=unseen)
+
+
+def test_the_entries_win_over_profiles_and_leave_them_what_they_do_not_set():
+    own = (
+        "profiles: [{name: p, match: {labels: gpu=a100}, sharing: {splitCount: 7, coreScaling: 2}}]"
+    )
+    values = plan(pool_x(**FIVE), named("*", **THREE), own=own).resolve(N1)
+
+    assert (5, 2) == (values[SPLIT].value, values["sharing.coreScaling"].value)
+    assert ("p",) == values.profiles
+
+
+def test_without_a_scheduler_no_selector_applies_and_that_is_told():
+    found = plan(a100(**FOUR), named("*", **THREE), own="scheduler: none")
+
+    assert 3 == found.resolve(N1)[SPLIT].value
+    assert ["n.json:1:17: the entry never applies"] == [
+        text.partition(": it selects")[0] for text in found.warnings
+    ]
+
+
+FAST = {"operatingmode": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "refused"),
+    [
+        ([named("n1", **FAST)], True),
+        ([a100(**FAST)], True),
+        ([named("*", **FAST)], True),
+        ([named("other", **FAST)], False),
+        ([t4(**FAST)], False),
+        ([named("n1", **TWO), a100(**FAST), named("*", **FAST)], False),
+        ([a100(**FOUR), named("*", devicesplitcount=10**6)], False),
+        ([a100(**FOUR), pool_x(devicememoryscaling=-1)], True),
+        ([named("other", operatingmode="remote", colour="red")], False),
+    ],
+)
+def test_a_wrong_value_refuses_the_file_only_on_the_nodes_of_its_entry(entries, refused):
+    found = plan(*entries)
+
+    assert found.warnings
+    if refused:
+        with pytest.raises(SettingsError, match=r"^n\.json:1:.*expected"):
+            found.settings(N1)
+    else:
+        assert found.settings(N1)
+
+
+def test_before_the_first_scan_an_entry_that_labels_may_replace_is_not_judged():
+    found = plan(a100(**FOUR), named("*", **FAST))
+
+    assert found.settings(NodeFacts("n1"))
+    assert found.settings(N1)
+    for sure in (NodeFacts("n1", gpus=frozenset()), NodeFacts("n1", {})):
+        with pytest.raises(SettingsError, match="operatingMode"):
+            found.settings(sure)

@@ -1,0 +1,302 @@
+"""Settings as they are declared: the table, the types, the sections, and the JSON schema."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.plain import PlainSettings
+from agent.allocate.room import RequestRules
+from agent.cli.config import plain, table
+from agent.errors import SettingsError
+from agent.hami.register import ReportProfile
+from agent.health.xids import XidClass, xid_class
+from agent.setting import Field, WrongValue, duration, seconds_of, written
+from agent.settings.schema import BY_KEY, DRAFT, FIELDS, Settings, build, json_schema
+from agent.settings.sources import NodeFacts
+from tests.unit.settings.plans import plan_of
+
+jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")
+
+
+def settings_of(own: str = "", environ: dict[str, str] | None = None, gpus: int = 1) -> Settings:
+    return build(plan_of(own=own, environ=environ).resolve(NodeFacts()), host_name="n", gpus=gpus)
+
+
+# The table.
+
+
+def test_every_default_passes_its_own_type():
+    for field in FIELDS:
+        if field.default is not None:
+            value = list(field.default) if isinstance(field.default, tuple) else field.default
+            assert field.read(value) == field.default
+
+
+def test_no_two_settings_share_a_key_a_flag_a_variable_or_a_place():
+    for names in (
+        [field.key for field in FIELDS],
+        [flag for field in FIELDS if field.flag for flag in (field.flag, *field.other_flags)],
+        [name for field in FIELDS for name in field.variables],
+        [field.place for field in FIELDS],
+    ):
+        assert len(set(names)) == len(names)
+
+
+# The sections.
+
+
+def test_what_several_sections_use_is_the_same_in_each():
+    own = "sharing: {resourceName: a.com/b, memoryScaling: 2, operatingMode: mps}\nnode: {name: m}"
+    found = settings_of(own)
+
+    assert {"a.com/b"} == {one.resource for one in (found.sharing, found.edits, found.match)}
+    assert {2.0} == {one.memory_scaling for one in (found.sharing, found.edits)}
+    assert {"mps"} == {one.mode for one in (found.sharing, found.edits)}
+    assert {"m"} == {found.node, found.match.node}
+    assert ("n", "n") == (settings_of().node, settings_of().match.node)
+
+
+def test_what_is_set_reaches_the_parts_that_use_it_in_their_types():
+    found = settings_of(
+        "sharing: {filterUUIDs: [a], filterIndexes: [1, '2']}\nallocation: {mpsRoot: ''}\n"
+        "library: {hookPath: /h}\ndriver: {onNoDriver: exit}\nreport: {profile: colon}",
+        {
+            "HAMI_AGENT_SHARING_MEMORY_RESOURCE_NAME": "a.com/mem",
+            "HAMI_AGENT_ALLOCATION_FENCE": "prestart",
+            "HAMI_AGENT_LIBRARY_CORE_POLICY": "force",
+        },
+    )
+
+    assert RequestRules(memory="a.com/mem") == found.match.requests
+    assert (frozenset({"a"}), frozenset({1, 2})) == (
+        found.sharing.filter_uuids,
+        found.sharing.filter_indexes,
+    )
+    assert ("force", None) == (found.edits.core_policy, found.edits.mps_root)
+    assert ReportProfile.COLON is found.report.profile
+    assert (True, "exit") == (found.fenced, found.driver.on_no_driver)
+    assert "/h/vgpu" == str(found.hook_path / "vgpu")
+
+
+def test_plain_mode_has_limits_only_where_they_are_wanted():
+    none = {"HAMI_AGENT_SCHEDULER": "none"}
+    limits = "plain:\n  memoryLimits: true\n"
+
+    assert PlainSettings() == settings_of("scheduler: none").plain
+    assert PlainSettings(memory_limits=True) == settings_of(limits, none).plain
+    assert None is settings_of(limits).plain
+
+
+@pytest.mark.parametrize(("own", "port"), [("", 0), ("web: {port: 77}\n", 77)])
+def test_who_observes_has_a_lock_sockets_a_state_and_a_port_of_its_own(own: str, port: int):
+    found = settings_of(own + "paths: {run: /r, state: /s}\nobserve: true\n")
+
+    assert ("/r/observe", "/r/observe/state") == (str(found.paths.run), str(found.paths.state))
+    assert port == found.web.port
+
+
+def test_a_list_that_the_kubelet_would_not_take_is_refused_with_the_arithmetic():
+    own = "sharing: {splitCount: 9000}"
+
+    assert 9000 == settings_of(own, gpus=6).sharing.split_count
+    with pytest.raises(SettingsError) as caught:
+        settings_of(own, gpus=8)
+    assert (
+        "c.yaml:1:23: sharing.splitCount: 8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB, "
+        "and 3.5 MiB is the most; set it to 6950 or less"
+    ) == str(caught.value)
+
+
+def test_gpus_in_mode_mig_are_no_reason_to_refuse_the_settings():
+    assert "mig" == settings_of("sharing: {operatingMode: mig}").sharing.mode
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        settings_of("health: {xids: [94=fatal, 79 = application]}\n"),
+        settings_of("", {"HAMI_AGENT_HEALTH_XIDS": "94=fatal,79 = application"}),
+    ],
+)
+def test_the_class_of_an_xid_can_be_set(found: Settings):
+    assert {94: XidClass.FATAL, 79: XidClass.APPLICATION} == found.health.xids
+    assert XidClass.FATAL is xid_class(94, found.health)
+
+
+def test_the_variables_of_the_plugins_are_read():
+    lists = {"DP_DISABLE_HEALTHCHECKS": "63,74,x", "DP_ENABLE_HEALTHCHECKS": "13"}
+    found = settings_of("", lists).health
+
+    assert not found.switches.off
+    assert settings_of("health: {disabledXids: all}\n").health.switches.off
+    assert [XidClass.APPLICATION, XidClass.APPLICATION, XidClass.FATAL] == [
+        xid_class(number, found) for number in (63, 74, 13)
+    ]
+
+
+# Durations are read with a unit or as seconds, and printed as they are read.
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "printed"),
+    [
+        ("500ms", 0.5, "500ms"),
+        ("0.1s", 0.1, "100ms"),
+        ("0.0015s", 0.0015, "0.0015s"),
+        ("2s", 2.0, "2s"),
+        ("60s", 60.0, "1m"),
+        ("1.5m", 90.0, "90s"),
+        ("10m", 600.0, "10m"),
+        ("1.5h", 5400.0, "90m"),
+        ("2h", 7200.0, "2h"),
+        ("24h", 86400.0, "24h"),
+    ],
+)
+def test_a_duration_is_seconds_and_printed_in_the_greatest_unit_that_fits(text, seconds, printed):
+    assert (seconds, printed) == (seconds_of(text), written(seconds))
+
+
+@given(
+    st.floats(0.001, 1e12)
+    | st.integers(1, 10**9).map(float)
+    | st.sampled_from([7.609477375418206e-06, 5e-324, 2.5e-7])
+)
+def test_what_is_printed_is_read_as_the_very_same_number(seconds):
+    assert seconds == seconds_of(written(seconds))
+    assert seconds == duration(0, math.inf)(written(seconds))
+
+
+@given(st.text(max_size=12))
+def test_no_text_is_read_as_something_that_is_no_bounded_number(text):
+    try:
+        found = duration(1, 3600)(text)
+    except WrongValue:
+        return
+    assert isinstance(found, float)
+    assert 1 <= found <= 3600
+
+
+NO_DURATION = "expected a duration such as 500ms, 2s, 10m or 1h"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (value, says)
+        for values, says in [
+            (("-2s", "+2s", "2 s", " 2s", "2S", "2sec", "2d", "s", "", ".5s"), NO_DURATION),
+            (("1_0s", "\u0662s", "1h30m", "1e400s", "1e400", "nan", "nans"), NO_DURATION),
+            (("inf", "infs", "9" * 400 + "s", True, None, math.nan, math.inf, [2]), NO_DURATION),
+            (("999ms", "61m", "0s", 0.999, 3601, -2, "-2", "0.5", 10**20), "expected 1s to 1h"),
+        ]
+        for value in values
+    ],
+)
+def test_what_is_no_duration_or_out_of_bounds_is_refused(value, says):
+    with pytest.raises(WrongValue, match=says):
+        duration(1, 3600)(value)
+
+
+def test_all_settings_that_are_durations_say_their_unit_and_are_shown_with_it():
+    names = ("driverHang", "quietPeriod", "longestQuietPeriod", "probePeriod")
+    keys = [f"health.{name}" for name in names]
+    settings = plan_of(own="health: {probePeriod: 0.5}\n").resolve(NodeFacts())
+    lines = table([settings[key] for key in keys], origin=False, columns=1000)
+
+    assert ["VALUE", "1m", "10m", "2h", "500ms"] == [line.split()[1] for line in lines]
+    assert all("a number alone is seconds" in BY_KEY[key].text for key in keys)
+    assert 0.5 == plain(settings["health.probePeriod"])["value"]
+    assert ["1m", "10m", "2h", "10s"] == [leaf(BY_KEY[key])["default"] for key in keys]
+
+
+# The JSON schema takes what the agent takes, and refuses the same mistakes.
+
+GOOD = """
+scheduler: hami
+sharing:
+  splitCount: 4
+  memoryScaling: 1.5
+  filterIndexes: [0, "3"]
+  operatingMode: mps
+  memoryResourceName: a.com/mem
+library:
+  cudaLogLevel: 3
+health: {driverHang: 2s, quietPeriod: 1.5h, probePeriod: 500ms, longestQuietPeriod: 9000}
+profiles:
+  - name: big
+    match: {nodes: [a*], labels: x=y}
+    sharing: {splitCount: 20}
+"""
+BAD = [
+    "sharing: {splitCuont: 4}",
+    "sharing: {splitCount: 0}",
+    "sharing: {splitCount: 5.5}",
+    "sharing: {memoryScaling: lots}",
+    "sharing: {operatingMode: fast}",
+    "sharing: {filterIndexes: [x]}",
+    "library: {hookPath: here}",
+    "library: {cudaLogLevel: 1.5}",
+    "library: {cudaLogLevel: true}",
+    "health: {driverHang: 2 s}",
+    "health: {driverHang: 2d}",
+    "health: {driverHang: -2s}",
+    "health: {driverHang: 0.5}",
+    "mig: {strategy: none}",
+    "sharing: {coreResourceName: a.com/cores/x}",
+    "sharing: {memoryFactor: much}",
+    "scheduler: volcano",
+    "other: 1",
+    "profiles: [{name: p}]",
+    "profiles: [{name: p, match: {}}]",
+    "profiles: [{name: p, match: {nodes: []}}]",
+    "profiles: [{name: p, match: {nodes: [a]}, web: {port: 1}}]",
+]
+
+
+def errors_of(text: str) -> list[str]:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    return [error.message for error in validator.iter_errors(yaml.safe_load(text))]
+
+
+def leaf(field: Field) -> dict[str, Any]:
+    found: Any = json.loads(json.dumps(json_schema()))
+    for part in field.key.split("."):
+        found = found["properties"][part]
+    return found
+
+
+def test_it_is_a_schema_of_its_draft_and_takes_what_the_agent_takes():
+    assert DRAFT == json_schema()["$schema"]
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    assert plan_of(own=GOOD)
+    assert [] == errors_of(GOOD)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_the_agent_refuses_is_invalid(text: str):
+    with pytest.raises(SettingsError):
+        plan_of(own=text)
+    assert errors_of(text)
+
+
+def test_every_setting_is_in_it_with_its_sentence_and_a_default_that_is_valid():
+    for field in FIELDS:
+        schema = leaf(field)
+
+        assert field.text == schema["description"]
+        if field.default is not None:
+            jsonschema.Draft202012Validator(schema).validate(schema["default"])
+
+
+def test_a_profile_may_set_what_takes_effect_while_the_agent_runs():
+    properties: Any = json_schema()["properties"]
+    profile = properties["profiles"]["items"]["properties"]
+
+    assert {"name", "match", "sharing", "library", "allocation", "report"} == set(profile)
+    assert "splitCount" in profile["sharing"]["properties"]
+    assert "resourceName" not in profile["sharing"]["properties"]
