@@ -363,11 +363,7 @@ def parse_selector(text: str) -> Selector:
 
     Source: kubernetes apimachinery pkg/labels/selector.go.
     """
-    return Selector(tuple(_requirement(part.strip()) for part in _parts(text)))
-
-
-def _parts(text: str) -> list[str]:
-    """Split at the commas outside parentheses. Takes time linear in the length of the text."""
+    # The commas outside parentheses separate. The text may be long, so pieces are joined once.
     parts: list[list[str]] = [[]]
     inside = False
     for piece in _SIGNS.split(text):
@@ -376,21 +372,21 @@ def _parts(text: str) -> list[str]:
         else:
             inside = piece == "(" or (inside and piece != ")")
             parts[-1].append(piece)
-    return ["".join(part) for part in parts]
-
-
-def _requirement(part: str) -> Requirement:
-    if match := _SET.fullmatch(part):
-        values = tuple(value.strip() for value in match[3].split(","))
-        for value in values:
-            if not re.fullmatch(_VALUE, value):
-                raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
-        return Requirement(match[1], values, match[2] == "in")
-    if match := _EQUAL.fullmatch(part):
-        return Requirement(match[1], (match[3],), match[2] != "!=")
-    if match := _THERE.fullmatch(part):
-        return Requirement(match[2], (), not match[1])
-    raise MalformedText(
-        f"{cap(part, 64)!r} is not a valid label selector; write key=value, key!=value, "
-        "key in (a, b), key notin (a, b), key or !key"
-    )
+    requirements: list[Requirement] = []
+    for part in ("".join(pieces).strip() for pieces in parts):
+        if match := _SET.fullmatch(part):
+            values = tuple(value.strip() for value in match[3].split(","))
+            for value in values:
+                if not re.fullmatch(_VALUE, value):
+                    raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
+            requirements.append(Requirement(match[1], values, match[2] == "in"))
+        elif match := _EQUAL.fullmatch(part):
+            requirements.append(Requirement(match[1], (match[3],), match[2] != "!="))
+        elif match := _THERE.fullmatch(part):
+            requirements.append(Requirement(match[2], (), not match[1]))
+        else:
+            raise MalformedText(
+                f"{cap(part, 64)!r} is not a valid label selector; write key=value, key!=value, "
+                "key in (a, b), key notin (a, b), key or !key"
+            )
+    return Selector(tuple(requirements))

@@ -222,8 +222,9 @@ class SetAside:
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
-        self._visit: Iterator[None] | None = None
+        self._visit: Iterator[None] = iter(())
         self._visiting = ""
+        """The directory that is visited; empty: none is."""
         self._visited: set[str] = set()
         self._kept: dict[str, str] = {}
 
@@ -237,14 +238,22 @@ class SetAside:
             if again:
                 self._kept.clear()
             for _ in range(SLICE_ENTRIES):
-                more = self._visit is not None or self._choose()
+                more = self._choose()
                 if not more or now() > end:
                     break
-                self._step()
+                try:
+                    next(self._visit)
+                except StopIteration:
+                    self._visiting = ""
+                except OSError as error:
+                    self._kept[self._visiting] = error.strerror or "unknown error"
+                    self._visiting = ""
         return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
 
     def _choose(self) -> bool:
         """Choose the next directory, those not visited in this round first; False: none is left."""
+        if self._visiting:
+            return True
         with contextlib.ExitStack() as open_directories:
             try:
                 above = open_containers(self._hook, open_directories)
@@ -269,17 +278,6 @@ class SetAside:
     def _dissolve(self, name: str) -> Iterator[None]:
         with contextlib.ExitStack() as open_directories:
             yield from dissolve(name, open_containers(self._hook, open_directories))
-
-    def _step(self) -> None:
-        if self._visit is None:
-            return
-        try:
-            next(self._visit)
-        except StopIteration:
-            self._visit = None
-        except OSError as error:
-            self._visit = None
-            self._kept[self._visiting] = error.strerror or "unknown error"
 
 
 # HAMi-core's directories on the host, one for each container.

@@ -50,7 +50,7 @@ from agent.model import (
     registered_mib,
     type_name,
 )
-from agent.ports import Clock, Driver, Specifications
+from agent.ports import Clock, Driver
 
 # Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
 
@@ -428,7 +428,8 @@ class InventoryKeeper:
     - A GPU that is gone, filtered out or no longer shareable stays, as not present, while a slice
       of it is held. So does a GPU that is remembered as not ok and that the driver lists but has
       not described since the agent started.
-    - So does a GPU that container runtimes do not find by its CDI name.
+    - So does a GPU that container runtimes do not find by its CDI name. `names` reads those that
+      are defined in these directories; None: not known.
     """
 
     def __init__(
@@ -438,16 +439,16 @@ class InventoryKeeper:
         clock: Clock,
         recalled: Mapping[GpuUuid, Health] | None = None,
         edits: Cell[EditSettings] | None = None,
-        specifications: Specifications | None = None,
+        names: Callable[[Sequence[str]], Awaitable[frozenset[str] | None]] | None = None,
     ) -> None:
         self.held: Cell[Held] = Cell({})
         self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
         self._inventory = inventory
         self._settings = settings
         self._edits = edits or Cell(EditSettings())
-        self._specifications = specifications
+        self._names = names
         self._defined: frozenset[str] | None = None
-        self._is_unread = specifications is not None
+        self._is_unread = names is not None
         self._clock = clock
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
@@ -465,11 +466,11 @@ class InventoryKeeper:
         changes = News(self._settings, self._edits)
         while True:
             edits, defined, period = self._edits.value, None, None
-            if self._specifications is not None and looks_up_cdi(edits):
+            if self._names is not None and looks_up_cdi(edits):
                 period = until_tick(SPECIFICATIONS_PERIOD, turn=1)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
-                        defined = await self._specifications.names(edits.cdi_spec_dirs)
+                        defined = await self._names(edits.cdi_spec_dirs)
             self._defined, self._is_unread = defined, False
             self.refresh()
             await changes.wait(period)

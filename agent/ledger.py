@@ -73,6 +73,11 @@ CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
 """The prefix of an annotation key."""
 
 
+def _driver_part(key: str, words: str, variable: str, flag: str) -> Field:
+    text = f"Ask the runtime for {words} in all containers with a GPU."
+    return Field(key, boolean, text, env=(variable,), flag=flag, live=True)
+
+
 class EditSettings(msgspec.Struct, frozen=True):
     """How answers are made. `resource`, `memory_scaling`, `mode`: those of SharingSettings."""
 
@@ -149,37 +154,13 @@ class EditSettings(msgspec.Struct, frozen=True):
         ),
     ] = "/"
     gdrcopy: Annotated[
-        bool,
-        Field(
-            "allocation.gdrcopy",
-            boolean,
-            "Ask the runtime for GDRCopy in all containers with a GPU.",
-            env=("GDRCOPY_ENABLED",),
-            flag="--gdrcopy-enabled",
-            live=True,
-        ),
+        bool, _driver_part("allocation.gdrcopy", "GDRCopy", "GDRCOPY_ENABLED", "--gdrcopy-enabled")
     ] = False
     gds: Annotated[
-        bool,
-        Field(
-            "allocation.gds",
-            boolean,
-            "Ask the runtime for GPUDirect Storage in all containers with a GPU.",
-            env=("GDS_ENABLED",),
-            flag="--gds-enabled",
-            live=True,
-        ),
+        bool, _driver_part("allocation.gds", "GPUDirect Storage", "GDS_ENABLED", "--gds-enabled")
     ] = False
     mofed: Annotated[
-        bool,
-        Field(
-            "allocation.mofed",
-            boolean,
-            "Ask the runtime for MOFED devices in all containers with a GPU.",
-            env=("MOFED_ENABLED",),
-            flag="--mofed-enabled",
-            live=True,
-        ),
+        bool, _driver_part("allocation.mofed", "MOFED devices", "MOFED_ENABLED", "--mofed-enabled")
     ] = False
     mps_root: Annotated[
         str | None,

@@ -278,14 +278,6 @@ class HookDirs(Protocol):
         ...
 
 
-class Specifications(Protocol):
-    """The CDI specifications of the container runtime."""
-
-    async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
-        """The device names that they define, by the rules of the runtime; None: not known."""
-        ...
-
-
 class Regions(Protocol):
     """HAMi-core's shared regions in the container directories. Containers may write anything there.
 

@@ -5,7 +5,7 @@ import contextlib
 import enum
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 import msgspec
@@ -359,13 +359,11 @@ Target = tuple[str, str, str | None]
 
 
 class DueWrite(msgspec.Struct, frozen=True):
-    """One write that is due: `changes` of the Node `uid`. `urgent`: without the SPREAD."""
+    """One write to the Node `uid` that is due."""
 
     uid: str
     report: NodeReport
-    changes: Mapping[str, str | None]
     reason: Reason
-    urgent: bool
 
     @property
     def target(self) -> Target:
@@ -467,7 +465,7 @@ class Reporter:
             return "no GPU has been found yet"
         if report.is_said:
             if settings.profile.stamps:
-                return DueWrite(node.uid, report, {}, Reason.STAMP, urgent=True)
+                return DueWrite(node.uid, report, Reason.STAMP)
             return ""
         reason = Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
         if self._written is not None and self._written[0] != node.uid:
@@ -478,14 +476,14 @@ class Reporter:
             reason = Reason.MISSING
         elif not report.register_differs:
             reason = Reason.SCORE
-        return DueWrite(node.uid, report, report.changes, reason, urgent=report.changes_health)
+        return DueWrite(node.uid, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
         """The loop time at which the write may go out."""
         turn = now
         if need.reason is Reason.STAMP:
             turn = now if self._stamped is None else self._stamped + STAMP_EVERY
-        elif not need.urgent:
+        elif not need.report.changes_health:  # a changed health is told without the SPREAD
             if self._due is None:
                 self._due = now + self._random.uniform(0.0, SPREAD)
             turn = self._due
@@ -516,11 +514,12 @@ class Reporter:
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
+        changes = {} if need.reason is Reason.STAMP else need.report.changes
         stamp = None
         if self._cells.settings.value.profile.stamps:
             stamp = encode_reported(self._clock.now())
         try:
-            node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
+            node = await self._api.annotate_node({**changes, HANDSHAKE: stamp})
         except ApiError as error:
             delay = max(self._backoff.next(), error.retry_after or 0.0)
             if self._failed is None:
@@ -541,7 +540,7 @@ class Reporter:
             self._written = need.target
             if is_written:
                 log.info("report.written", reason=need.reason.value, node_uid=need.uid)
-            if SCORE in need.changes and need.report.lopsided:
+            if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
                 log.warning("report.lopsided_links", pairs=len(need.report.lopsided))

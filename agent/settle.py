@@ -121,7 +121,7 @@ class Effect(msgspec.Struct, frozen=True):
 
     @property
     def is_rationed(self) -> bool:
-        """Whether it only notes a refusal on a pod and has no lock."""
+        """Whether it only notes a refusal on a pod and has no lock: see REFUSED."""
         is_patch = self.kind is EffectKind.SETTLE_POD
         return is_patch and not self.value and self.phase == PHASE_FAILED
 
@@ -386,7 +386,12 @@ class Settlement:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             while True:
-                self._drop_events()
+                events = [each for each in self._open() if each.kind is EffectKind.POST_EVENT]
+                if len(events) > EVENTS:
+                    oldest = sorted(events, key=lambda each: each.due)[: len(events) - EVENTS]
+                    self._done |= frozenset(oldest)
+                    self.results.add(EffectKind.POST_EVENT.value, "dropped", amount=len(oldest))
+                    self._warn("", count=len(oldest), err=f"more than {EVENTS} Events wait")
                 # Locks first, Events last.
                 for effect in sorted(
                     self._open(),
@@ -448,15 +453,6 @@ class Settlement:
         taken = self._done | self._active.value
         return [effect for effect in self._owed.value if effect not in taken]
 
-    def _drop_events(self) -> None:
-        """Drop the oldest Events beyond EVENTS."""
-        events = [each for each in self._open() if each.kind is EffectKind.POST_EVENT]
-        if len(events) > EVENTS:
-            excess = sorted(events, key=lambda each: each.due)[: len(events) - EVENTS]
-            self._done |= frozenset(excess)
-            self.results.add(EffectKind.POST_EVENT.value, "dropped", amount=len(excess))
-            self._warn("", count=len(excess), err=f"more than {EVENTS} Events wait")
-
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be performed."""
         trouble = self._trouble.get(effect.identity)
@@ -501,7 +497,8 @@ class Settlement:
         try:
             match effect.kind:
                 case EffectKind.RELEASE_LOCK:
-                    await self._require_unclaimed(effect)
+                    if effect.pod_uid == NOBODY:
+                        await self._require_unclaimed(effect)
                     await self._release(effect)
                 case EffectKind.SETTLE_POD:
                     return await self._settle(effect)
@@ -578,8 +575,6 @@ class Settlement:
 
     async def _require_unclaimed(self, effect: Effect) -> None:
         """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
-        if effect.pod_uid:
-            return
         shown = self._pods.value.named(effect.namespace, effect.pod)
         owner = shown or await self._get(effect)
         # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.

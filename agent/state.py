@@ -203,24 +203,24 @@ class StateEncoder:
             id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
             for row in ledger.rows
         }
+        rows: dict[Decider, list[msgspec.Raw]] = {decider: [] for decider in Decider}
+        for row in ledger.rows:
+            rows[row.decided_by].append(self._known[id(row)][1])
         data = msgspec.json.encode(
             {
                 "generation": state.generation,
                 "boot_id": state.boot_id,
                 "machine_id": state.machine_id,
                 "ledger": {
-                    "rows": self._encoded(ledger, Decider.SCHEDULER),
+                    "rows": rows[Decider.SCHEDULER],
                     "outbox": (),  # an agent of the version before looks for one
-                    "plain": self._encoded(ledger, Decider.KUBELET),
+                    "plain": rows[Decider.KUBELET],
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
                 "booted_at": state.booted_at,
             }
         )
         return seal(KIND, VERSION, data)
-
-    def _encoded(self, ledger: Ledger, decider: Decider) -> list[msgspec.Raw]:
-        return [self._known[id(row)][1] for row in ledger.rows if row.decided_by is decider]
 
 
 def decode_state(content: bytes) -> State:
@@ -312,42 +312,52 @@ async def recover(
     """
     problems: list[StateError] = []
     found: dict[str, bytes] = {}
+    is_new = True
     for name in (CURRENT, PREVIOUS):
         try:
-            found[name] = content = await _content(disk, name)
+            content = await disk.read(name)
+            is_new &= content is None
+            if content is None:
+                raise StateCorrupt(f"{name} is missing")
+            found[name] = content
             state = _decoded(content, name, machine_id)
-            before = state.booted_at if state.boot_id == boot_id else None
-            state = msgspec.structs.replace(
-                state,
-                health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
-                booted_at=booted_at,
-            )
         except StateError as error:
+            is_new &= isinstance(error, StateCorrupt)
             problems.append(error)
             continue
+        before = state.booted_at if state.boot_id == boot_id else None
+        state = msgspec.structs.replace(
+            state,
+            health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
+            booted_at=booted_at,
+        )
         if not problems:
             return Recovered(state)
-        notice = f"{_joined(problems)}; continued from generation {state.generation} in {name}"
-        return Recovered(state, notice + await _mend(disk, content))
+        why = "; ".join(map(str, problems))
+        notice = f"{why}; continued from generation {state.generation} in {name}"
+        try:
+            # Otherwise the next write would keep the unreadable file as the previous generation.
+            await disk.replace(CURRENT, content, keep=UNREADABLE)
+        except StateError as error:
+            notice += f"; {error}"
+        return Recovered(state, notice)
     empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
-    if all(isinstance(problem, _Missing) for problem in problems):
+    if is_new:
         return Recovered(empty)
     for problem in problems:
         if not isinstance(problem, StateCorrupt):
             raise problem
-    notice = f"{_joined(problems)}; rebuilding from the pods' annotations and the kubelet"
-    return Recovered(empty, notice + await _keep_aside(disk, found))
-
-
-class _Missing(StateCorrupt):
-    """A generation does not exist."""
-
-
-async def _content(disk: Disk, name: str) -> bytes:
-    content = await disk.read(name)
-    if content is None:
-        raise _Missing(f"{name} is missing")
-    return content
+    notice = (
+        "; ".join(map(str, problems)) + "; rebuilding from the pods' annotations and the kubelet"
+    )
+    for name, content in found.items():  # two writes would replace them
+        try:
+            await disk.replace(_ASIDE[name], content)
+        except StateError as error:
+            notice += f"; {error}"
+        else:
+            notice += f"; {name} is kept as {_ASIDE[name]}"
+    return Recovered(empty, notice)
 
 
 def _decoded(content: bytes, name: str, machine_id: str) -> State:
@@ -358,35 +368,6 @@ def _decoded(content: bytes, name: str, machine_id: str) -> State:
     if machine_id and state.machine_id not in {"", machine_id}:
         raise StateCorrupt(f"{name} is not usable: it belongs to another machine")
     return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
-
-
-def _joined(problems: list[StateError]) -> str:
-    return "; ".join(map(str, problems))
-
-
-async def _mend(disk: Disk, content: bytes) -> str:
-    """Write the only readable generation back as the newest one. Returns a notice.
-
-    Otherwise the next write would keep the unreadable file as the previous generation.
-    """
-    try:
-        await disk.replace(CURRENT, content, keep=UNREADABLE)
-    except StateError as error:
-        return f"; {error}"
-    return ""
-
-
-async def _keep_aside(disk: Disk, found: Mapping[str, bytes]) -> str:
-    """Copy the unreadable generations, because two writes replace them. Returns a notice."""
-    notice = ""
-    for name, content in found.items():
-        try:
-            await disk.replace(_ASIDE[name], content)
-        except StateError as error:
-            notice += f"; {error}"
-        else:
-            notice += f"; {name} is kept as {_ASIDE[name]}"
-    return notice
 
 
 class _WaitingCommit(msgspec.Struct, eq=False):
@@ -485,7 +466,11 @@ class StateService:
             try:
                 await self._write(batch)
             except StateError as error:
-                self._failed(error)
+                if not self._is_late:  # a write that hung is already counted
+                    self.errors.add()
+                self._is_late = False
+                if self.error.set(str(error)):
+                    log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
                 _resolve(batch, error)
             finally:
                 _resolve(batch, StateError("the agent stopped before the disk had it"))
@@ -523,13 +508,6 @@ class StateService:
         log.error("state.unanswered", err=text)
         self.error.set(text)
         _resolve([*batch, *self._waiting], StateError(text))
-
-    def _failed(self, error: StateError) -> None:
-        if not self._is_late:  # a write that hung is already counted
-            self.errors.add()
-        self._is_late = False
-        if self.error.set(str(error)):
-            log.error("state.unwritable", err=str(error))
 
 
 def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:

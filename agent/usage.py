@@ -17,7 +17,7 @@ from agent.hami.region import MemoryUse, Region, RegionChange, RegionState, Regi
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import ContainerKey, Ledger, Row, container_directory
-from agent.model import MIB, GpuUuid, Inventory
+from agent.model import MIB, GpuSample, GpuUuid, Inventory, Sampled
 from agent.ports import Clock, Regions
 
 # What one container uses of each of its GPUs, summed over its live processes.
@@ -113,24 +113,6 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
         reason = f"not believable: it says {said} of a GPU with at most {has}"
         return ContainerUse(use.at, RegionState.UNREADABLE, reason=reason)
     return use
-
-
-# What containers used of their GPUs, as it is kept: a few numbers for each round.
-
-
-class PastGpuUse(msgspec.Struct, frozen=True):
-    """The use of one GPU by one container: `memory` in bytes, `sm_percent` of the whole GPU."""
-
-    uuid: str
-    memory: int
-    sm_percent: int
-
-
-class PastUse(msgspec.Struct, frozen=True):
-    """The use of a container's GPUs at one past time, in the order of ContainerUse.gpus."""
-
-    at: dt.datetime
-    gpus: tuple[PastGpuUse, ...]
 
 
 # Decides which containers are limited and held back while others use the same GPUs.
@@ -351,7 +333,7 @@ class ContainerUsage:
         self._is_first = True
         self._newest: dict[ContainerKey, ContainerUse] = {}
         self._newest_at = -FRESH
-        self._kept: dict[ContainerKey, tuple[tuple[str, ...], Ring]] = {}
+        self._kept: dict[ContainerKey, tuple[tuple[GpuUuid, ...], Ring]] = {}
         self._worked: dict[ContainerKey, dt.datetime] = {}
         self._feedback = Feedback()
         self._troubles: dict[tuple[str, str], tuple[str, float]] = {}
@@ -368,19 +350,20 @@ class ContainerUsage:
         """
         return None if self._is_stale() else self._newest.get(key)
 
-    def history(self, key: ContainerKey) -> tuple[PastUse, ...]:
-        """The use of a container's GPUs in the last KEPT seconds, the oldest first."""
+    def history(self, key: ContainerKey) -> Mapping[GpuUuid, Sequence[Sampled]]:
+        """The use of each GPU by a container in the last KEPT seconds, the oldest first."""
         if key not in self._kept:
-            return ()
+            return {}
         uuids, ring = self._kept[key]
         since = _loop_time() - KEPT
-        past = list[PastUse]()
+        past = dict[GpuUuid, list[Sampled]]()
         for at, *numbers in ring.rows():
             if at >= since:
-                pairs = zip(uuids, numbers[::2], numbers[1::2], strict=True)
-                gpus = (PastGpuUse(uuid, int(memory), int(sm)) for uuid, memory, sm in pairs)
-                past.append(PastUse(self._origin + dt.timedelta(seconds=at), tuple(gpus)))
-        return tuple(past)
+                moment = self._origin + dt.timedelta(seconds=at)
+                for uuid, mib, sm in zip(uuids, numbers[::2], numbers[1::2], strict=True):
+                    sample = GpuSample(uuid, gpu_percent=int(sm), used_mib=int(mib))
+                    past.setdefault(uuid, []).append(Sampled(moment, sample))
+        return past
 
     async def run(self) -> NoReturn:
         """Read all regions at each tick of PERIOD, for ever."""
@@ -476,11 +459,11 @@ class ContainerUsage:
             use = newest[row.key] = believed(use, row, registered)
             self._report("usage.unread", use.reason, name)
             if use.gpus:
-                uuids = tuple(gpu.uuid for gpu in use.gpus)
+                uuids = tuple(GpuUuid(gpu.uuid) for gpu in use.gpus)
                 kept = self._kept.get(row.key)
                 if kept is None or kept[0] != uuids:
                     kept = self._kept[row.key] = uuids, Ring(ROWS, 1 + 2 * len(uuids))
-                numbers = ((gpu.memory.total, gpu.sm_percent) for gpu in use.gpus)
+                numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
                 kept[1].add(now, *itertools.chain.from_iterable(numbers))
         self._newest, self._newest_at = newest, now
 

@@ -581,10 +581,8 @@ class SchedulerShares:
                         self._start = KubeletStart(begun=await self._peers.containers.begun())
         raise AssertionError("the list streams are never closed")
 
-    async def decide(
-        self, ids: tuple[SliceId, ...], call: AllocateCall
-    ) -> Callable[[Ledger], Ledger]:
-        """Set the row of the call. Effects follow from the row. Raises Refusal."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        """Set the row of the call, from which its effects follow. Raises Refusal."""
         inquiry, epoch = self._inquiry(call), self._epoch()
         try:
             async with call.disk.within():
@@ -605,7 +603,7 @@ class SchedulerShares:
         pod, container = grant.candidate.pod, grant.candidate.container
         if grant.replay is not None:
             # It keeps its answer, byte for byte, and gets the ids of this call.
-            call.row = row = msgspec.structs.replace(
+            call.row = msgspec.structs.replace(
                 grant.replay,
                 slice_ids=tuple(sorted(ids)),
                 answered_at=self._peers.clock.now(),
@@ -613,11 +611,10 @@ class SchedulerShares:
                 confirmed=False,
                 offered=offered,
             )
-            return lambda ledger: ledger.put(row)
+            return
         first = self._first(Adoption(pod, container, ids), grant.group, grant.shares, facts)
-        call.row = row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
+        call.row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
         check_library(facts, container)
-        return lambda ledger: ledger.put(row)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""

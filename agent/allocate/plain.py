@@ -206,10 +206,8 @@ class KubeletShares:
         self._settings = settings
         self.calls = AllocateCalls(Turns(views.epoch), peers.lag)
 
-    async def decide(
-        self, ids: tuple[SliceId, ...], call: AllocateCall
-    ) -> Callable[[Ledger], Ledger] | None:
-        """Set the row of the call. None: another call overtook it. Raises Refusal."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        """Set the row of the call, unless another call overtook it. Raises Refusal."""
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
         call.overlapped |= call.turn.doubted
@@ -220,11 +218,10 @@ class KubeletShares:
         held = _ids_of(self.calls.with_pending(self._views.ledger.value).rows)
         granted = grant(ids, self._views.inventory.value, held)
         if call.is_lost:
-            return None
+            return
         again = await self._asked_again(ids)
         call.is_replay = again is not None
-        call.row = row = again or self._first(ids, granted, facts)
-        return lambda ledger: ledger.put(row)
+        call.row = again or self._first(ids, granted, facts)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
         """Do nothing: the pod is not known."""

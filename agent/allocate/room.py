@@ -20,7 +20,7 @@ import msgspec
 from agent.cluster import PodTable, PodUid, PodView, Role
 from agent.ledger import Ledger, Row
 from agent.model import GpuUuid, Share, SharedGpu
-from agent.setting import Field, optional_resource, whole
+from agent.setting import Field, ValueType, optional_resource, whole
 
 # What HAMi's scheduler makes of a container's request of GPUs.
 #
@@ -33,6 +33,14 @@ NOT_WHOLE: Final = -1
 _INT32_MAX: Final = 2**31 - 1
 
 
+def _rule(key: str, read: ValueType, words: str) -> Field:
+    text = f"Requests of pods as HAMi's scheduler reads them: {words}."
+    return Field(key, read, text, live=True, profiled=False)
+
+
+_AMOUNT: Final = whole(-(2**31), _INT32_MAX)
+
+
 class RequestRules(msgspec.Struct, frozen=True):
     """The names of resources and the defaults in HAMi's device-config.yaml.
 
@@ -42,65 +50,28 @@ class RequestRules(msgspec.Struct, frozen=True):
 
     memory: Annotated[
         str,
-        Field(
-            "sharing.memoryResourceName",
-            optional_resource,
-            "Requests of pods as HAMi's scheduler reads them: the resource for MiB of each GPU.",
-            live=True,
-            profiled=False,
-        ),
+        _rule("sharing.memoryResourceName", optional_resource, "the resource for MiB of each GPU"),
     ] = "nvidia.com/gpumem"
     memory_percent: Annotated[
         str,
-        Field(
+        _rule(
             "sharing.memoryPercentResourceName",
             optional_resource,
-            "Requests of pods as HAMi's scheduler reads them: the resource for "
-            "percent of each GPU's memory.",
-            live=True,
-            profiled=False,
+            "the resource for percent of each GPU's memory",
         ),
     ] = "nvidia.com/gpumem-percentage"
     cores: Annotated[
         str,
-        Field(
-            "sharing.coreResourceName",
-            optional_resource,
-            "Requests of pods as HAMi's scheduler reads them: the resource for percent of compute.",
-            live=True,
-            profiled=False,
-        ),
+        _rule("sharing.coreResourceName", optional_resource, "the resource for percent of compute"),
     ] = "nvidia.com/gpucores"
-    memory_factor: Annotated[
-        int,
-        Field(
-            "sharing.memoryFactor",
-            whole(-(2**31), 2**31 - 1),
-            "Requests of pods as HAMi's scheduler reads them: the factor on MiB.",
-            live=True,
-            profiled=False,
-        ),
-    ] = 1
+    memory_factor: Annotated[int, _rule("sharing.memoryFactor", _AMOUNT, "the factor on MiB")] = 1
     default_memory_mib: Annotated[
         int,
-        Field(
-            "sharing.defaultMemoryMiB",
-            whole(-(2**31), 2**31 - 1),
-            "Requests of pods as HAMi's scheduler reads them: MiB in place of none; 0: all memory.",
-            live=True,
-            profiled=False,
-        ),
+        _rule("sharing.defaultMemoryMiB", _AMOUNT, "MiB in place of none; 0: all memory"),
     ] = 0
     default_core_percent: Annotated[
         int,
-        Field(
-            "sharing.defaultCorePercent",
-            whole(-(2**31), 2**31 - 1),
-            "Requests of pods as HAMi's scheduler reads them: compute in place of "
-            "none; 0: no limit.",
-            live=True,
-            profiled=False,
-        ),
+        _rule("sharing.defaultCorePercent", _AMOUNT, "compute in place of none; 0: no limit"),
     ] = 0
     known: bool = False
 

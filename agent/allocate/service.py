@@ -251,13 +251,8 @@ class ShareSource(Protocol):
 
     calls: AllocateCalls
 
-    async def decide(
-        self, ids: tuple[SliceId, ...], call: AllocateCall, /
-    ) -> Callable[[Ledger], Ledger] | None:
-        """Set the row of the call. Returns the change of the ledger to commit.
-
-        None: another call overtook it before the decision. Raises Refusal, StateError.
-        """
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall, /) -> None:
+        """Set the row of the call, unless another call overtook it. Raises Refusal, StateError."""
         ...
 
     def refused(self, refusal: Refusal, call: AllocateCall, /) -> None:
@@ -333,11 +328,11 @@ class Allocation:
         return row.edits
 
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
-        change = await self._source.decide(ids, call)
+        await self._source.decide(ids, call)
         # No await from here until the row is claimed: another call would decide on the same pod.
-        if change is None or call.row is None:
-            raise await self._overtaken(call)
         row = call.row
+        if row is None:
+            raise await self._overtaken(call)
         # In plain mode the row comes first: only the row says later that the directory can be
         # removed. A row without a directory is closed like any other.
         is_row_first = row.decided_by is Decider.KUBELET
@@ -348,7 +343,7 @@ class Allocation:
                 call.step = AllocateStep.WRITE
                 async with call.disk.within():
                     with self._calls.waiting("disk"):
-                        await self._commit(change)
+                        await self._commit(lambda ledger: ledger.put(row))
                 if row.lock:
                     self._calls.mark_lock_used(row)
                 if is_row_first and row.has_directory:

@@ -13,21 +13,20 @@ from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerSh
 from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
 from agent.allocate.service import Allocation
 from agent.app.adapters import Adapters
-from agent.app.front import Front
-from agent.app.policies import EXPECTED, POLICIES
+from agent.app.front import EXPECTED, POLICIES, Front
 from agent.cluster import PodTable
 from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
-from agent.kube.api import KubeNode, KubePods, ObservedNode, ObservedPods
+from agent.kube.api import KubeNode, KubePods, ObservedNode
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
-from agent.ports import NodeApi, PodApi, ServiceNotifier
+from agent.ports import NodeApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
@@ -73,10 +72,11 @@ async def open_back(
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
+        resource, observes = settings.sharing.resource, settings.observe
+        pod_api = KubePods(session, settings.node, resource, events, observes=observes)
         node_api: NodeApi = KubeNode(session, settings.node)
-        pod_api: PodApi = KubePods(session, settings.node, settings.sharing.resource, events)
-        if settings.observe:
-            node_api, pod_api = ObservedNode(node_api), ObservedPods(pod_api)
+        if observes:
+            node_api = ObservedNode(node_api)
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
         with contextlib.suppress(SettingsError, TimeoutError):
@@ -116,7 +116,7 @@ async def open_back(
                 state.ledger,
                 front.knowing.kubelet.epoch,
                 source.calls.taken,
-                front.endpoint.rivals.gone,
+                front.rivals.gone,
             ),
             peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
             rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
@@ -210,7 +210,7 @@ async def open_plain(
             state.ledger,
             front.knowing.kubelet.epoch,
             source.calls.taken,
-            front.endpoint.rivals.gone,
+            front.rivals.gone,
         ),
         peers=ReconcilePeers(
             witness, records, adapters.hooks, adapters.clock, front.allocator.calls
@@ -322,7 +322,7 @@ def tiers(
             "room": knowing.clearing.follow_room,
             **runs,
         }
-        served = [Task("endpoint", front.endpoint.run), Task("mounts", own["mounts"])]
+        served = [Task("endpoint", front.serve), Task("mounts", own["mounts"])]
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [

@@ -9,9 +9,8 @@ import msgspec
 from agent.allocate.edits import check_library
 from agent.allocate.service import AllocateStep
 from agent.app.adapters import Adapters, SharedCells, new_facts
-from agent.app.policies import EXPECTED, POLICIES
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.errors import Refusal, StateError
+from agent.errors import AgentError, Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch, HostFileWatch
 from agent.inventory import (
@@ -24,13 +23,13 @@ from agent.inventory import (
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import supervise
+from agent.kit.tasks import RestartPolicy, supervise
 from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import ContainerEdits, LastGood, Row
-from agent.model import GpuUuid, Health, Scan, SliceId, SliceList
+from agent.model import GpuUuid, Health, Scan, SliceId
 from agent.ports import ServiceNotifier
 from agent.reconcile.rules import check_start
 from agent.reconcile.service import Clearing
@@ -39,6 +38,61 @@ from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
 from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
+
+# How often each task may fail, and the delays before its restarts.
+
+EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
+"""Failures of the outside world, logged in one line. Any other exception is a defect."""
+
+DEFECTS = 3
+"""Defects of one task within its window before the process gives up."""
+
+
+def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:
+    return RestartPolicy(delays=delays, jitter=jitter, bug_budget=DEFECTS)
+
+
+_LOCAL = _policy(0.1, 0.5, 1.0, 5.0)
+_DRIVER = _policy(0.5, 1.0, 5.0, 30.0)
+_WEB = _policy(0.5, 1.0, 10.0, 30.0)
+_API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
+
+POLICIES: Mapping[str, RestartPolicy] = {
+    "state": _LOCAL,
+    "notify": _LOCAL,
+    "settings": _LOCAL,
+    "journal": _LOCAL,
+    "inventory": _LOCAL,
+    "left_out": _LOCAL,
+    "gpu_events": _LOCAL,
+    "cordons": _LOCAL,
+    "held": _LOCAL,
+    "withholder": _LOCAL,
+    "clearing": _LOCAL,
+    "room": _LOCAL,
+    "listing": _LOCAL,
+    "discovery": _DRIVER,
+    "health": _DRIVER,
+    "samples": _DRIVER,
+    "usage": _LOCAL,
+    "pressure": _LOCAL,
+    "node": _API,
+    "pods": _API,
+    "report": _API,
+    "settlement": _API,
+    "kubelet_start": _LOCAL,
+    "reconcile": _policy(1.0, 5.0, 15.0, 60.0),
+    "plugin": _policy(0.1, 0.5, 1.0, 10.0),
+    "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
+    "rival": _policy(0.1, 0.5, 1.0, 10.0),
+    "announcer": _API,
+    "condition": _API,
+    "recent": _LOCAL,
+    "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
+    "heartbeat": _LOCAL,
+    "web": _WEB,
+    "web_socket": _WEB,
+}
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -73,40 +127,6 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     recent: RecentlyRegistered
     withholder: Withholder
     clearing: Clearing
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """The device plugin server of our resource, with the list that it serves."""
-
-    lists: Cell[SliceList]
-    server: PluginServer
-    registration: Registration
-    rival: Rival
-    rivals: Rivals
-    chance: random.Random
-
-    @property
-    def sockets(self) -> tuple[str, ...]:
-        """The names of the sockets to watch in the kubelet's directory."""
-        return tuple(filter(None, (self.server.endpoint, *self.rival.names)))
-
-    def heard(self, name: str) -> None:
-        """Take note that a socket came or went. The empty name stands for all."""
-        self.registration.heard(name)
-        self.rivals.heard(name)
-
-    async def run(self) -> None:
-        """Serve and keep registered until cancelled."""
-
-        async def register() -> None:
-            """Wait for the first list: registering an empty one would remove every slice."""
-            await self.lists.until(lambda listed: listed.generation > 0)
-            await self.registration.run()
-
-        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
-        async with asyncio.TaskGroup() as group:
-            for name, run in runs.items():
-                group.create_task(supervise(name, run, POLICIES[name], self.chance, EXPECTED))
 
 
 class Allocator:
@@ -145,7 +165,10 @@ class Front(msgspec.Struct, frozen=True):
     state: StateService
     knowing: KnowledgeServices
     allocator: Allocator
-    endpoint: Endpoint
+    server: PluginServer
+    registration: Registration
+    rivals: Rivals
+    random: random.Random
     notices: NodeEventQueue
     journal: NodeJournal
     settings: SettingsService
@@ -160,15 +183,18 @@ class Front(msgspec.Struct, frozen=True):
         self.journal.refused(refusal, row)
         self.knowing.withholder.refused(str(refusal))
 
-    @property
-    def server(self) -> PluginServer:
-        """The device plugin server of our resource."""
-        return self.endpoint.server
+    async def serve(self) -> None:
+        """Serve the kubelet and keep registered until cancelled."""
 
-    @property
-    def registration(self) -> Registration:
-        """The registration of our resource."""
-        return self.endpoint.registration
+        async def register() -> None:
+            # Registering an empty list would remove every slice.
+            await self.facts.slices.until(lambda listed: listed.generation > 0)
+            await self.registration.run()
+
+        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
+        async with asyncio.TaskGroup() as group:
+            for name, run in runs.items():
+                group.create_task(supervise(name, run, POLICIES[name], self.random, EXPECTED))
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
@@ -179,7 +205,12 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     journal = NodeJournal(adapters.clock, adapters.disk)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(
-        facts.inventory, facts.sharing, adapters.clock, state.health, facts.edits, adapters.cdi
+        facts.inventory,
+        facts.sharing,
+        adapters.clock,
+        state.health,
+        facts.edits,
+        adapters.cdi.names,
     )
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
@@ -199,10 +230,13 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
 
     def sockets() -> tuple[str, ...]:
         """The names to watch in the kubelet's directory. They change."""
-        return (settings.paths.kubelet_socket.name, *endpoint.sockets)
+        ours = filter(None, (server.endpoint, *rival.names))
+        return (settings.paths.kubelet_socket.name, *ours)
 
     def heard(name: str) -> None:
-        endpoint.heard(name)
+        """Take note that a socket came or went. The empty name stands for all."""
+        registration.heard(name)
+        rivals.heard(name)
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     kubelet = KubeletWatch(directory, heard)
@@ -220,13 +254,15 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     )
     rival = Rival(plugins, resource)
     rivals = Rivals(rival, registration, notices.say)
-    endpoint = Endpoint(facts.slices, server, registration, rival, rivals, chance)
     return Front(
         facts=facts,
         state=state,
         knowing=knowing,
         allocator=allocator,
-        endpoint=endpoint,
+        server=server,
+        registration=registration,
+        rivals=rivals,
+        random=chance,
         notices=notices,
         journal=journal,
         settings=service,

@@ -296,7 +296,10 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
     start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
     if held is not None:
-        last = None if stored is None else recalled(stored, start.taken().sources)
+        last = None
+        if stored is not None:
+            with contextlib.suppress(SettingsError):
+                last = recalled(stored, start.taken().sources)
         if last is None or last.undrained(ledger) is not None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(

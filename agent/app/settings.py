@@ -343,10 +343,10 @@ class SettingsService:
         if refusal is None or self._outside.stop.is_set():
             return False
         now = self._plan.sources
-        last = None if self._stored is None else recalled(self._stored, now)
-        if last is not None and last.sources != now:
+        if self._stored is not None:
             with contextlib.suppress(SettingsError):
-                if last.undrained(self._outside.ledger.value) is None:
+                last = recalled(self._stored, now)
+                if last.sources != now and last.undrained(self._outside.ledger.value) is None:
                     self._tell_fitted(changed=self._apply(last, facts))
                     self.refusal = None
                     self.reject(refusal)

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -54,14 +54,28 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
     now = SystemClock().now()
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
+    files: dict[str, bytes] = {}
     missing: list[str] = []
     try:
-        files = dict(_read(args.socket, missing))
+        for name, target in PARTS.items():
+            status, text = call(args.socket, "GET", target, DEADLINE)
+            if status in FOUND:
+                files[name] = text.encode()
+            else:
+                missing.append(f"{name}: {target} answered {status}")
     except Unreachable as error:
         return fail("bundle", str(error), UNREACHABLE)
+    files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
     try:
-        with open(path, "xb", opener=_private) as file:  # never over an archive that is there
-            _write(file, files, int(now.timestamp()))
+        # Never over an archive that is there, and for its owner alone: it names pods.
+        with (
+            open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+            tarfile.open(fileobj=file, mode="w:gz") as archive,
+        ):
+            for name, content in files.items():
+                member = tarfile.TarInfo(f"hami-agent/{name}")
+                member.size, member.mtime, member.mode = len(content), int(now.timestamp()), 0o600
+                archive.addfile(member, io.BytesIO(content))
     except FileExistsError:
         return fail("bundle", f"{path} exists already: choose another --file", UNWRITTEN)
     except OSError as error:
@@ -70,28 +84,3 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     for text in missing:
         sys.stderr.write(f"hami-agent bundle: missing: {text}\n")
     return INCOMPLETE if missing else OK
-
-
-def _private(path: str, flags: int) -> int:
-    """Open the archive for its owner alone: it names pods."""
-    return os.open(path, flags, 0o600)
-
-
-def _read(socket: Path, missing: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The files. Adds to `missing` what the agent did not serve. Raises Unreachable."""
-    for name, target in PARTS.items():
-        status, text = call(socket, "GET", target, DEADLINE)
-        if status in FOUND:
-            yield name, text.encode()
-        else:
-            missing.append(f"{name}: {target} answered {status}")
-    yield "bundle.txt", f"hami-agent {__version__}\n".encode()
-
-
-def _write(file: io.BufferedIOBase, files: Mapping[str, bytes], seconds: int) -> None:
-    """Write the archive; its files belong to root and are for nobody else to read."""
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"hami-agent/{name}")
-            member.size, member.mtime, member.mode = len(content), seconds, 0o600
-            archive.addfile(member, io.BytesIO(content))

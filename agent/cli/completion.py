@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -32,9 +32,6 @@ _hami_agent() {{
 }}
 complete -o default -F _hami_agent hami-agent
 """
-BASH_VALUE: Final = '        {keys}) COMPREPLY=($(compgen -W {words} -- "$cur")); return ;;'
-BASH_ANY: Final = "        {keys}) return ;;"
-
 ZSH: Final = """\
 #compdef hami-agent
 # Completes hami-agent in zsh. Load it with: source <(hami-agent completion zsh)
@@ -56,8 +53,21 @@ _hami_agent() {{
 }}
 compdef _hami_agent hami-agent
 """
-ZSH_VALUE: Final = "        ({keys}) compadd -- {each}; return ;;"
-ZSH_ANY: Final = "        ({keys}) _files; return ;;"
+SHELLS: Final = {
+    "bash": (
+        BASH,
+        '        {keys}) COMPREPLY=($(compgen -W {words} -- "$cur")); return ;;',
+        "        {keys}) return ;;",
+        "        {path}) options={options} words={words} ;;",
+    ),
+    "zsh": (
+        ZSH,
+        "        ({keys}) compadd -- {each}; return ;;",
+        "        ({keys}) _files; return ;;",
+        "        ({path}) options={options} choices={words} ;;",
+    ),
+}
+"""Of each shell: the script, and its cases for options with choices, with any value, for words."""
 
 
 class CommandWords(msgspec.Struct, frozen=True):
@@ -77,7 +87,8 @@ class CommandWords(msgspec.Struct, frozen=True):
 
 def command_words(parser: argparse.ArgumentParser, path: str = "") -> Iterator[CommandWords]:
     """The words of the parser's command, then those of each command below it."""
-    actions = [one for one in _actions(parser) if one.help != argparse.SUPPRESS]
+    every = parser._actions  # noqa: SLF001 -- argparse has no public list
+    actions = [one for one in every if one.help != argparse.SUPPRESS]
     below = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
     verbs = {name: verb for action in below for name, verb in action.choices.items()}
     options: dict[str, tuple[str, ...]] = {}
@@ -96,10 +107,6 @@ def command_words(parser: argparse.ArgumentParser, path: str = "") -> Iterator[C
         yield from command_words(verb, f"{path} {name}".lstrip())
 
 
-def _actions(parser: argparse.ArgumentParser) -> Sequence[argparse.Action]:
-    return parser._actions  # noqa: SLF001 -- argparse has no public list
-
-
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `completion`."""
     parser = subparsers.add_parser(
@@ -109,57 +116,32 @@ def add_parser(subparsers: Subparsers) -> None:
         "values of this program.",
         epilog="example: source <(hami-agent completion bash)",
     )
-    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.add_argument("shell", choices=tuple(SHELLS))
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the script; return the exit code."""
     del environ
-    commands = tuple(command_words(whole_parser()))
-    if args.shell == "bash":
-        text = BASH.format(
-            paths=_paths(commands),
-            values="\n".join(_values(commands, BASH_VALUE, BASH_ANY)),
-            commands="\n".join(
-                _cases(commands, "        {path}) options={options} words={words} ;;")
-            ),
-        )
-    else:
-        text = ZSH.format(
-            paths=_paths(commands),
-            values="\n".join(_values(commands, ZSH_VALUE, ZSH_ANY)),
-            commands="\n".join(
-                _cases(commands, "        ({path}) options={options} choices={words} ;;")
-            ),
-        )
-    sys.stdout.write(text)
-    return OK
-
-
-def _paths(commands: Sequence[CommandWords]) -> str:
-    """The pattern of a command and the verb that may follow it."""
-    found = (f"{one.path} {verb}" for one in commands for verb in one.verbs)
-    return "|".join(map(shlex.quote, found))
-
-
-def _values(commands: Iterable[CommandWords], value: str, any_value: str) -> Iterator[str]:
-    """A case for the options with choices of each command, and one for those with any value."""
-    for command in commands:
+    script, choices_case, value_case, words_case = SHELLS[args.shell]
+    paths, values, cases = [], [], []
+    for command in command_words(whole_parser()):
+        # A command, and the verb that may follow it.
+        paths += [shlex.quote(f"{command.path} {verb}") for verb in command.verbs]
         groups: dict[tuple[str, ...], list[str]] = {}
         for option, choices in command.options.items():
             groups.setdefault(choices, []).append(shlex.quote(f"{command.path}:{option}"))
         for choices, keys in groups.items():
-            form = value if choices else any_value
             each = " ".join(map(shlex.quote, choices))
-            yield form.format(keys="|".join(keys), words=_quoted(choices), each=each)
-
-
-def _cases(commands: Iterable[CommandWords], form: str) -> Iterator[str]:
-    """A case for the words and options of each command."""
-    for command in commands:
+            form = choices_case if choices else value_case
+            values.append(form.format(keys="|".join(keys), words=_quoted(choices), each=each))
         options = _quoted((*command.switches, *command.options))
         words = _quoted((*command.verbs, *command.places))
-        yield form.format(path=_quoted((command.path,)), options=options, words=words)
+        path = _quoted((command.path,))
+        cases.append(words_case.format(path=path, options=options, words=words))
+    sys.stdout.write(
+        script.format(paths="|".join(paths), values="\n".join(values), commands="\n".join(cases))
+    )
+    return OK
 
 
 def _quoted(words: Iterable[str]) -> str:

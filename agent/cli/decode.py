@@ -1,6 +1,7 @@
 """`hami-agent decode`: prints any HAMi annotation value as JSON."""
 
 import argparse
+import contextlib
 import datetime as dt
 import re
 import sys
@@ -63,32 +64,27 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the decoded value, or where it is malformed; return the exit code."""
     del environ
+    given, text, code = args.value, "", PROBLEM
     try:
-        text = bare(_value(args.value))
+        if given not in {None, STDIN}:
+            text = given
+        elif given == STDIN or not sys.stdin.isatty():  # nobody waits for input that was not asked
+            text = sys.stdin.read(MAX_CHARS + 1)
+        text = bare(text)
+        if text:
+            kind = args.kind or _kind(text)
+            try:
+                data = DECODERS[kind](text)
+            except MalformedText as error:
+                raise MalformedText(f"not a valid {kind} value: {error}") from error
+            sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
+            return OK
+        said, code = "nothing to decode: give a value or pipe one in", USAGE
     except OSError as error:
-        return _fail(f"standard input cannot be read: {error.strerror}", PROBLEM)
-    if not text:
-        return _fail("nothing to decode: give a value or pipe one in", USAGE)
-    try:
-        kind = args.kind or _kind(text)
-        data = _decoded(kind, text)
+        said = f"standard input cannot be read: {error.strerror}"
     except MalformedText as error:
-        return _fail(str(error), PROBLEM)
-    sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
-    return OK
-
-
-def _value(given: str | None) -> str:
-    """The value; empty if there is none. It does not wait for input from a terminal."""
-    if given not in {None, STDIN}:
-        return str(given)
-    if given is None and sys.stdin.isatty():
-        return ""
-    return sys.stdin.read(MAX_CHARS + 1)
-
-
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"hami-agent: {text}\n")
+        said = str(error)
+    sys.stderr.write(f"hami-agent: {said}\n")
     return code
 
 
@@ -104,23 +100,10 @@ def _kind(text: str) -> str:
             "this is a whole object: give the value of one annotation, as kubectl prints it with "
             "-o jsonpath='{.metadata.annotations.hami\\.io/node-nvidia-register}'"
         )
-    if _is_file(text):
-        raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
+    with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
+        if Path(text).is_file():
+            raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
     raise MalformedText(f"this is not a value of HAMi's: expected {FORMS}")
-
-
-def _decoded(kind: str, text: str) -> object:
-    try:
-        return DECODERS[kind](text)
-    except MalformedText as error:
-        raise MalformedText(f"not a valid {kind} value: {error}") from error
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
 
 
 def _register(text: str) -> object:
@@ -154,16 +137,6 @@ def _lock(text: str) -> object:
     return {"since": lock.stamp, "namespace": lock.namespace, "pod": lock.name}
 
 
-def _handshake(text: str) -> object:
-    handshake = decode_handshake(text)
-    return {"word": handshake.word.value, "time": handshake.stamp}
-
-
-def _score(text: str) -> object:
-    scores = {uuid: dict(pairs) for uuid, pairs in decode_scores(text).items()}
-    return [{"uuid": uuid, "score": pairs} for uuid, pairs in scores.items()]
-
-
 def _time(text: str) -> object:
     try:
         return dt.datetime.fromtimestamp(int(text), dt.UTC)
@@ -177,19 +150,20 @@ def _phase(text: str) -> object:
     return text
 
 
-def _cordon(text: str) -> object:
-    """Read UUIDs as HAMi does: trimmed, without empty ones."""
-    return [uuid.strip() for uuid in text.split(",") if uuid.strip()]
-
-
 DECODERS: Mapping[str, Callable[[str], object]] = {
     "register": _register,
     "devices": _devices,
     "lock": _lock,
-    "handshake": _handshake,
-    "score": _score,
+    "handshake": lambda text: {
+        "word": decode_handshake(text).word.value,
+        "time": decode_handshake(text).stamp,
+    },
+    "score": lambda text: [
+        {"uuid": uuid, "score": scores} for uuid, scores in decode_scores(text).items()
+    ],
     "phase": _phase,
     "time": _time,
-    "cordon": _cordon,
+    # As HAMi reads it: trimmed, without empty ones.
+    "cordon": lambda text: [uuid.strip() for uuid in text.split(",") if uuid.strip()],
     "nodeconfig": decode_nodeconfig,
 }

@@ -52,7 +52,7 @@ from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.api import KubeNode
 from agent.kube.client import Connection, KubeSession
-from agent.kube.reader import KubeReview, KubeSight, NodeSight
+from agent.kube.reader import NodeReader, NodeSight
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
 from agent.node.devices import judge_access, judge_library_files
@@ -243,19 +243,6 @@ def _ask_agent(path: Path) -> AgentAnswer:
 # What is at hand.
 
 
-class ClusterSeen(msgspec.Struct, frozen=True):
-    """The API server's answers. `node` None: it was not shown, and `answer` says why.
-
-    - `excess`: granted rights that the agent does not need; None: not asked.
-    - `names`: whether the Nodes that the settings name exist.
-    """
-
-    answer: ClusterAnswer
-    node: NodeSight | None = None
-    excess: tuple[Right, ...] | None = None
-    names: Mapping[str, NamedNode] = msgspec.field(default_factory=dict)
-
-
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what was seen there.
 
@@ -265,6 +252,9 @@ class NodeSeen(msgspec.Struct, eq=False):
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`, `processes`: /dev and /proc.
     - `cluster`: None: no API server is asked in plain mode, nor for other groups.
+    - `node`: the Node beside a running agent; None: it was not shown, and `cluster` says why.
+    - `excess`: granted rights that the agent does not need; None: not asked.
+    - `named`: whether the Nodes that the settings name exist, as far as they were asked for.
     - `scan`: None: the driver was not asked, or gave none.
     """
 
@@ -279,7 +269,10 @@ class NodeSeen(msgspec.Struct, eq=False):
     reader: bool = False
     device_files: Path = Path("/dev")
     processes: Path = Path("/proc")
-    cluster: ClusterSeen | None = None
+    cluster: ClusterAnswer | None = None
+    node: NodeSight | None = None
+    excess: tuple[Right, ...] | None = None
+    named: dict[str, NamedNode] = msgspec.field(default_factory=dict)
     scan: Scan | None = None
     sockets: tuple[PluginSocket, ...] = ()
 
@@ -289,7 +282,7 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
     if seen.settings.plain is None and groups & {*FROM_API, CheckGroup.CONFIG}:
-        seen.cluster = await _see_cluster(seen)
+        await _see_cluster(seen)
     findings = [*seen.config]
     for needed_by, find in CHECKS_OF:
         if groups & needed_by:
@@ -310,7 +303,7 @@ def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
         if missing:
             said = f"not checked: {', '.join(check.value for check in missing)}"
             advice = "repair what is said of the API server, and run this check again"
-            yield Finding.unknown(missing[0], seen.cluster.answer.server, said, advice)
+            yield Finding.unknown(missing[0], seen.cluster.server, said, advice)
 
 
 # The checks.
@@ -319,9 +312,7 @@ def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
 async def _entries(seen: NodeSeen) -> Iterable[Finding]:
     if seen.agent is None:
         return []
-    names = dict.fromkeys(seen.names, NamedNode.UNSEEN)
-    if seen.cluster is not None:
-        names |= seen.cluster.names
+    names = dict.fromkeys(seen.names, NamedNode.UNSEEN) | seen.named
     if seen.settings.node in names:
         names[seen.settings.node] = NamedNode.THERE
     return scheduling.judge_entries(seen.settings.node, names, seen.files)
@@ -475,8 +466,7 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    answer = None if seen.cluster is None else seen.cluster.answer
-    sockets = seen.sockets
+    answer, sockets = seen.cluster, seen.sockets
     if seen.agent is not None:
         # The register annotation is the agent's own then, and no sign of HAMi's plugin; a socket
         # that nobody listens on is one of the leftovers.
@@ -489,15 +479,15 @@ async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
     if seen.cluster is None:
         return []
-    answer, node = seen.cluster.answer, seen.cluster.node
+    answer = seen.cluster
     if answer.failure and seen.agent is not None:
         advice = answer.remedy or "repair the connection, and run this check again"
         return [Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)]
     findings = list(preflight.judge_cluster(seen.settings.node, answer))
-    if seen.cluster.excess is not None:
-        findings.append(preflight.judge_excess(answer.server, seen.cluster.excess))
-    if node is not None:
-        findings.append(preflight.judge_clock(answer.server, node.skew))
+    if seen.excess is not None:
+        findings.append(preflight.judge_excess(answer.server, seen.excess))
+    if seen.node is not None:
+        findings.append(preflight.judge_clock(answer.server, seen.node.skew))
     return findings
 
 
@@ -505,8 +495,8 @@ async def _scheduler(seen: NodeSeen) -> Iterable[Finding]:
     """What HAMi's scheduler reads of the Node, and what the kubelet offers beside it."""
     if seen.cluster is None:
         return []
-    settings, name, node = seen.settings, seen.settings.node, seen.cluster.node
-    annotations = seen.cluster.answer.annotations
+    settings, name, node = seen.settings, seen.settings.node, seen.node
+    annotations = seen.cluster.annotations
     differences: tuple[str, ...] = ()
     if seen.scan is not None and REGISTER in annotations:
         differences = report_differences(settings, seen.scan, annotations)
@@ -563,47 +553,44 @@ CHECKS_OF: Final = (
 # What the API server says.
 
 
-async def _see_cluster(seen: NodeSeen) -> ClusterSeen:
+async def _see_cluster(seen: NodeSeen) -> None:
     """Ask all questions in one session."""
     settings = seen.settings
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
     server = f"API server by {connection.source}"
-    names = [name for name in seen.names if name != settings.node]
-    unasked = dict.fromkeys(names, NamedNode.UNSEEN)
     session = KubeSession(connection, random.SystemRandom())
     try:
         await session.open()
-        review = KubeReview(session, settings.node)
-        answer = await _ask(session, review, seen, server)
+        reader = NodeReader(session, settings.node)
+        seen.cluster = answer = await _ask(session, reader, seen, server)
         if seen.agent is None:
-            return ClusterSeen(answer)
-        excess = tuple([right for right in preflight.UNNEEDED if await review.granted(right)])
+            return
+        excess = tuple([right for right in preflight.UNNEEDED if await reader.granted(right)])
         unread = any(right.words == "get nodes" for right in answer.denied)
-        if answer.found is False or unread:
-            return ClusterSeen(answer, excess=excess, names=unasked)
-        sight = KubeSight(session, seen.clock)
-        try:
-            node = await sight.look(settings.node, settings.sharing.resource)
-        except ApiNotFound:
-            answer = msgspec.structs.replace(answer, found=False)
-            return ClusterSeen(answer, excess=excess, names=unasked)
-        annotations = node.traces.annotations
-        answer = msgspec.structs.replace(
-            answer, found=True, labels=node.labels, annotations=annotations
-        )
-        asked = {name: await sight.named(name) for name in names[: scheduling.ASKED]}
-        return ClusterSeen(answer, node, excess, unasked | asked)
+        node = None
+        if answer.found is not False and not unread:
+            try:
+                node = await reader.look(settings.sharing.resource, seen.clock)
+            except ApiNotFound:
+                answer = msgspec.structs.replace(answer, found=False)
+        if node is not None:
+            answer = msgspec.structs.replace(
+                answer, found=True, labels=node.labels, annotations=node.traces.annotations
+            )
+            others = [name for name in seen.names if name != settings.node]
+            seen.named = {name: await reader.named(name) for name in others[: scheduling.ASKED]}
+        seen.cluster, seen.node, seen.excess = answer, node, excess
     except (ApiError, SettingsError) as error:
         failure, remedy = _failure_of(error)
-        answer = ClusterAnswer(server, failure=failure, remedy=remedy)
-        return ClusterSeen(answer, names=unasked)
+        seen.cluster = ClusterAnswer(server, failure=failure, remedy=remedy)
+        seen.named = {}
     finally:
         await session.close()
 
 
 async def _ask(
-    session: KubeSession, review: KubeReview, seen: NodeSeen, server: str
+    session: KubeSession, reader: NodeReader, seen: NodeSeen, server: str
 ) -> ClusterAnswer:
     """Ask for the rights of this account, the plugins on this node and the Node.
 
@@ -613,12 +600,12 @@ async def _ask(
     wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
     unasked = tuple(right for right in wanted if seen.reader and not right.reads)
     asked = [right for right in wanted if right not in unasked]
-    denied = tuple([right for right in asked if not await review.granted(right)])
+    denied = tuple([right for right in asked if not await reader.granted(right)])
     if denied:  # the next requests would fail for the same reason
         return ClusterAnswer(server, denied=denied)
-    neighbours = await review.neighbours()
+    neighbours = await reader.neighbours()
     looks = [preflight.right_to_get(pod) for pod in neighbours.pods[:1]]
-    denied = tuple([right for right in looks if not await review.granted(right)])
+    denied = tuple([right for right in looks if not await reader.granted(right)])
     if denied:
         return ClusterAnswer(server, denied=denied)
     plugins = neighbours.plugins
@@ -640,19 +627,38 @@ async def _ask(
 
 
 def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> None:
-    """Print a line for each finding and one with their numbers, folded at `columns`.
+    """Print the lines of each finding and one with their numbers, folded at `columns`.
 
-    `before`: of `doctor --pre`.
+    `before`: of `doctor --pre`, where each finding has one line.
     """
-    each = _line if before else _lines
-    lines = (line for one in findings for line in each(one))
+    lines = []
+    for one in findings:
+        verdict, point = one.verdict, one.point.value
+        # Without what a terminal would obey: some texts come from the cluster.
+        said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
+        runbook = "" if verdict is PreflightVerdict.OK else f" [RUNBOOK {point}]"
+        if before:
+            advice = f"; {advice}" if advice else ""
+            lines.append(f"{verdict.value:<6} {point:<11} {said}{advice}{runbook}")
+            continue
+        lines.append(f"{group_of(one.point).value:<10} {verdict.value:<8} {point:<12} {said}")
+        if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
+            lines.append(f"means: {consequence(one)}")
+        if runbook:
+            lines.append(f"to do: {f'{advice}{runbook}'.lstrip()}")
+    counts = Counter(one.verdict for one in findings)
+    notes = counted(counts[PreflightVerdict.NOTE], "note")
+    lines.append(
+        f"{counts[PreflightVerdict.WRONG]} wrong, {notes}, {counts[PreflightVerdict.OK]} ok"
+    )
+    if counts[PreflightVerdict.UNKNOWN]:
+        lines[-1] += f", {counts[PreflightVerdict.UNKNOWN]} not checked"
     indent = " " * min(_INDENT, columns // 4)
-    for line in (*lines, _sum(findings)):
-        begin = indent if line.startswith(("means: ", "to do: ")) else ""
+    for line in lines:
         parts = textwrap.wrap(
             line,
             columns,
-            initial_indent=begin,
+            initial_indent=indent if line.startswith(("means: ", "to do: ")) else "",
             subsequent_indent=f"{indent}  ",
             break_on_hyphens=False,
         )
@@ -661,56 +667,22 @@ def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> N
 
 def document_of(findings: Sequence[Finding], *, before: bool) -> tuple[str, dict[str, object]]:
     """The kind and the data of the findings for programs."""
-    counts = Counter(one.verdict for one in findings)
-    data: dict[str, object] = {"ok": not counts[PreflightVerdict.WRONG]}
+    verdicts = {one.verdict for one in findings}
+    data: dict[str, object] = {"ok": PreflightVerdict.WRONG not in verdicts}
     if not before:
-        data["complete"] = not counts[PreflightVerdict.UNKNOWN]
-    data["findings"] = [_entry(one, before=before) for one in findings]
+        data["complete"] = PreflightVerdict.UNKNOWN not in verdicts
+    entries = []
+    for one in findings:
+        entry = {
+            "id": one.point.value,
+            "verdict": one.verdict.value.lower(),
+            "subject": one.subject,
+            "said": one.said,
+            "advice": one.advice,
+        }
+        if not before:
+            means = "" if one.verdict is PreflightVerdict.OK else consequence(one)
+            entry |= {"group": group_of(one.point).value, "means": means}
+        entries.append(entry)
+    data["findings"] = entries
     return "Preflight" if before else "Checkup", data
-
-
-def _line(finding: Finding) -> Iterator[str]:
-    verdict, point = finding.verdict, finding.point.value
-    line = f"{verdict.value:<6} {point:<11} {_safe(f'{finding.subject}: {finding.said}')}"
-    if finding.advice:
-        line += f"; {_safe(finding.advice)}"
-    yield line if verdict is PreflightVerdict.OK else f"{line} [RUNBOOK {point}]"
-
-
-def _lines(finding: Finding) -> Iterator[str]:
-    group, verdict, point = group_of(finding.point).value, finding.verdict, finding.point.value
-    said = _safe(f"{finding.subject}: {finding.said}")
-    yield f"{group:<10} {verdict.value:<8} {point:<12} {said}"
-    if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
-        yield f"means: {consequence(finding)}"
-    if verdict is not PreflightVerdict.OK:
-        advice = _safe(finding.advice)
-        yield f"to do: {advice}{' ' if advice else ''}[RUNBOOK {point}]"
-
-
-def _safe(text: str) -> str:
-    """The text in one line, without what a terminal would obey."""
-    return cap(text, _LONGEST)
-
-
-def _sum(findings: Sequence[Finding]) -> str:
-    counts = Counter(one.verdict for one in findings)
-    notes = counted(counts[PreflightVerdict.NOTE], "note")
-    unknown = counts[PreflightVerdict.UNKNOWN]
-    unseen = f", {unknown} not checked" if unknown else ""
-    wrong = counts[PreflightVerdict.WRONG]
-    return f"{wrong} wrong, {notes}, {counts[PreflightVerdict.OK]} ok{unseen}"
-
-
-def _entry(finding: Finding, *, before: bool) -> dict[str, str]:
-    entry = {
-        "id": finding.point.value,
-        "verdict": finding.verdict.value.lower(),
-        "subject": finding.subject,
-        "said": finding.said,
-        "advice": finding.advice,
-    }
-    if before:
-        return entry
-    means = "" if finding.verdict is PreflightVerdict.OK else consequence(finding)
-    return entry | {"group": group_of(finding.point).value, "means": means}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
+import yaml
 
 from agent.hami.pod import encode_stamp
 from agent.status import API_VERSION
@@ -140,7 +141,5 @@ def document(kind: str, data: object, form: str, at: dt.datetime, source: str = 
     whole |= {"source": source} if source else {}
     text = json.dumps(msgspec.to_builtins(whole | {"data": data}), indent=2)
     if form == "yaml":
-        import yaml  # noqa: PLC0415 -- only this form needs it
-
         return yaml.safe_dump(json.loads(text), sort_keys=False)  # without aliases
     return f"{text}\n"

@@ -43,7 +43,7 @@ from agent.sandbox.scenario.default import (
     open_stage,
 )
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim, ScenarioRecord
-from agent.sandbox.scenario.stage import Stage, counted
+from agent.sandbox.scenario.stage import counted
 from agent.sandbox.scenario.workloads import fitting, plain, slices_of
 from agent.settings.sources import NodeFacts
 
@@ -75,27 +75,6 @@ class Style(msgspec.Struct, frozen=True):
     colour: bool = False
 
 
-class Addresses(msgspec.Struct, frozen=True):
-    """The paths and addresses of an interactive sandbox.
-
-    `quiet`: the agent's health.quietPeriod. `gpu`: the index of a GPU for the examples. `program`:
-    how to call hami-agent. `settings`: the agent's flags.
-    """
-
-    directory: Path
-    web: str
-    api: str
-    hardware_socket: Path
-    pod_file: Path
-    log: Path
-    kubeconfig: Path
-    pid: int
-    quiet: str
-    gpu: int
-    settings: Sequence[str]
-    program: str = "hami-agent"
-
-
 def cut(text: str, width: int) -> str:
     """Cut a line to `width` characters."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
@@ -109,7 +88,7 @@ def moment_lines(moment: Moment, style: Style) -> Iterator[str]:
     fits = len(head) + len(line) <= style.width
     room = style.width - len(head)
     first, *rest = [line] if fits else [*textwrap.wrap(text, room), *textwrap.wrap(detail, room)]
-    yield _coloured(head, moment.ok, style) + first
+    yield (f"{_COLOURS[moment.ok]}{head}{_PLAIN}" if style.colour else head) + first
     yield from (f"{' ' * len(head)}{line}" for line in rest)
 
 
@@ -128,7 +107,8 @@ def summary_lines(
         width = min(max(map(len, times)), style.width - TIME_WIDTH - 2)
         yield f"{'MEASURED':<{width}}  TIME"
         for label, seconds in times.items():
-            yield f"{cut(label, width):<{width}}  {duration(seconds)}"
+            time = f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+            yield f"{cut(label, width):<{width}}  {time}"
         yield ""
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
     true = sum(claim.ok for claim in claims)
@@ -144,70 +124,58 @@ def summary_lines(
     yield ", ".join([f"{true} of {len(claims)} claims checked and true", *others])
 
 
-def duration(seconds: float) -> str:
-    """Format a duration in ms or s."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def log_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Render the agent's last log lines, unchanged."""
-    yield ""
-    yield f"the agent's last {len(lines)} log lines:"
-    yield from lines
-
-
-def sandbox_data(
-    claims: Sequence[ScenarioClaim],
-    timeline: Sequence[Moment],
-    measured: Mapping[str, float],
-    log: Sequence[str],
-) -> dict[str, object]:
-    """The result for programs; `log` is empty if all claims were true."""
-    return {
-        "ok": all(claim.ok for claim in claims),
-        "claims": [dataclasses.asdict(claim) for claim in claims],
-        "timeline": [dataclasses.asdict(moment) for moment in timeline],
-        "measured": dict(measured),
-        "agentLog": list(log),
-    }
-
-
-def invitation(at: Addresses) -> str:
+async def invitation(cluster: SandboxCluster) -> str:
     """Render what to type in another terminal. Commands are never wrapped."""
+    places = cluster.places
+    root, web, log = places.root, cluster.web_address or "not up yet", places.log
+    gpus, api = f"--socket {places.hardware_socket}", f"--socket {root}/run/api.sock"
+    gpu = cluster.hardware.states[-1].gpu.index
+    people, pod = root / "kubectl.config", root / "pod.json"
+    people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
+    pod.write_text(json.dumps(plain("mine").pod(), indent=2))
+    # The agent's quiet period, from the sources that it reads. They are refused only if one became
+    # invalid since the agent started.
+    settings = cluster.command()[1:]
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    read = await looked(sources(parser.parse_args(settings), cluster.environment()))
+    found = read.taken().resolve(NodeFacts())["health.quietPeriod"]
+    quiet = found.field.read.write(found.value)
+    # How to call hami-agent in another terminal.
+    called = Path(sys.argv[0])
+    program = f"{sys.executable} -m agent"
+    if called.name == "hami-agent":
+        program = called.name if shutil.which(called.name) == str(called) else str(called)
     return textwrap.dedent(f"""
         The sandbox stays up until ctrl-c, which removes everything.
-          web        {at.web}
-          unix       {at.directory}/run/api.sock
-          agent log  {at.log}
-          API model  {at.api}
-          directory  {at.directory}
+          web        {web}
+          unix       {root}/run/api.sock
+          agent log  {log}
+          API model  {cluster.api.url}
+          directory  {root}
 
         Try in another terminal:
-          tail -n +1 -f {at.log}
-          curl '{at.web}/readyz?verbose'
-          curl {at.web}/metrics
-          {at.program} status --socket {at.directory}/run/api.sock
-          {at.program} status --by pod --socket {at.directory}/run/api.sock
-          {at.program} doctor {shlex.join(at.settings)}
-          {at.program} bundle --socket {at.directory}/run/api.sock
-          {at.program} simulate --socket {at.hardware_socket} list
-          {at.program} simulate --socket {at.hardware_socket} xid 79 --gpu {at.gpu}
-          {at.program} simulate --socket {at.hardware_socket} restore --gpu {at.gpu}
-            (a GPU that was reset is served again after {at.quiet} of quiet: health.quietPeriod)
-          kill -9 {at.pid}
-          export KUBECONFIG={at.kubeconfig}
-          {at.program} explain demo/too-big
-          {at.program} explain --recent
-          {at.program} status --node sandbox
-          {at.program} cordon 0 --node sandbox
+          tail -n +1 -f {log}
+          curl '{web}/readyz?verbose'
+          curl {web}/metrics
+          {program} status {api}
+          {program} status --by pod {api}
+          {program} doctor {shlex.join(settings)}
+          {program} bundle {api}
+          {program} simulate {gpus} list
+          {program} simulate {gpus} xid 79 --gpu {gpu}
+          {program} simulate {gpus} restore --gpu {gpu}
+            (a GPU that was reset is served again after {quiet} of quiet: health.quietPeriod)
+          kill -9 {cluster.agent.pid}
+          export KUBECONFIG={people}
+          {program} explain demo/too-big
+          {program} explain --recent
+          {program} status --node sandbox
+          {program} cordon 0 --node sandbox
           kubectl get pods --all-namespaces
-          kubectl create --validate=false -f {at.pod_file}
+          kubectl create --validate=false -f {pod}
           kubectl get node sandbox -o yaml
         """)
-
-
-def _coloured(text: str, ok: bool | None, style: Style) -> str:  # noqa: FBT001 -- a claim's verdict
-    return f"{_COLOURS[ok]}{text}{_PLAIN}" if style.colour else text
 
 
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -304,66 +272,24 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             record = await act(stage, OPENING if args.interactive else DEFAULT)
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
-            await _stay(stage, screen)
+            with cluster.log.copied(cluster.places.log):
+                screen.say(await invitation(cluster))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(keep_agent(cluster, stage.record.note))
+                    group.create_task(tell_news(cluster, stage.record.note))
         log = [] if record.ok else cluster.log.last(LOG_LINES)
     if args.output == TABLE:
         screen.end(record, log)
     else:
-        data = sandbox_data(record.claims, record.moments, record.measured, log)
+        data = {
+            "ok": record.ok,
+            "claims": [dataclasses.asdict(claim) for claim in record.claims],
+            "timeline": [dataclasses.asdict(moment) for moment in record.moments],
+            "measured": dict(record.measured),
+            "agentLog": log,  # empty if all claims were true
+        }
         sys.stdout.write(document("Sandbox", data, args.output, SystemClock().now()))
     return OK if record.ok else PROBLEM
-
-
-async def _stay(stage: Stage, screen: "_Screen") -> None:
-    cluster = stage.cluster
-    with cluster.log.copied(cluster.places.log):
-        screen.say(invitation(await _addresses(cluster)))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(keep_agent(cluster, stage.record.note))
-            group.create_task(tell_news(cluster, stage.record.note))
-
-
-async def _addresses(cluster: SandboxCluster) -> Addresses:
-    places = cluster.places
-    pod, people = places.root / "pod.json", places.root / "kubectl.config"
-    people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
-    pod.write_text(json.dumps(plain("mine").pod(), indent=2))
-    return Addresses(
-        directory=places.root,
-        web=cluster.web_address or "not up yet",
-        api=cluster.api.url,
-        hardware_socket=places.hardware_socket,
-        pod_file=pod,
-        kubeconfig=people,
-        log=places.log,
-        pid=cluster.agent.pid,
-        quiet=await _quiet_period(cluster),
-        gpu=cluster.hardware.states[-1].gpu.index,
-        settings=cluster.command()[1:],
-        program=_program(),
-    )
-
-
-def _program() -> str:
-    """How to call hami-agent in another terminal."""
-    called = Path(sys.argv[0])
-    if called.name != "hami-agent":
-        return f"{sys.executable} -m agent"
-    is_found = shutil.which(called.name) == str(called)
-    return called.name if is_found else str(called)
-
-
-async def _quiet_period(cluster: SandboxCluster) -> str:
-    """The agent's health.quietPeriod, from the sources that it reads.
-
-    Raises SettingsError: a source became invalid since the agent started.
-    """
-    parser = argparse.ArgumentParser()
-    add_settings(parser)
-    args = parser.parse_args(cluster.command()[1:])
-    read = await looked(sources(args, cluster.environment()))
-    quiet = read.taken().resolve(NodeFacts())["health.quietPeriod"]
-    return str(quiet.field.read.write(quiet.value))
 
 
 class _Screen:
@@ -401,7 +327,9 @@ class _Screen:
     def end(self, record: ScenarioRecord, log: list[str]) -> None:
         """Print the agent's last log lines, if any, and the summary."""
         if log:
-            for line in log_lines(log):
+            self.say("")
+            self.say(f"the agent's last {len(log)} log lines:")
+            for line in log:
                 self.say(line)
         for line in summary_lines(record.claims, record.measured, self._style):
             self.say(line)

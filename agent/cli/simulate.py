@@ -7,17 +7,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
-from agent.cli.output import document
-from agent.errors import AgentError, cap
+from agent.cli.main import (
+    NOT_FOUND,
+    OK,
+    PROBLEM,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    Subparsers,
+    add_output,
+    fail,
+)
+from agent.cli.output import UNFOLDED, Column, document, table
 from agent.host.process import SystemClock
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_talk import HardwareSilent, HardwareUnreachable, ask
 from agent.setting import decimal, seconds_of
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0
 
+_COLUMNS: Final = [
+    Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
+]
+_OF_ONE_GPU: Final = {
+    "lose": talk.LoseRequest,
+    "refuse": talk.RefuseRequest,
+    "restore": talk.RestoreRequest,
+    "remove": talk.RemoveRequest,
+}
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
 
 
@@ -63,71 +80,50 @@ async def run(args: argparse.Namespace) -> int:
 
     0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
     """
-    try:
-        async with asyncio.timeout(DEADLINE):
-            reply = await ask(args.socket, _request(args))
-    except (HardwareUnreachable, HardwareSilent) as error:
-        return _fail(error, UNREACHABLE)
-    except TimeoutError:
-        text = f"{args.socket} did not answer within {DEADLINE:g} s"
-        return _fail(AgentError(text), UNREACHABLE)
-    match reply:
-        case talk.DoneReply():
-            as_table = args.output == TABLE
-            sys.stdout.write(_table(args, reply) if as_table else _document(args, reply))
-            return OK
-        case talk.FailedReply(reason=reason, text=text):
-            return _fail(AgentError(text), _FAILURES.get(reason, PROBLEM))
-        case _:
-            text = f"{args.socket} did not answer as a simulation"
-            return _fail(AgentError(text), UNREACHABLE)
-
-
-def _request(args: argparse.Namespace) -> talk.HardwareRequest:
+    request: talk.HardwareRequest
     match args.action:
         case "xid":
-            return talk.XidRequest(gpu=args.gpu, xid=args.number)
+            request = talk.XidRequest(gpu=args.gpu, xid=args.number)
         case "hang":
-            return talk.HangRequest(seconds=args.seconds)
+            request = talk.HangRequest(seconds=args.seconds)
         case "add":
-            return talk.AddRequest(profile=args.profile)
+            request = talk.AddRequest(profile=args.profile)
         case "list":
-            return talk.ListRequest()
+            request = talk.ListRequest()
         case name:
-            requests = {
-                "lose": talk.LoseRequest,
-                "refuse": talk.RefuseRequest,
-                "restore": talk.RestoreRequest,
-                "remove": talk.RemoveRequest,
-            }
-            return requests[name](gpu=args.gpu)
-
-
-def _document(args: argparse.Namespace, reply: talk.DoneReply) -> str:
-    data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
-    return document("Simulation", data, args.output, SystemClock().now(), str(args.socket))
-
-
-def _table(args: argparse.Namespace, reply: talk.DoneReply) -> str:
-    if args.action != "list":
-        return reply.text + "\n"
-    rows = [("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")]
-    for gpu in reply.gpus:
-        memory = "unknown" if gpu.memory_mib is None else f"{gpu.memory_mib} MiB"
-        numa = "-" if gpu.numa is None else str(gpu.numa)
-        xids = ",".join(str(xid) for xid in gpu.xids) or "-"
-        rows.append((str(gpu.index), gpu.uuid, gpu.name, memory, gpu.pci, numa, gpu.state, xids))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _fail(error: AgentError, code: int) -> int:
-    sys.stderr.write(f"hami-agent simulate: {cap(str(error), 4096)}\n")
-    return code
+            request = _OF_ONE_GPU[name](gpu=args.gpu)
+    try:
+        async with asyncio.timeout(DEADLINE):
+            reply = await talk.ask(args.socket, request)
+    except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
+        return fail("simulate", str(error), UNREACHABLE)
+    except TimeoutError:
+        text = f"{args.socket} did not answer within {DEADLINE:g} s"
+        return fail("simulate", text, UNREACHABLE)
+    if isinstance(reply, talk.FailedReply):
+        return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))
+    if not isinstance(reply, talk.DoneReply):
+        return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
+    if args.output != TABLE:
+        data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
+        now = SystemClock().now()
+        sys.stdout.write(document("Simulation", data, args.output, now, str(args.socket)))
+    elif args.action == "list":
+        rows = [
+            (
+                *(str(gpu.index), gpu.uuid, gpu.name),
+                "unknown" if gpu.memory_mib is None else f"{gpu.memory_mib} MiB",
+                gpu.pci,
+                "-" if gpu.numa is None else str(gpu.numa),
+                gpu.state,
+                ",".join(str(xid) for xid in gpu.xids) or "-",
+            )
+            for gpu in reply.gpus
+        ]
+        sys.stdout.writelines(f"{line}\n" for line in table(_COLUMNS, rows, UNFOLDED))
+    else:
+        sys.stdout.write(f"{reply.text}\n")
+    return OK
 
 
 def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -> None:

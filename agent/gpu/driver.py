@@ -3,7 +3,7 @@
 import asyncio
 import ctypes
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -388,12 +388,7 @@ class NvmlDriver:
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         if not self._indexes.counted(count):
             self._streams.forget()
-        found: dict[int, Gpu] = {}
-        troubled: dict[int, GpuFault] = {}
-        async with asyncio.TaskGroup() as tasks:
-            for index in range(count):
-                tasks.create_task(self._describe(opened, index, found, troubled))
-        self._session.check(opened)
+        found, troubled = await self._describe(opened, range(count))
         self._renewed = self._renewed and not found
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._streams.forget()
@@ -415,12 +410,7 @@ class NvmlDriver:
 
     async def _scan_others(self, opened: OpenedSession) -> Scan:
         """Describe the GPUs that are not released; their known addresses and links stay."""
-        found: dict[int, Gpu] = {}
-        troubled: dict[int, GpuFault] = {}
-        async with asyncio.TaskGroup() as tasks:
-            for index in self._handles.open_to(0):
-                tasks.create_task(self._describe(opened, index, found, troubled))
-        self._session.check(opened)
+        found, troubled = await self._describe(opened, self._handles.open_to(0))
         known = {gpu.index: gpu for gpu in self._handles.known}
         gpus = tuple(
             msgspec.structs.replace(found[index], links=known[index].links)
@@ -546,30 +536,38 @@ class NvmlDriver:
             self._streams.changed()
 
     async def _describe(
-        self, opened: OpenedSession, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
-    ) -> None:
-        """Put GPU `index` into `found`, or the failure into `faults`."""
-        name = self._indexes.name(index)
-        work = partial(describe, self._library, self._handles, index, self._sys_root)
-        try:
-            found[index] = await self._session.call(opened, name, work)
-        except TimeoutError:
-            self._slow.add(name)
-            faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
-        except (DriverError, GpuError) as error:
-            # The session is over: scan() raises that.
-            faults[index] = GpuFault(name, str(error), index=index)
-        except (self._library.NVMLError, ValueError) as error:
-            # ValueError: the binding could not decode a text.
-            translated = nvml.translate(error, name)
-            if isinstance(translated, DriverError):
-                self._session.end(translated, opened)
-            trouble = nvml.trouble(error)
-            if trouble in {Trouble.LOST, Trouble.RESET}:
-                self._streams.unhear(name)
-            faults[index] = GpuFault(name, str(error), trouble, index)
-        else:
-            self._slow.discard(name)
+        self, opened: OpenedSession, indexes: Iterable[int]
+    ) -> tuple[dict[int, Gpu], dict[int, GpuFault]]:
+        """The GPUs at those indexes, and what fails instead. Raises DriverError: it is over."""
+        found: dict[int, Gpu] = {}
+        faults: dict[int, GpuFault] = {}
+
+        async def one(index: int, name: str) -> None:
+            work = partial(describe, self._library, self._handles, index, self._sys_root)
+            try:
+                found[index] = await self._session.call(opened, name, work)
+                self._slow.discard(name)
+            except TimeoutError:
+                self._slow.add(name)
+                faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
+            except (DriverError, GpuError) as error:
+                # The session is over, which is raised below.
+                faults[index] = GpuFault(name, str(error), index=index)
+            except (self._library.NVMLError, ValueError) as error:
+                # ValueError: the binding could not decode a text.
+                translated = nvml.translate(error, name)
+                if isinstance(translated, DriverError):
+                    self._session.end(translated, opened)
+                trouble = nvml.trouble(error)
+                if trouble in {Trouble.LOST, Trouble.RESET}:
+                    self._streams.unhear(name)
+                faults[index] = GpuFault(name, str(error), trouble, index)
+
+        async with asyncio.TaskGroup() as tasks:
+            for index in indexes:
+                tasks.create_task(one(index, self._indexes.name(index)))
+        self._session.check(opened)
+        return found, faults
 
     async def _link_rows(
         self, opened: OpenedSession, peers: Mapping[GpuUuid, Gpu]

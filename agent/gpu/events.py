@@ -89,10 +89,10 @@ class SetFailed(DriverError):  # noqa: N818 -- names what happened
 class EventStream:
     """The events of one event set, which the stream makes and frees.
 
-    A queue holds at most EVENT_LIMIT events in order. Beyond that, each different event is counted,
-    so that a storm of events hides no fatal XID. Beyond EVENT_LIMIT different ones, one more for
-    each GPU is kept of the XIDs that the table does not name, which all mean the same. CHANGED
-    reports that events were dropped.
+    Events that nobody has taken yet wait in the order in which they came first, equal ones counted
+    together. Beyond EVENT_LIMIT different ones, one more for each GPU is kept of the XIDs that the
+    table does not name, which all mean the same: a storm hides no fatal XID. CHANGED reports that
+    events were dropped.
     """
 
     def __init__(self, library: NvmlLibrary, handles: Handles) -> None:
@@ -110,8 +110,7 @@ class EventStream:
         self._era = 0
         self._library = library
         self._loop = asyncio.get_running_loop()
-        self._queue: collections.deque[DriverEvent] = collections.deque()
-        self._storm: collections.Counter[DriverEvent] = collections.Counter()
+        self._waiting: collections.Counter[DriverEvent] = collections.Counter()
         self._overflown = False
         self._strange: set[GpuUuid | None] = set()
         self._failure: DriverError | None = None
@@ -184,15 +183,13 @@ class EventStream:
         """
         while True:
             self._news.clear()
-            if self._queue:
-                return self._queue.popleft()
-            if self._storm:
+            if self._waiting:
                 with self._lock:
-                    event = next(iter(self._storm))
-                    self._storm[event] -= 1
-                    if not self._storm[event]:
-                        del self._storm[event]
-                    if not self._storm:
+                    event = next(iter(self._waiting))
+                    self._waiting[event] -= 1
+                    if not self._waiting[event]:
+                        del self._waiting[event]
+                    if not self._waiting:
                         self._strange.clear()
                 return event
             if self._overflown:
@@ -325,18 +322,14 @@ class EventStream:
     def put(self, event: DriverEvent) -> None:
         """Add an event, from any thread."""
         with self._lock:
-            if not self._storm and len(self._queue) < EVENT_LIMIT:
-                self._queue.append(event)
+            has_room = event in self._waiting or len(self._waiting) < EVENT_LIMIT
+            if has_room or event.xid is None or event.xid in XIDS:
+                self._waiting[event] += 1
+            elif event.uuid not in self._strange:
+                self._strange.add(event.uuid)
+                self._waiting[event] += 1
             else:
-                # Of the XIDs that the table does not name, one more for each GPU is kept.
-                is_named = event.xid is None or event.xid in XIDS
-                has_room = event in self._storm or len(self._storm) < EVENT_LIMIT or is_named
-                if has_room or event.uuid not in self._strange:
-                    self._storm[event] += 1
-                else:
-                    self._overflown = True
-                if not has_room:
-                    self._strange.add(event.uuid)
+                self._overflown = True
         if not self._news.is_set():
             self._tell(self._news.set)
 

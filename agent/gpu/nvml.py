@@ -12,7 +12,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -134,64 +134,18 @@ class FabricInfo(ctypes.Structure):
     ]
 
 
-class NvmlLibrary(Protocol):
-    """The part of pynvml in use. Every call may raise `NVMLError`, whose `value` is the code.
+NvmlLibrary = Any
+"""The module pynvml, which has no types, or one with its functions.
 
-    Versioned functions are called by their version: the unversioned ones of pynvml raise another
-    kind of error with an older driver.
-    """
-
-    NVMLError: type[Exception]
-    nvmlLib: Any  # noqa: N815 -- pynvml's name
-
-    def nvmlInit(self) -> None: ...  # noqa: D102, N802 -- pynvml's names, here and below
-    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
-    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: D102, N802
-    def nvmlSystemGetNVMLVersion(self) -> str: ...  # noqa: D102, N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: D102, N802
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: D102, N802
-    def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str) -> Handle: ...  # noqa: D102, N802, N803
-    def nvmlDeviceGetUUID(self, handle: Handle) -> str: ...  # noqa: D102, N802
-    def nvmlDeviceGetName(self, handle: Handle) -> str: ...  # noqa: D102, N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]: ...  # noqa: D102, N802
-    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]: ...  # noqa: D102, N802, N803
-    def nvmlDeviceGetTotalEccErrors(  # noqa: D102, N802
-        self,
-        handle: Handle,
-        errorType: int,  # noqa: N803
-        counterType: int,  # noqa: N803
-    ) -> int: ...
-    def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: list[int]) -> Any: ...  # noqa: ANN401, D102, N802, N803
-    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int: ...  # noqa: D102, N802, N803
-    def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]: ...  # noqa: D102, N802
-    def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int: ...  # noqa: ANN401, D102, N802, N803
-    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Handle, link: int) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceRegisterEvents(  # noqa: D102, N802
-        self,
-        handle: Handle,
-        eventTypes: int,  # noqa: N803
-        eventSet: Any,  # noqa: ANN401, N803
-    ) -> None: ...
-    def nvmlEventSetCreate(self) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlEventSetWait_v2(self, eventSet: Any, timeoutms: int) -> Any: ...  # noqa: ANN401, D102, N802, N803
-    def nvmlEventSetFree(self, eventSet: Any) -> None: ...  # noqa: ANN401, D102, N802, N803
+Each call may raise its `NVMLError`, whose `value` is the code. Functions that have versions are
+called by their version: with an older driver, the unversioned ones of pynvml raise another kind of
+error.
+"""
 
 
 def pynvml() -> NvmlLibrary:
     """Import and return `pynvml`; it costs memory and time, so only for a real driver."""
-    return cast("NvmlLibrary", importlib.import_module("pynvml"))
+    return importlib.import_module("pynvml")
 
 
 def library_below(root: Path | None) -> Path | None:
@@ -426,10 +380,9 @@ DRIVER: Final = "the driver"
 log = structlog.get_logger(__name__)
 
 
-class OpenedSession(msgspec.Struct, frozen=True):
-    """A session that has begun. `number` distinguishes it from earlier ones."""
+class OpenedSession(msgspec.Struct, frozen=True, eq=False):
+    """A session that has begun. No two are equal, also with the same versions."""
 
-    number: int
     driver_version: str
     library_version: str | None
 
@@ -464,7 +417,6 @@ class NvmlSession:
         self._opening: asyncio.Future[_Versions] | None = None
         self.present: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
-        self._number = 0
         self._begun = 0
         self._broken = ""
         self._left_open = ""
@@ -494,12 +446,12 @@ class NvmlSession:
 
     def check(self, opened: OpenedSession) -> None:
         """Raise DriverError if that session is over."""
-        if self.present != opened:
+        if self.present is not opened:
             raise self._over()
 
     def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
         """Note that the session is over, and report it; the next call begins a new one."""
-        if self.present is None or (opened is not None and self.present != opened):
+        if self.present is None or opened not in {None, self.present}:
             return
         log.warning("driver.session_ended", err=str(error))
         self.present = None
@@ -600,8 +552,7 @@ class NvmlSession:
         """Keep the new session, even if no caller waits for it."""
         self._opening = None
         if opening.exception() is None and not self._closed:
-            self._number += 1
-            self.present = OpenedSession(self._number, *opening.result())
+            self.present = OpenedSession(*opening.result())
 
     def _begin(self, *, alone: bool) -> _Versions:
         """Load the library, begin a session and read both versions. Runs on a thread.

@@ -20,8 +20,6 @@ from collections.abc import (
 from pathlib import Path
 from typing import Final, NoReturn, Self, TypeVar, TypeVarTuple
 
-import aiofiles
-import aiofiles.os
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
@@ -36,10 +34,6 @@ from agent.ledger import KubeletEpoch
 #
 # The order makes it safe: write and sync the new content beside the old, give the old one a second
 # name, sync the directory, rename the new one into place, sync the directory again.
-#
-# If the previous content is kept, three files take turns: the newest, the one before, and a spare
-# that is overwritten next. Spaces pad them beyond their content. So the next generations need no
-# new block and no inode, and are written even on a full disk.
 #
 # One replace is one call on the worker thread: a call for each step would cost more than the steps.
 
@@ -59,13 +53,6 @@ ADVICE = {
 }
 
 
-STEP: Final = 128 * 1024
-"""Bytes: the size of the files that take turns is a multiple of this."""
-
-GROWTH: Final = STEP // 2
-"""Bytes by which the content can grow at least before it needs a new block."""
-
-
 class DirectoryFiles:
     """The file operations of a replace in `directory`, an open descriptor. All raise OSError."""
 
@@ -77,24 +64,9 @@ class DirectoryFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._directory)
 
-    def reopen(self, name: str) -> tuple[int, int]:
-        """Open a file to overwrite it from its start; return its handle and size.
-
-        Raises FileNotFoundError: there is no regular file, or it has a second name.
-        """
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        return os.open(name, flags, dir_fd=self._directory), status.st_size
-
     def write(self, handle: int, data: memoryview) -> int:
         """Write the start of `data`; return how many bytes were written."""
         return os.write(handle, data)
-
-    def cut(self, handle: int, size: int) -> None:
-        """Truncate the file to `size` bytes."""
-        os.ftruncate(handle, size)
 
     def sync(self, handle: int) -> None:
         """Return once the file's content is on disk."""
@@ -125,95 +97,35 @@ class DirectoryFiles:
 def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = None) -> None:
     """Replace the content of `name`; the old content gets the name `keep`. Raises OSError.
 
-    With `keep`, spaces follow `data`: see unpadded(). After an error `name` has its old content
-    and the unfinished file is removed. The spare stays.
+    After an error `name` has its old content, and the unfinished file is removed.
     """
     fresh, backup = f".{name}.new", keep or f".{name}.old"
-    spent = f".{name}.spent"
+    _drop(files, fresh)  # a new inode: after a failed sync, pages of the old one may be lost
     if keep:
-        _write_over(files, _spare(files, fresh, spent), fresh, data)
-        # If this fails, the next spare is a new file, or the one that a crash left there.
-        with contextlib.suppress(OSError):
-            files.link(keep, spent)
-    else:
-        _write(files, fresh, data)
+        _drop(files, f".{name}.spent")  # agents before 0.2 left it
     try:
+        handle = files.create(fresh)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[files.write(handle, rest) :]
+            files.sync(handle)
+        finally:
+            files.close(handle)
         is_kept = _keep(files, name, backup)
         if is_kept and keep:
             files.sync_directory()
         files.rename(fresh, name)
     except OSError:
-        if not keep:
-            _drop(files, fresh)
+        _drop(files, fresh)
         raise
     try:
         files.sync_directory()
     except OSError:
         _take_back(files, name, backup if is_kept else None)
         raise
-    if keep:
-        with contextlib.suppress(OSError):
-            files.rename(spent, fresh)
-    else:
+    if not keep:
         _drop(files, backup)
-
-
-def unpadded(content: bytes) -> bytes:
-    """The data given to replace(), from the file's content. Such data never ends in a space."""
-    return content.rstrip(b" ")
-
-
-def _write(files: DirectoryFiles, name: str, data: bytes) -> None:
-    """Write and sync a new file with `data`."""
-    _drop(files, name)  # a new inode: after a failed sync, pages of the old one may be lost
-    handle = files.create(name)
-    try:
-        try:
-            _write_all(files, handle, data)
-            files.sync(handle)
-        finally:
-            files.close(handle)
-    except OSError:
-        _drop(files, name)
-        raise
-
-
-def _spare(files: DirectoryFiles, name: str, spent: str) -> tuple[int, int]:
-    """Open the file to overwrite: the spare, else one left by a crash, else a new one; its size."""
-    for _ in range(2):
-        with contextlib.suppress(FileNotFoundError):
-            return files.reopen(name)
-        with contextlib.suppress(OSError):
-            files.rename(spent, name)
-    _drop(files, name)
-    return files.create(name), 0
-
-
-def _write_over(files: DirectoryFiles, spare: tuple[int, int], name: str, data: bytes) -> None:
-    """Write `data` into the spare with its padding, and sync it."""
-    handle, had = spare
-    wanted = -(-(len(data) + GROWTH) // STEP) * STEP
-    least = max(len(data), min(had, wanted))
-    try:
-        _write_all(files, handle, data.ljust(least))
-        if least < wanted:
-            with contextlib.suppress(OSError):  # padding is needed later, not for this generation
-                _write_all(files, handle, b" " * (wanted - least))
-        if had > wanted:
-            files.cut(handle, wanted)
-        try:
-            files.sync(handle)
-        except OSError:
-            _drop(files, name)  # after a failed sync its pages may be lost
-            raise
-    finally:
-        files.close(handle)
-
-
-def _write_all(files: DirectoryFiles, handle: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[files.write(handle, rest) :]
 
 
 def _keep(files: DirectoryFiles, name: str, backup: str) -> bool:
@@ -297,15 +209,24 @@ class HostDisk:
             check_writable(self._directory, str(self._path))
 
     def _read(self, name: str) -> bytes | None:
-        with _state_errors(self._path / name, "read"):
+        path = self._path / name
+        with _state_errors(path, "read"):
             try:
                 handle = os.open(name, READ, dir_fd=self._directory)
             except FileNotFoundError:
                 return None
             try:
-                return unpadded(_content(handle, self._path / name))
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
+                    raise StateError(
+                        f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it."
+                    )
+                content = bytearray()
+                while more := os.read(handle, status.st_size + 1):
+                    content += more
             finally:
                 os.close(handle)
+            return bytes(content)
 
     def _replace(self, name: str, data: bytes, keep: str | None) -> None:
         with _state_errors(self._path / name, "written"):
@@ -316,16 +237,6 @@ def _checked(name: str) -> str:
     if not name or name.startswith(".") or "/" in name:
         raise ValueError(f"{name!r} is not the name of a state file")
     return name
-
-
-def _content(handle: int, path: Path) -> bytes:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
-        raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
-    content = bytearray()
-    while more := os.read(handle, status.st_size + 1):
-        content += more
-    return bytes(content)
 
 
 def _open_directory(path: Path) -> int:
@@ -370,67 +281,43 @@ MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOO
 
 
 class TextFiles:
-    """Reads with aiofiles; `offload` runs each step on a thread that does not delay an exit."""
+    """Reads files. `offload` does so on a thread that does not delay an exit."""
 
     def __init__(self, offload: Offload) -> None:
         self.offload = offload
-        self._steps = _Steps(offload)
 
     async def is_there(self, path: Path) -> bool:
         """False for a missing file. One that cannot be inspected exists; reading it fails."""
         try:
-            return stat.S_ISREG((await aiofiles.os.stat(path, loop=self._steps)).st_mode)
+            return stat.S_ISREG((await self.offload.call(path.stat)).st_mode)
         except OSError as error:
             return error.errno not in MISSING
 
     async def read(self, path: Path, limit: int) -> bytes:
         """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
-        try:
-            status = await aiofiles.os.stat(path, loop=self._steps)
-            _refuse_pipe(path, status.st_mode)
-            content = await self._content(path, limit + 1)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        check_size(path, content, limit)
-        return content
-
-    async def _content(self, path: Path, limit: int) -> bytes:
-        # Not `async with`: aiofiles would close on the loop's own pool, whose threads are joined at
-        # exit. A cancelled caller does not close: the thread that hangs still uses the file.
-        file = await aiofiles.open(path, "rb", loop=self._steps)
-        try:
-            content: bytes = await file.read(limit)
-        except OSError:
-            await file.close()
-            raise
-        await file.close()
-        return content
+        return await self.offload.call(_text, path, limit)
 
 
-class _Steps:
-    """Stands in for the loop that aiofiles uses: runs each step by the offload."""
-
-    def __init__(self, offload: Offload) -> None:
-        self._offload = offload
-
-    async def run_in_executor(self, _executor: None, step: Callable[[], R]) -> R:
-        return await self._offload.call(step)
+def _text(path: Path, limit: int) -> bytes:
+    try:
+        # A pipe may block for ever. /dev/stdin may be one.
+        if stat.S_ISFIFO(path.stat().st_mode) and path.parent != Path("/dev"):
+            said = "is a pipe, which may block for ever; name a regular file"
+            raise SettingsError(f"{path}: {said}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        said = f"cannot be read: {reason}; check the path and its rights"
+        raise SettingsError(f"{path}: {said}") from error
+    check_size(path, content, limit)
+    return content
 
 
 def check_size(path: Path, content: bytes, limit: int) -> None:
     """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
-
-
-def _refuse_pipe(path: Path, mode: int) -> None:
-    if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):  # /dev/stdin may be a pipe
-        raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
-
-
-def _unreadable(path: Path, error: OSError) -> SettingsError:
-    reason = error.strerror or str(error)
-    return SettingsError(f"{path}: cannot be read: {reason}; check the path and its rights")
 
 
 # Watches directories for files that are created, removed, replaced or written.

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self
 
+import yaml
+
 from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
@@ -36,7 +38,7 @@ _File = tuple[Path, int, int, int]
 
 
 class CdiDirectories:
-    """The Specifications port. It reads files again only if one of them changed.
+    """The CDI specifications of the runtime. It reads files again only if one of them changed.
 
     `in_pod`: a directory that is missing is not mounted, so nothing is known of it. On the host it
     has no specification.
@@ -49,14 +51,26 @@ class CdiDirectories:
         self._defined: frozenset[str] = frozenset()
 
     async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
-        """See agent.ports.Specifications."""
+        """The device names that they define, by the rules of the runtime; None: not known."""
         return await self._offload.call(self._names, directories)
 
     def _names(self, directories: Sequence[str]) -> frozenset[str] | None:
         try:
             files = [list(self._listed(Path(directory))) for directory in directories]
-            if files != self._files:
-                self._defined, self._files = _defined(files), files
+            if files == self._files:
+                return self._defined
+            defined: set[str] = set()
+            twice: set[str] = set()
+            for listed in files:
+                here: set[str] = set()
+                for path, *_ in listed:
+                    names = read_specification(path.read_bytes())
+                    twice |= (
+                        here & names
+                    )  # a runtime takes a name that a directory has twice for none
+                    here |= names
+                defined |= here
+            self._defined, self._files = frozenset(defined - twice), files
         except OSError:
             return None
         return self._defined
@@ -77,28 +91,12 @@ class CdiDirectories:
                 yield path, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def _defined(directories: Sequence[Sequence[_File]]) -> frozenset[str]:
-    """The names in these files. One that a directory has twice counts as none. Raises OSError."""
-    defined: set[str] = set()
-    twice: set[str] = set()
-    for files in directories:
-        here: set[str] = set()
-        for path, *_ in files:
-            names = read_specification(path.read_bytes())
-            twice |= here & names
-            here |= names
-        defined |= here
-    return frozenset(defined - twice)
-
-
 def read_specification(content: bytes) -> frozenset[str]:
     """The names `vendor/class=device` that a JSON or YAML file defines.
 
     None if a runtime drops the file: one wrong device is enough. Versions and unknown fields are
     not judged, because it depends on the runtime which ones it knows.
     """
-    import yaml  # noqa: PLC0415 -- late: only the CDI strategies need it
-
     loader: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     names: list[str] = []
     depth = 0
@@ -296,12 +294,20 @@ def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
     Those that every program opens are opened and closed; those of GPUs are not, which would wake
     them.
     """
-    control = [_opened(directory / name) for name in CONTROL]
-    try:
+    nodes = []
+    for path in (directory / name for name in CONTROL):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        except OSError as error:
+            access = _DENIALS.get(error.errno or 0, NodeAccess.FAILED)
+            reason = (error.strerror or "") if access is NodeAccess.FAILED else ""
+            nodes.append(DeviceNode(str(path), access, reason))
+        else:
+            nodes.append(DeviceNode(str(path), NodeAccess.OPEN))
+    with contextlib.suppress(OSError):
         gpus = sorted(path for path in directory.iterdir() if _GPU.fullmatch(path.name))
-    except OSError:
-        gpus = []
-    return (*control, *(DeviceNode(str(path), NodeAccess.SEEN) for path in gpus))
+        nodes += [DeviceNode(str(path), NodeAccess.SEEN) for path in gpus]
+    return tuple(nodes)
 
 
 def library_file(path: Path) -> LibraryFile:
@@ -330,8 +336,23 @@ def uncompiled(modules: Iterable[ModuleType]) -> int:
 
     Python writes it when it loads a module, unless it may not.
     """
-    specs = [getattr(module, "__spec__", None) for module in modules]
-    return sum(not _is_compiled(spec) for spec in specs if isinstance(spec, ModuleSpec))
+    missing = 0
+    for module in modules:
+        spec = getattr(module, "__spec__", None)
+        if not isinstance(spec, ModuleSpec) or not isinstance(spec.loader, SourceFileLoader):
+            continue  # it needs no bytecode
+        if spec.cached is None:
+            continue
+        try:
+            with Path(spec.cached).open("rb") as file:
+                flags, date, size = _BYTECODE_HEAD.unpack(file.read(_BYTECODE_HEAD.size))
+            status = Path(spec.loader.path).stat()
+        except (OSError, struct.error):
+            missing += 1
+        else:
+            now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
+            missing += not flags and (date, size) != now
+    return missing
 
 
 def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
@@ -340,63 +361,38 @@ def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
     `holder`: the text of the lock file; `processes`: /proc. Only an agent that names its run
     directory by a flag, or has the default one, is recognised.
     """
-    found = dict(_agents(run, processes))
     pid = holder.removeprefix("pid ").strip()
-    waiting = {number for number, ids in found.items() if pid not in ids}
-    # A holder in another PID namespace is not seen, or by another number.
-    return tuple(sorted(waiting)) if len(waiting) < len(found) else ()
-
-
-def _is_compiled(spec: ModuleSpec) -> bool:
-    if not isinstance(spec.loader, SourceFileLoader) or spec.cached is None:
-        return True  # it needs no bytecode
-    source = Path(spec.loader.path)
-    try:
-        with Path(spec.cached).open("rb") as file:
-            flags, date, size = _BYTECODE_HEAD.unpack(file.read(_BYTECODE_HEAD.size))
-        status = source.stat()
-    except (OSError, struct.error):
-        return False
-    return bool(flags) or (date, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
-
-
-def _opened(path: Path) -> DeviceNode:
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        access = _DENIALS.get(error.errno or 0, NodeAccess.FAILED)
-        reason = (error.strerror or "") if access is NodeAccess.FAILED else ""
-        return DeviceNode(str(path), access, reason)
-    os.close(handle)
-    return DeviceNode(str(path), NodeAccess.OPEN)
-
-
-def _agents(run: Path, processes: Path) -> Iterator[tuple[int, Sequence[str]]]:
-    """Each agent's process id, with its ids in all PID namespaces."""
+    found, waiting = 0, []
     for entry in processes.iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                status = (entry / "status").read_text(errors="replace")
-            except OSError:  # it ended
-                continue
-            if _is_agent(words) and _run_directory(words) == str(run):
-                ids = _NSPID.search(status)
-                yield int(entry.name), ids[1].split() if ids else [entry.name]
-
-
-def _is_agent(words: Sequence[str]) -> bool:
-    """Whether the words are `hami-agent run` or `python -m agent run`, and not only observe."""
-    for place, word in enumerate(words[:-1]):
-        named = word.rpartition("/")[2] == "hami-agent"
-        module = words[place - 1 : place + 1] == ["-m", "agent"]
-        if (named or module) and words[place + 1] == "run":
-            return "--observe" not in words
-    return False
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            status = (entry / "status").read_text(errors="replace")
+        except OSError:  # it ended
+            continue
+        if _run_directory(words) == str(run):
+            found += 1
+            # In its own PID namespace, as in a container, it has another number.
+            ids = _NSPID.search(status)
+            if pid not in (ids[1].split() if ids else [entry.name]):
+                waiting.append(int(entry.name))
+    # A holder in another PID namespace is not seen, or by another number.
+    return tuple(sorted(waiting)) if len(waiting) < found else ()
 
 
 def _run_directory(words: Sequence[str]) -> str:
-    """The value of --run-dir, or the default."""
+    """The run directory of `hami-agent run` or `python -m agent run`; empty: it is no agent.
+
+    One that only observes takes no lock.
+    """
+    for place, word in enumerate(words[:-1]):
+        named = word.rpartition("/")[2] == "hami-agent"
+        module = words[place - 1 : place + 1] == ["-m", "agent"]
+        if (named or module) and words[place + 1] == "run" and "--observe" not in words:
+            break
+    else:
+        return ""
     flag = "--run-dir"
     for word, value in itertools.pairwise((*words, "")):
         if word == flag or word.startswith(f"{flag}="):

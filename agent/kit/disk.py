@@ -18,8 +18,6 @@ DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 FAILURES: Final = 1000
 """After so many entries that cannot be removed, a pass over the directory is given up."""
-PENDING: Final = 1000
-"""Names remembered at a time; the next pass finds the others."""
 
 
 def dissolve(name: str, above: int) -> Iterator[None]:
@@ -71,31 +69,27 @@ class _Emptying:
         self._top = top
         self._ours = secrets.token_hex(8)
         self._numbers = itertools.count()
-        self._pending: list[str] = []
 
     def steps(self) -> Iterator[None]:
-        """Make passes until nothing is left, or a pass changes nothing. Raises OSError."""
+        """Make passes until nothing is left, or a pass changes nothing. Raises OSError.
+
+        Each pass removes a level: what was nested is then in `top`.
+        """
         changed = True
         while changed:
             changed, errors = False, list[OSError]()
-            for error in self._once():
-                changed = changed or error is None
-                errors += [error] if error else []
-                if len(errors) >= FAILURES:
-                    raise errors[0]
-                yield
+            with os.scandir(self._top) as entries:
+                for error in itertools.chain.from_iterable(self._take(one.name) for one in entries):
+                    changed = changed or error is None
+                    errors += [error] if error else []
+                    if len(errors) >= FAILURES:
+                        raise errors[0]
+                    yield
             if errors and not changed:
                 raise errors[0]
 
-    def _once(self) -> Iterator[OSError | None]:
-        """One pass: None for each entry removed or moved up, the error for each other one."""
-        with os.scandir(self._top) as entries:
-            for entry in entries:
-                self._pending = [entry.name]
-                while self._pending:
-                    yield from self._take(self._pending.pop())
-
     def _take(self, name: str) -> Iterator[OSError | None]:
+        """Remove an entry, or all in it; what is nested deeper moves up. None for each success."""
         nested = None
         try:
             if not _is_gone(name, self._top):
@@ -111,24 +105,20 @@ class _Emptying:
             yield None
             return
         try:
-            yield from self._take_all(nested)
+            with os.scandir(nested) as entries:
+                for entry in entries:
+                    try:
+                        if not _is_gone(entry.name, nested):
+                            self._move(entry.name, nested)
+                    except FileNotFoundError:
+                        yield None
+                    except OSError as error:
+                        yield error
+                    else:
+                        yield None
         finally:
             os.close(nested)
         yield _error_of(name, self._top)
-
-    def _take_all(self, nested: int) -> Iterator[OSError | None]:
-        with os.scandir(nested) as entries:
-            for entry in entries:
-                try:
-                    if not _is_gone(entry.name, nested):
-                        moved = self._move(entry.name, nested)
-                        self._pending += [moved] if len(self._pending) < PENDING else []
-                except FileNotFoundError:
-                    yield None
-                except OSError as error:
-                    yield error
-                else:
-                    yield None
 
     def _move(self, name: str, above: int) -> str:
         """Give the directory a name of ours in the top one. Raises OSError."""

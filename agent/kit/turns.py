@@ -72,7 +72,16 @@ class Turns:
     @contextmanager
     def asked(self, ids: Collection[str]) -> Iterator[Turn]:
         """The turn of a request for these ids, open while the block runs."""
-        turn = self._begun_with(frozenset(ids))
+        wanted = frozenset(ids)
+        same = [question for question in self._recent() if question.ids == wanted]
+        if same:
+            turn = same[-1]
+            self._questions.remove(turn)
+            for earlier in same[:-1]:  # it cannot be known which of them it belongs to
+                earlier.overtaken = turn.overtaken = True
+        else:
+            turn = self._begin()
+            turn.ids = wanted
         self._requests.append(turn)
         try:
             yield turn
@@ -82,21 +91,16 @@ class Turns:
 
     async def until_alone(self, turn: Turn) -> None:
         """Return once no other request that may be granted is open and all are recorded."""
-        others = self._others(turn)
         while True:
-            for other in others:
+            for other in self._others(turn):
                 await other.over.wait()
             await asyncio.sleep(BOOKING)
-            others = self._others(turn)
-            if not others:
+            if not self._others(turn):
                 return
 
     def _others(self, turn: Turn) -> list[Turn]:
-        return [
-            other
-            for other in self._requests
-            if other is not turn and not (other.yields or other.overtaken)
-        ]
+        others = (other for other in self._requests if other is not turn)
+        return [other for other in others if not (other.yields or other.overtaken)]
 
     def _begin(self) -> Turn:
         turn = Turn(asyncio.get_running_loop().time(), self._client())
@@ -105,21 +109,6 @@ class Turns:
             earlier.overtaken, earlier.beside = True, ()  # no turn keeps all before it alive
             turn.doubted |= turn.at - earlier.at < CLOSE and earlier.client == turn.client
         return turn
-
-    def _begun_with(self, ids: frozenset[str]) -> Turn:
-        """The turn of a request for these ids; it begins now if no question has them.
-
-        If several questions have them, it cannot be known which one it belongs to.
-        """
-        same = [question for question in self._recent() if question.ids == ids]
-        if not same:
-            turn = self._begin()
-            turn.ids = ids
-            return turn
-        for earlier in same[:-1]:
-            earlier.overtaken = same[-1].overtaken = True
-        self._questions.remove(same[-1])
-        return same[-1]
 
     def _recent(self) -> list[Turn]:
         """The questions whose request may still come, in their order."""

@@ -50,7 +50,7 @@ from agent.kube.objects import (
     read_page_head,
     read_pod,
 )
-from agent.ports import NodeApi, PodApi
+from agent.ports import NodeApi
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -255,25 +255,17 @@ class WatchTimes(msgspec.Struct, frozen=True):
     silence: float = 150.0
 
 
-class WatchFrame(msgspec.Struct, Generic[T], frozen=True):
-    """One frame: `kind` is ADDED, MODIFIED, DELETED or BOOKMARK; `obj` is the object as read.
-
-    The agent adds a first frame of kind OPENED, whose `obj` is None.
-    """
-
-    kind: str
-    obj: T
-
-
 OPENED = "OPENED"
+"""The kind of a first frame that the agent adds: the watch is open, and there is no object."""
 
 
 async def frames(
     session: KubeSession, request: ApiRequest, pace: WatchTimes, read: Callable[[str, Raw], T]
-) -> AsyncIterator[WatchFrame[T | None]]:
+) -> AsyncIterator[tuple[str, T | None]]:
     """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
-    `read` gets the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
+    A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read. `read` gets
+    the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
     ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
     """
     lasting = session.random.uniform(pace.shortest, pace.longest)
@@ -283,7 +275,7 @@ async def frames(
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace
     lines = WatchLines(request)
     async with session.stream(request) as chunks:
-        yield WatchFrame(OPENED, None)
+        yield OPENED, None
         while True:
             left = over_at - asyncio.get_running_loop().time()
             reading = asyncio.timeout(min(pace.silence, left))
@@ -302,11 +294,11 @@ async def frames(
                 yield await aside(line, functools.partial(_frame, request, read))
 
 
-def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> WatchFrame[T | None]:
+def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> tuple[str, T | None]:
     try:
         kind, obj = read_frame(line)
         if kind != "ERROR":
-            return WatchFrame(kind, read(kind, obj))
+            return kind, read(kind, obj)
         status = read_object(obj)
     except MalformedText as error:
         raise ApiError(f"{request.what}: {error}") from error
@@ -372,11 +364,11 @@ class KubeNode:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
-        async for frame in frames(self._session, request, self._pace, _shown):
-            if frame.kind == OPENED:
+        async for kind, node in frames(self._session, request, self._pace, _shown):
+            if kind == OPENED:
                 yield NodeChange(opened=True)
-            elif frame.kind != "BOOKMARK":
-                yield NodeChange(frame.obj)
+            elif kind != "BOOKMARK":
+                yield NodeChange(node)
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
@@ -441,7 +433,8 @@ class KubeNode:
 class KubePods:
     """The pods of this node at the API server (port PodApi).
 
-    `resource` is the extended resource whose requests the views count.
+    `resource` is the extended resource whose requests the views count. If it `observes`, it logs
+    what it would write and writes nothing.
     """
 
     def __init__(
@@ -451,6 +444,8 @@ class KubePods:
         resource: str,
         events: EventPoster,
         pace: WatchTimes = DEFAULT_PACE,
+        *,
+        observes: bool = False,
     ) -> None:
         self._session = session
         self._lists = Lists(session)
@@ -459,6 +454,7 @@ class KubePods:
         self._resource = resource
         self._events = events
         self._pace = pace
+        self._observes = observes
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
@@ -488,13 +484,17 @@ class KubePods:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "pods", path_of("pods"), query=query)
-        async for frame in frames(self._session, request, self._pace, self._change):
-            yield frame.obj or PodChange(resource_version)
+        async for _, change in frames(self._session, request, self._pace, self._change):
+            yield change or PodChange(resource_version)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         """Send one merge patch to pods/status, which a node's own identity may patch."""
+        if self._observes:
+            keys = sorted(annotations)
+            log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
+            return
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest(
@@ -509,6 +509,9 @@ class KubePods:
 
     async def post_event(self, event: NodeEvent) -> None:
         """Create or update an Event; a too frequent one is only counted."""
+        if self._observes:
+            log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)
+            return
         await self._events.post(event)
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
@@ -540,7 +543,7 @@ def _node(request: ApiRequest, obj: Mapping[str, Any]) -> NodeView:
         raise ApiError(f"{request.what}: {error}") from error
 
 
-# The ports NodeApi and PodApi of `run --observe`: reads pass, writes are only logged.
+# The port NodeApi of `run --observe`: reads pass, writes are only logged.
 #
 # Reads show the Node as it would be after the writes, so services find their writes done. They do
 # not show what other programs would do with those annotations.
@@ -601,33 +604,3 @@ class ObservedNode:
         annotations = {**node.annotations, **self._written}
         kept = {key: text for key, text in annotations.items() if text is not None}
         return msgspec.structs.replace(node, annotations=kept, resource_version="")
-
-
-class ObservedPods:
-    """The pods of this node without a write (port PodApi)."""
-
-    def __init__(self, pods: PodApi) -> None:
-        self._inner = pods
-
-    async def list_pods(self) -> PodList:
-        """List the pods."""
-        return await self._inner.list_pods()
-
-    async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """Get the pod."""
-        return await self._inner.get_pod(namespace, name)
-
-    def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """Watch the pods."""
-        return self._inner.watch_pods(resource_version)
-
-    async def annotate_pod(
-        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
-    ) -> None:
-        """Log it; the pod does not change."""
-        keys = sorted(annotations)
-        log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
-
-    async def post_event(self, event: NodeEvent) -> None:
-        """Log it; no Event is posted."""
-        log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 import structlog
+import yaml
 
 from agent import __version__
 from agent.errors import (
@@ -226,8 +227,6 @@ def default_namespace(connection: Connection) -> str:
 
 def _read_context(path: Path, name: str) -> Mapping[str, object]:
     """The named context of the file, or its current one. Raises SettingsError."""
-    import yaml  # noqa: PLC0415 -- late: plain mode in a pod loads no YAML
-
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
             raise _unusable(path, "is not a regular file")
@@ -337,20 +336,17 @@ def refused(what: str, status: int, body: bytes = b"", retry_after: str | None =
         message: object = cap(body[:1024].decode(errors="replace"))
     else:
         message = answer.get("message") if isinstance(answer, dict) else None
-    return _error(what, status, message, seconds(retry_after))
+    # client-go does not read its date form either (retryAfterSeconds).
+    digits = (retry_after or "").strip()
+    is_number = digits.isascii() and digits.isdigit()
+    wait = min(float(digits), LONGEST_RETRY_AFTER) if is_number else None
+    return _error(what, status, message, wait)
 
 
 def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
     """The error for an ERROR frame of a watch, whose object `obj` is a Status."""
     code = obj.get("code")
     return _error(what, code if isinstance(code, int) else 0, obj.get("message"), None)
-
-
-def seconds(text: str | None) -> float | None:
-    """Retry-After in seconds, at most 3600; None for its date form and for anything else."""
-    if text is None or not text.strip().isascii() or not text.strip().isdigit():
-        return None
-    return min(float(text), LONGEST_RETRY_AFTER)
 
 
 def _error(what: str, status: int, message: object, retry_after: float | None) -> ApiError:

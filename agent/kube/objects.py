@@ -199,9 +199,7 @@ def read_page_head(beginning: Raw) -> ListPage:
     Raises:
         MalformedText: the beginning does not contain the metadata.
     """
-    head, items, _ = bytes(beginning).partition(_ITEMS)
-    if not items:
-        raise MalformedText("the list does not begin with its metadata")
+    head, _, _ = bytes(beginning).partition(_ITEMS)
     return read_page(head + _ITEMS + b"]}")
 
 

@@ -564,7 +564,7 @@ def _selected_labels(pod: JsonObject) -> Iterable[str]:
             yield str(rule.get("key", ""))
 
 
-# Reads the status of one node: from its agent, through the API server, or from its objects.
+# Reads one node: its status from its agent or its objects, its neighbours, and our rights there.
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that does not serve any more, such as an evicted one."""
@@ -572,6 +572,9 @@ PORT: Final = 9394
 """Where the pod names none."""
 PORT_NAME: Final = "http"
 DOCUMENT: Final = ("api", "v1", "status")
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
+"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
 class NodeObjects(msgspec.Struct, frozen=True):
@@ -581,8 +584,27 @@ class NodeObjects(msgspec.Struct, frozen=True):
     pods: tuple[PodView, ...]
 
 
+class Neighbours(msgspec.Struct, frozen=True):
+    """The pods of this node, by namespace and name.
+
+    `plugins`: those that are other plugins for NVIDIA GPUs, as namespace/name.
+    """
+
+    pods: tuple[tuple[str, str], ...]
+    plugins: tuple[str, ...]
+
+
+class NodeSight(msgspec.Struct, frozen=True):
+    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
+
+    traces: NodeTraces
+    offer: OfferSeen
+    labels: Mapping[str, str]
+    skew: float | None = None
+
+
 class NodeReader:
-    """Reads what is known of one node with the rights of the operator; each answer has 10 s."""
+    """Reads what is known of one node with the rights of who asks; each answer has 10 s."""
 
     def __init__(self, session: KubeSession, node: str) -> None:
         self._session = session
@@ -594,11 +616,9 @@ class NodeReader:
         Raises ApiError: there is no agent's pod, the account may not use the proxy, or the agent
         does not answer from elsewhere.
         """
-        query = (("fieldSelector", f"spec.nodeName={self._node}"), ("labelSelector", AGENTS))
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        listed = await Lists(self._session, budget=command_budget).fetch(request, _place)
+        places = await self._pods(_place, ("labelSelector", AGENTS))
         # During an update the old pod, which is deleted, may be listed first.
-        alive = sorted(place for place in listed.items if place is not None)
+        alive = sorted(place for place in places if place is not None)
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
         _, namespace, place = alive[0]
@@ -613,12 +633,8 @@ class NodeReader:
         node = await KubeNode(self._session, self._node).get_node()
         if node is None:
             return None
-        query = (("fieldSelector", f"spec.nodeName={self._node}"),)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        listed = await Lists(self._session, budget=command_budget).fetch(
-            request, lambda item: decode_pod(read_pod(item), resource)
-        )
-        return NodeObjects(node, listed.items)
+        pods = await self._pods(lambda item: decode_pod(read_pod(item), resource))
+        return NodeObjects(node, pods)
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
@@ -628,51 +644,8 @@ class NodeReader:
         )
         return tuple(sorted(name for _, name in listed.items))
 
-
-def _place(raw: Raw) -> tuple[bool, str, str] | None:
-    """Whether it is deleted, namespace, and NAME:PORT of a living agent's pod."""
-    item = read_object(raw)
-    metadata = inside(item, "metadata")
-    if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
-        return None
-    # The chart chooses the agent's port: beside HAMi's monitor it is another one.
-    ports = (
-        port.get("containerPort")
-        for container in objects_in(inside(item, "spec"), "containers")
-        for port in objects_in(container, "ports")
-        if port.get("name") == PORT_NAME
-    )
-    number = next((number for number in ports if isinstance(number, int)), PORT)
-    place = f"{metadata.get('name', '')}:{number}"
-    return "deletionTimestamp" in metadata, str(metadata.get("namespace", "")), place
-
-
-# Asks the API server for the rights of this identity and for other plugins on the node.
-
-REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
-"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
-
-
-class Neighbours(msgspec.Struct, frozen=True):
-    """The pods of this node, by namespace and name.
-
-    `plugins`: those that are other plugins for NVIDIA GPUs, as namespace/name.
-    """
-
-    pods: tuple[tuple[str, str], ...]
-    plugins: tuple[str, ...]
-
-
-class KubeReview:
-    """Sends each request once. It has the session's deadline of 10 s and raises ApiError."""
-
-    def __init__(self, session: KubeSession, node: str) -> None:
-        self._session = session
-        self._node = node
-
     async def granted(self, right: Right) -> bool:
-        """True when this identity has the right; the right is not used."""
+        """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")
         attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
         attributes |= {"subresource": part} if part else {}
@@ -689,13 +662,8 @@ class KubeReview:
         return isinstance(status, Mapping) and status.get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
-        """List the pods of this node."""
-        query = (("fieldSelector", f"spec.nodeName={self._node}"),)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        lists = Lists(self._session, budget=command_budget)
-        metas = (
-            await lists.fetch(request, lambda item: read_object(item).get("metadata") or {})
-        ).items
+        """List the pods of this node. Raises ApiError."""
+        metas = await self._pods(lambda item: read_object(item).get("metadata") or {})
         names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
         plugins: list[str] = []
         for metadata in metas:
@@ -705,32 +673,12 @@ class KubeReview:
                 plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
         return Neighbours(names, tuple(plugins))
 
-
-# Reads the Node with its status, and the API server's time, for `doctor`.
-
-
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
-
-    traces: NodeTraces
-    offer: OfferSeen
-    labels: Mapping[str, str]
-    skew: float | None = None
-
-
-class KubeSight:
-    """Sends each request once, with the session's deadline of 10 s."""
-
-    def __init__(self, session: KubeSession, clock: Clock) -> None:
-        self._session = session
-        self._clock = clock
-
-    async def look(self, node: str, resource: str) -> NodeSight:
+    async def look(self, resource: str, clock: Clock) -> NodeSight:
         """Get the Node. Raises ApiNotFound, ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", node))
-        before = self._clock.now()
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
+        before = clock.now()
         body, headers = await self._session.exchange(request)
-        after = self._clock.now()
+        after = clock.now()
         try:
             sent = email.utils.parsedate_to_datetime(headers.get("Date", "")).astimezone(dt.UTC)
             skew = skew_of(sent, before, after)
@@ -738,12 +686,12 @@ class KubeSight:
             skew = None
         found = decode(request, body)
         metadata, status = inside(found, "metadata"), inside(found, "status")
-        if metadata.get("name") != node:
+        if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
         managed = entries(metadata)
         agents = [entry for entry in managed if entry.writer == WRITER]
         traces = NodeTraces(
-            node,
+            self._node,
             {key: str(value) for key, value in inside(metadata, "annotations").items()},
             frozenset(key for entry in agents for key in entry.annotations),
             max((entry.time for entry in agents), default=""),
@@ -766,6 +714,30 @@ class KubeSight:
         except ApiForbidden:  # a node's own identity may read only its own Node
             return NamedNode.UNSEEN
         return NamedNode.THERE
+
+    async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
+        """List the pods of this node. Raises ApiError."""
+        query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        return (await Lists(self._session, budget=command_budget).fetch(request, read)).items
+
+
+def _place(raw: Raw) -> tuple[bool, str, str] | None:
+    """Whether it is deleted, namespace, and NAME:PORT of a living agent's pod."""
+    item = read_object(raw)
+    metadata = inside(item, "metadata")
+    if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
+        return None
+    # The chart chooses the agent's port: beside HAMi's monitor it is another one.
+    ports = (
+        port.get("containerPort")
+        for container in objects_in(inside(item, "spec"), "containers")
+        for port in objects_in(container, "ports")
+        if port.get("name") == PORT_NAME
+    )
+    number = next((number for number in ports if isinstance(number, int)), PORT)
+    place = f"{metadata.get('name', '')}:{number}"
+    return "deletionTimestamp" in metadata, str(metadata.get("namespace", "")), place
 
 
 # Reads and removes what agents left on Nodes, for `uninstall`.

@@ -191,76 +191,64 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     """
     if not seen.complete:
         return Findings()
-    before = ledger.rows
-    books = _read(before, seen, resource)
-    rows = tuple(_learnt(row, books) for row in before)
-    idle: dict[ContainerKey, dt.datetime] = {}
-    ends: dict[ContainerKey, dt.datetime] = {}
-    for row in rows:
-        if not _lives(row, books):
-            idle[row.key] = _since(seen.idle.get(row.key), row, seen.now)
-            if (grace := _grace(row, books)) is not None:
-                ends[row.key] = idle[row.key] + grace
-    over = {key for key, end in ends.items() if end <= seen.now}
-    return Findings(
-        confirmed=tuple(new for new, old in zip(rows, before, strict=True) if new != old),
-        over=tuple(row for row in rows if row.key in over),
-        strangers=tuple(_unknown_holders(ledger, books)),
-        idle=idle,
-        due=min((end for key, end in ends.items() if key not in over), default=None),
-        unconfirmed=sum(
-            not row.confirmed
-            and row.key not in over
-            and has_passed(UNCONFIRMED_AFTER, row.answered_at, seen.now)
-            for row in rows
-        ),
-    )
-
-
-class _Books(msgspec.Struct, frozen=True):
-    """The kubelet's answers at one moment.
-
-    - `recorded`: the id sets in the kubelet's checkpoint file, each with its number of pods.
-    - `rows`: the rows that each holder may use; `owners`: the holder of each row.
-    - `held`: the ids of all holders. `left`: the recorded ids that no holder explains.
-    """
-
-    seen: ReconcileFacts
-    resource: str
-    holders: Mapping[Holder, Held]
-    pods: frozenset[tuple[str, str]]
-    recorded: Mapping[Held, int]
-    rows: Mapping[Holder, frozenset[ContainerKey]]
-    owners: Mapping[ContainerKey, Holder]
-    held: Held
-    left: Held
-
-    def lists(self, holder: Holder) -> bool:
-        """Whether the kubelet still knows the holder's pod."""
-        return (holder.namespace, holder.pod) in self.pods
-
-
-def _read(before: Sequence[Row], seen: ReconcileFacts, resource: str) -> _Books:
     holders = {
         Holder(holding.namespace, holding.pod, container.name): ids
         for holding in seen.holdings
         for container in holding.containers
         if (ids := container.ids.get(resource))
     }
+    listed = {(holding.namespace, holding.pod) for holding in seen.holdings}
+    held = frozenset[SliceId]().union(*holders.values())
+    # The id sets in the kubelet's checkpoint file, each with its number of pods; and the recorded
+    # ids that no holder explains.
     by_pod = {(key.pod_uid, ids) for key, ids in (seen.recorded or {}).items()}
     recorded = Counter(ids for _, ids in by_pod)
-    left = recorded - Counter(holders.values())
-    rows = dict(_matched(before, holders, recorded))
-    return _Books(
-        seen=seen,
-        resource=resource,
-        holders=holders,
-        pods=frozenset((holding.namespace, holding.pod) for holding in seen.holdings),
-        recorded=recorded,
-        rows=rows,
-        owners={key: holder for holder, keys in rows.items() for key in keys},
-        held=frozenset().union(*holders.values()),
-        left=frozenset().union(*left),
+    left = frozenset[SliceId]().union(*(recorded - Counter(holders.values())))
+    used = dict(_matched(ledger.rows, holders, recorded))
+    owners = {key: holder for holder, keys in used.items() for key in keys}
+    rows: list[Row] = []
+    idle: dict[ContainerKey, dt.datetime] = {}
+    ends: dict[ContainerKey, dt.datetime] = {}
+    for old in ledger.rows:
+        row, holder, ids = old, owners.get(old.key), frozenset(old.slice_ids)
+        if holder is not None or (old.holder is None and ids in recorded):
+            row = msgspec.structs.replace(old, holder=holder, confirmed=True, epoch=seen.epoch)
+        rows.append(row)
+        if row.holder is None:
+            is_used = not held.isdisjoint(ids)  # any holder of these ids may use this row
+        elif row.holder in used:
+            is_used = row.key in used[row.holder]
+        else:
+            # A container that is listed with other ids was answered anew, for a row of hami mode.
+            is_listed = (row.holder.namespace, row.holder.pod) in listed
+            is_used = is_listed and row.holder not in holders
+        if is_used:
+            continue
+        # Times before its last answer do not count. After the clock was set back, times can lie in
+        # the future: one of these then counts as now, and such an answer counts as old.
+        since = seen.idle.get(row.key)
+        is_unseen = since is None or since < row.answered_at <= seen.now
+        idle[row.key] = seen.now if since is None or is_unseen else min(since, seen.now)
+        grace = _grace(row, seen, left)
+        if grace is not None:
+            ends[row.key] = idle[row.key] + grace
+    over = {key for key, end in ends.items() if end <= seen.now}
+    # Holders of slices that no row explains.
+    unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
+    scheduled = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
+    strangers = (
+        Stranger(holder, tuple(sorted(ids)), resource)
+        for holder, ids in sorted(holders.items())
+        if not (holder in used or holder in scheduled or ids in unheld)
+        and any(map(split_slice_id, ids))
+    )
+    return Findings(
+        confirmed=tuple(new for new, old in zip(rows, ledger.rows, strict=True) if new != old),
+        over=tuple(row for row in rows if row.key in over),
+        strangers=tuple(strangers),
+        idle=idle,
+        due=min((end for key, end in ends.items() if key not in over), default=None),
+        unconfirmed=sum(row.key not in over and _overdue(row, seen.now) for row in rows),
     )
 
 
@@ -293,60 +281,21 @@ def _matched(
             yield holder, frozenset(keys)
 
 
-def _learnt(row: Row, books: _Books) -> Row:
-    """The row with its holder, if the kubelet names one."""
-    holder = books.owners.get(row.key)
-    if holder is None and (row.holder or frozenset(row.slice_ids) not in books.recorded):
-        return row
-    return msgspec.structs.replace(row, holder=holder, confirmed=True, epoch=books.seen.epoch)
+def _grace(row: Row, seen: ReconcileFacts, left: Held) -> dt.timedelta | None:
+    """How long the row stays while no container is seen with it; None: not known yet.
 
-
-def _lives(row: Row, books: _Books) -> bool:
-    """Whether a container may still use the row."""
-    if row.holder is None:
-        # Any holder of these ids may use this row.
-        return not books.held.isdisjoint(row.slice_ids)
-    by = books.rows.get(row.holder)
-    if by is None:
-        # A container that is listed with other ids was answered anew, for one of hami mode's rows.
-        return books.lists(row.holder) and row.holder not in books.holders
-    return row.key in by
-
-
-def _grace(row: Row, books: _Books) -> dt.timedelta | None:
-    """How long the row stays while no container is seen with it; None: not known yet."""
-    is_new = row.epoch != books.seen.epoch
+    `left`: the recorded ids that no holder explains.
+    """
+    is_new = row.epoch != seen.epoch
     if row.holder is None and row.confirmed and is_new:  # only the file named it: init container
         return LOST_GRACE
     if row.holder is not None and row.confirmed and not is_new:
         return GONE_GRACE
-    if is_new and not books.pods:
+    if is_new and not seen.holdings:
         return None  # a kubelet that knows no pod has just started
-    if books.seen.recorded is None:
+    if seen.recorded is None:
         return UNREAD_GRACE
-    return UNSEEN_GRACE if books.left.isdisjoint(row.slice_ids) else None
-
-
-def _since(before: dt.datetime | None, row: Row, now: dt.datetime) -> dt.datetime:
-    """Since when no container is seen with the row. Times before its last answer do not count.
-
-    After the clock was set back, times can lie in the future: `before` then counts as now, and an
-    answer counts as old.
-    """
-    if before is None or before < row.answered_at <= now:
-        return now
-    return min(before, now)
-
-
-def _unknown_holders(ledger: Ledger, books: _Books) -> Iterable[Stranger]:
-    """Holders of slices that no row explains."""
-    unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
-    scheduled = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
-    for holder, ids in sorted(books.holders.items()):
-        if holder in books.rows or holder in scheduled or ids in unheld:
-            continue
-        if any(map(split_slice_id, ids)):
-            yield Stranger(holder, tuple(sorted(ids)), books.resource)
+    return UNSEEN_GRACE if left.isdisjoint(row.slice_ids) else None
 
 
 # Compares hami mode's ledger with the kubelet and the API server, and returns findings.
@@ -373,9 +322,13 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     over = [row for row in unseen if _vanished(row, by_key, seen)]
     gone = {row.key for row in over}
     overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
-    strangers = Ledger(ledger.rows_by(Decider.KUBELET))
-    kept = judge_by_kubelet(strangers, seen, resource)
-    ends = (*_ends(rows, seen), *([kept.due] if kept.due else []))
+    kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
+    # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
+    # cannot be deleted and due between two Lists.
+    ends = [kept.due] if kept.due else []
+    if seen.complete:
+        deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
+        ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         mismatched=tuple(
@@ -388,7 +341,9 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
         strangers=tuple(_strangers(ledger, seen, resource)),
         idle=kept.idle,
         due=min((end for end in ends if end > seen.now), default=None),
-        drifted=sum(update is not None and _drifts(update) for _, update in updates)
+        # Drift: the agent could not offer the right ids before the answer. The kubelet used the ids
+        # of an init container again, or another plugin answered.
+        drifted=sum(bool(new and new.astray and not new.offered) for _, new in updates)
         + sum(row.role is Role.INIT for row in overdue),
         unconfirmed=sum(row.role is not Role.INIT for row in overdue) + kept.unconfirmed,
     )
@@ -396,14 +351,6 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
 
 def _overdue(row: Row, now: dt.datetime) -> bool:
     return not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
-
-
-def _drifts(row: Row) -> bool:
-    """Whether the row has drift: the agent could not offer the right ids before the answer.
-
-    The kubelet used the ids of an init container again, or another plugin answered.
-    """
-    return row.astray and not row.offered
 
 
 def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> Row | None:
@@ -487,16 +434,6 @@ def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
     return pod.phase is Phase.SUCCEEDED
 
 
-def _ends(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[dt.datetime]:
-    """When the rows of deleted pods may be over.
-
-    VANISHED_GRACE is not shorter than PERIOD, so a pod cannot be deleted and due between two Lists.
-    """
-    for row in rows if seen.complete else ():
-        if row.key.pod_uid not in seen.table.pods:
-            yield _gone_since(row, seen) + VANISHED_GRACE
-
-
 def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
     """When the pod was deleted. If that was while the agent was down, the agent's start counts."""
     for tombstone in seen.table.tombstones:
@@ -521,13 +458,16 @@ def _adoptions(
         for container in pod.gpu_containers:
             resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
-            if _is_anothers(pod, container, seen):
+            key = ContainerKey(pod.uid, container.name)
+            is_new = pod.phase is Phase.PENDING and pod.reusable_name
+            if is_new and seen.recorded is not None and key not in seen.recorded:
+                # They are another pod's of that name, which may have been created and deleted
+                # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = frozenset()
             is_made = bool(seen.directories) and (
                 container_directory(pod.uid, container.name) in seen.directories
             )
-            is_known = ledger.find(ContainerKey(pod.uid, container.name)) is not None
-            if (ids or is_made) and not is_known:
+            if (ids or is_made) and ledger.find(key) is None:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
@@ -554,16 +494,6 @@ def explained_by(ledger: Ledger) -> Callable[[Holder, Iterable[SliceId]], bool]:
     answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
     kept = {(row.holder, frozenset(row.slice_ids)) for row in ledger.rows_by(Decider.KUBELET)}
     return lambda holder, ids: holder in answered or (holder, frozenset(ids)) in kept
-
-
-def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -> bool:
-    """Whether the ids under the pod's name are another pod's: the kubelet's file lacks its UID.
-
-    The other pod may have been created and deleted between two frames of the agent's watch.
-    """
-    if pod.phase is not Phase.PENDING or not pod.reusable_name or seen.recorded is None:
-        return False
-    return ContainerKey(pod.uid, container.name) not in seen.recorded
 
 
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:

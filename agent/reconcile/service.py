@@ -5,7 +5,7 @@ import contextlib
 import datetime as dt
 import functools
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 import msgspec
@@ -47,140 +47,7 @@ from agent.reconcile.rules import (
     leaked,
 )
 
-# Turns the findings of a reconcile into one change of the ledger.
-
 log = structlog.get_logger(__name__)
-
-
-class AdoptedRows(msgspec.Struct, frozen=True):
-    """New rows for containers that the ledger did not know.
-
-    If a container's answer cannot be read, its row only keeps its ids in use. `unread`: how many
-    answers could not be read; a later reconcile tries again.
-    """
-
-    rows: tuple[Row, ...] = ()
-    unread: int = 0
-
-    def tell(self) -> None:
-        """Log each row."""
-        for row in self.rows:
-            named = {
-                "ns": row.namespace,
-                "pod": row.pod,
-                "ctr": row.holder and row.holder.container,
-            }
-            if row.adopted:
-                log.warning("ledger.kept_unread", **named)
-            else:
-                log.info("ledger.adopted", **named)
-
-
-async def unread(_: Adoption) -> Row | None:
-    """None: plain mode has no source for another plugin's answer."""
-    return None
-
-
-async def take_over(
-    findings: Findings,
-    seen: ReconcileFacts,
-    ledger: Ledger,
-    adopt: Callable[[Adoption], Awaitable[Row | None]],
-) -> AdoptedRows:
-    """Make the new rows. `adopt` makes the row of one container; None: its answer is unreadable."""
-    rows: list[Row] = []
-    strangers = list(findings.strangers)
-    unread = 0
-    explains = explained_by(ledger)
-    for adoption in findings.adopt:
-        row = await adopt(adoption)
-        if row is not None:
-            rows.append(row)
-            continue
-        unread += 1
-        pod, container = adoption.pod, adoption.container
-        holder = Holder(pod.namespace, pod.name, container.name)
-        if adoption.ids and not explains(holder, adoption.ids):
-            strangers.append(Stranger(holder, adoption.ids, container.resource))
-    kept = (stranger.row(seen.now, seen.epoch) for stranger in strangers)
-    return AdoptedRows((*rows, *kept), unread)
-
-
-def applied(base: Ledger, ledger: Ledger, findings: Findings, adopted: Iterable[Row]) -> Ledger:
-    """`ledger` with the findings about `base`. Rows that changed since `base` stay as they are."""
-    for row in findings.confirmed:
-        present = ledger.find(row.key)
-        if present is not None and present == base.find(row.key):
-            ledger = ledger.put(row)
-    for row in adopted:
-        if ledger.find(row.key) is None:
-            ledger = ledger.put(row)
-    return ledger
-
-
-# Removes container directories of closed rows, and leaked ones.
-#
-# A leaked directory belongs to no row and to no pod of this node.
-
-SWEEP_PERIOD = 3600.0
-"""Seconds between searches for leaked directories. The first search is at the start."""
-
-
-class Directories:
-    """Removes container directories. A failure is logged, never raised."""
-
-    def __init__(self, hooks: HookDirs, ledger: Cell[Ledger], clock: Clock) -> None:
-        self._hooks = hooks
-        self._ledger = ledger
-        self._clock = clock
-        self._swept_at = -math.inf
-
-    async def names(self) -> frozenset[str] | None:
-        """The names of all container directories; None: the disk failed or did not answer."""
-        try:
-            async with asyncio.timeout(DEADLINE):
-                return frozenset(await self._hooks.found())
-        except (AgentError, TimeoutError) as error:
-            log.warning("hooks.not_searched", err=str(error) or "out of time")
-            return None
-
-    async def sweep(self, seen: ReconcileFacts) -> None:
-        """Remove leaked directories if the last successful search is SWEEP_PERIOD ago."""
-        elapsed = asyncio.get_running_loop().time()
-        if elapsed - self._swept_at < SWEEP_PERIOD:
-            return
-        try:
-            async with asyncio.timeout(DEADLINE):
-                found = await self._hooks.found()
-        except (AgentError, TimeoutError) as error:
-            log.warning("hooks.not_searched", err=str(error) or "out of time")
-            return
-        self._swept_at = elapsed
-        now = self._clock.now()
-        ages = {name: now - changed for name, changed in found.items()}
-        for name in leaked(ages, self._ledger.value, seen):
-            log.info("hooks.leaked", directory=name)
-            try:
-                await self.remove(name)
-            except TimeoutError:
-                return
-
-    async def remove(self, name: str) -> bool:
-        """Remove the directory. False: this one cannot be removed.
-
-        Raises TimeoutError: the disk does not answer, so it is useless to try another directory.
-        """
-        try:
-            async with asyncio.timeout(DEADLINE):
-                await self._hooks.remove(name)
-        except AgentError as error:
-            log.warning("hooks.not_removed", directory=name, err=str(error))
-            return False
-        except TimeoutError:
-            log.warning("hooks.not_removed", directory=name, err="out of time")
-            raise
-        return True
-
 
 # Removes container directories that were set aside, in small parts; reports what stays, and room.
 #
@@ -252,21 +119,16 @@ class Clearing:
             except (AgentError, TimeoutError) as error:
                 log.warning("hooks.not_cleared", err=str(error) or "out of time")
                 return False
-            again = False
-            self._publish(cleared)
+            again, before = False, self.state.value
+            # During an attempt, what stayed before still counts.
+            if not cleared.more or cleared.kept > before.kept:
+                if cleared.kept and not before.kept:
+                    log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
+                    self._say(kept_event(cleared))
+                self.state.set(cleared)
             if not cleared.more:
                 return True
             await asyncio.sleep(CLEARING_PAUSE)
-
-    def _publish(self, cleared: Cleared) -> None:
-        """Set the state. During an attempt, what stayed before still counts."""
-        before = self.state.value
-        if cleared.more and cleared.kept <= before.kept:
-            return
-        if cleared.kept and not before.kept:
-            log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
-            self._say(kept_event(cleared))
-        self.state.set(cleared)
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
@@ -283,6 +145,14 @@ YOUNG = 4.0
 
 QUIET_WITHIN = 10.0
 """Seconds that a List waits at most for a time without an Allocate."""
+
+SWEEP_PERIOD = 3600.0
+"""Seconds between searches for leaked directories: of no row and of no pod of this node."""
+
+
+async def unread(_: Adoption) -> Row | None:
+    """None: plain mode has no source for another plugin's answer."""
+    return None
 
 
 class ReconcileViews(msgspec.Struct, frozen=True):
@@ -327,15 +197,6 @@ class ReconcileRule(msgspec.Struct, frozen=True):
     sweeps: bool = True
 
 
-class _Heard(msgspec.Struct, frozen=True):
-    """The answers of the kubelet `epoch`, and the directories, as in ReconcileFacts."""
-
-    holdings: Sequence[Holding]
-    epoch: KubeletEpoch | None
-    complete: bool
-    directories: frozenset[str] = frozenset()
-
-
 class Reconcile:
     """Keeps the ledger equal to what the kubelet holds. `commit` may raise StateError."""
 
@@ -352,7 +213,7 @@ class Reconcile:
         self._rule = rule
         self._commit = commit
         self._silent = False
-        self._directories = Directories(peers.hooks, views.ledger, peers.clock)
+        self._swept_at = -math.inf
         self._since = EVER
         self._due: dt.datetime | None = None
         self._idle: Mapping[ContainerKey, dt.datetime] = {}
@@ -361,7 +222,8 @@ class Reconcile:
         self._asked: dict[ContainerKey, float] = {}
         self._epoch: KubeletEpoch | None = None
         self._met = 0.0
-        self._found: frozenset[str] | None = None if rule.sweeps else frozenset()
+        self._names: frozenset[str] | None = None if rule.sweeps else frozenset()
+        """The directories that a start finds; None: not searched yet."""
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
         self.mismatches = Tally(
@@ -376,74 +238,55 @@ class Reconcile:
           when another plugin is gone, and after an answer without a known pod.
         - With a Get of the pod: after each other answer.
         """
-        await self._views.pods.until(lambda table: table.synced)
+        views, loop = self._views, asyncio.get_running_loop()
+        await views.pods.until(lambda table: table.synced)
         self._since = self._peers.clock.now()
-        news = News(self._views.ledger, self._views.epoch, self._views.rivals)
+        news = News(views.ledger, views.epoch, views.rivals)
         failures = 0
         while True:
-            epoch = self._views.epoch.value
+            epoch = views.epoch.value
             if epoch is None:
                 await news.wait()
                 continue
             if epoch != self._epoch:
-                self._epoch, self._met = epoch, asyncio.get_running_loop().time()
+                self._epoch, self._met = epoch, loop.time()
                 self._idle = {}  # a new kubelet does not know all its pods yet
-            rivals = self._views.rivals.value
+            rivals = views.rivals.value
             failures = 0 if await self._look(epoch) else failures + 1
-            if self._views.rivals.value == rivals:
-                await self._between(epoch, news, self._period(epoch, failures))
+            if 0 < failures <= len(RETRIES):
+                period = RETRIES[failures - 1]
+            else:
+                is_new = loop.time() - self._met < SETTLING
+                is_behind = any(row.epoch != epoch for row in views.ledger.value.rows)
+                period = SETTLING_PAUSE if is_new and is_behind else PERIOD
+            due = loop.time() + period
+            while views.epoch.value == epoch and views.rivals.value == rivals:
+                left = due - loop.time()
+                if self._due is not None:
+                    left = min(left, (self._due - self._peers.clock.now()).total_seconds())
+                fresh = self._fresh(epoch)
+                if left <= 0 or any(row.holder is None for row in fresh):
+                    break  # only a List can name the pod
+                if fresh:
+                    await self._confirm(fresh)
+                await news.wait(min(left, PAUSE) if self._asked else left)
 
-    def _period(self, epoch: KubeletEpoch, failures: int) -> float:
-        """Seconds until the next List."""
-        if 0 < failures <= len(RETRIES):
-            return RETRIES[failures - 1]
-        is_new = asyncio.get_running_loop().time() - self._met < SETTLING
-        rows = self._views.ledger.value.rows
-        return SETTLING_PAUSE if is_new and any(row.epoch != epoch for row in rows) else PERIOD
-
-    async def _between(self, epoch: KubeletEpoch, news: News, period: float) -> None:
-        """Confirm fresh answers with Gets until the next List is due."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + period
-        rivals = self._views.rivals.value
-        while (
-            (left := min(due - loop.time(), self._until_due(period))) > 0
-            and self._views.epoch.value == epoch
-            and self._views.rivals.value == rivals
-        ):
-            fresh = self._fresh(epoch)
-            if any(row.holder is None for row in fresh):
-                return  # only a List can name the pod
-            if fresh:
-                await self._confirm(fresh)
-            await news.wait(min(left, PAUSE) if self._asked else left)
-
-    def _until_due(self, most: float) -> float:
-        """Seconds until the grace of a row ends, `most` at most."""
-        if self._due is None:
-            return most
-        return min(most, (self._due - self._peers.clock.now()).total_seconds())
-
-    def _fresh(self, epoch: KubeletEpoch) -> tuple[Row, ...]:
+    def _fresh(self, epoch: KubeletEpoch) -> list[Row]:
         """Unconfirmed rows of this kubelet that it was not asked about in the last PAUSE."""
-        elapsed = asyncio.get_running_loop().time()
+        elapsed, now = asyncio.get_running_loop().time(), self._peers.clock.now()
         self._asked = {key: at for key, at in self._asked.items() if elapsed - at < PAUSE}
-        return tuple(
-            row
-            for row in self._views.ledger.value.rows
-            if row.epoch == epoch
-            and not row.confirmed
-            and row.key not in self._asked
-            and self._young(row)
-        )
+        fresh: list[Row] = []
+        for row in self._views.ledger.value.rows:
+            if row.confirmed or row.epoch != epoch or row.key in self._asked:
+                continue
+            pod = self._views.pods.value.pods.get(row.pod_uid)
+            is_there = row.holder is None or (pod is not None and not pod.terminal)
+            if is_there and 0 <= (now - row.answered_at).total_seconds() < YOUNG:
+                fresh.append(row)
+        return fresh
 
-    def _young(self, row: Row) -> bool:
-        age = self._peers.clock.now() - row.answered_at
-        pod = self._views.pods.value.pods.get(row.pod_uid)
-        is_there = row.holder is None or (pod is not None and not pod.terminal)
-        return 0 <= age.total_seconds() < YOUNG and is_there
-
-    async def _confirm(self, rows: tuple[Row, ...]) -> None:
+    async def _confirm(self, rows: Sequence[Row]) -> None:
+        """Ask the kubelet about the pods of these rows."""
         await asyncio.sleep(SETTLE)
         epoch = self._views.epoch.value
         elapsed = asyncio.get_running_loop().time()
@@ -459,7 +302,7 @@ class Reconcile:
                 break
             if holding is not None:
                 holdings.append(holding)
-        await self._apply(_Heard(holdings, epoch, complete=False))
+        await self._apply(holdings, epoch or KubeletEpoch(), complete=False)
 
     async def _look(self, epoch: KubeletEpoch) -> bool:
         """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
@@ -480,63 +323,90 @@ class Reconcile:
         self._silent = False
         if self._views.epoch.value != epoch:
             return False
-        if self._found is None:
-            self._found = await self._directories.names()
-        heard = _Heard(holdings, epoch, complete=True, directories=self._found or frozenset())
-        done = await self._apply(heard)
-        if done and self._found is not None:
-            self._found = frozenset()
+        if self._names is None and (found := await self._directories()) is not None:
+            self._names = frozenset(found)
+        done = await self._apply(holdings, epoch, complete=True)
+        if done and self._names is not None:
+            self._names = frozenset()
         return done
 
-    async def _apply(self, heard: _Heard) -> bool:
-        """Compare the ledger with the answers and correct it. False: something is left to do."""
+    async def _apply(
+        self, holdings: Sequence[Holding], epoch: KubeletEpoch, *, complete: bool
+    ) -> bool:
+        """Compare the ledger with the kubelet's answers and correct it; `complete`: to a List.
+
+        False: something is left to do.
+        """
+        views, rule = self._views, self._rule
         recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
-        if heard.complete or any(row.role is Role.INIT for row in self._views.ledger.value.rows):
-            recorded = await self._recorded()
-        ledger = self._views.ledger.value
-        self._failed = self._seen_failed()
+        if complete or any(row.role is Role.INIT for row in views.ledger.value.rows):
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    recorded = await self._peers.records.read(rule.resource())
+            except TimeoutError:
+                log.warning("reconcile.records_unread", after=DEADLINE)
+        ledger, table, now = views.ledger.value, views.pods.value, self._peers.clock.now()
+        failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
+        self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
         seen = ReconcileFacts(
-            table=self._views.pods.value,
-            holdings=heard.holdings,
-            epoch=heard.epoch or KubeletEpoch(),
-            now=self._peers.clock.now(),
-            complete=heard.complete,
+            table=table,
+            holdings=holdings,
+            epoch=epoch,
+            now=now,
+            complete=complete,
             recorded=recorded,
-            directories=heard.directories,
+            directories=(self._names or frozenset()) if complete else frozenset(),
             since=self._since,
             failed=self._failed,
             idle=self._idle,
         )
         # A commit that was given up may have dropped its rows later.
-        known = {row.key for row in ledger.rows}
-        self._release_keys(self._closing - known)
-        findings = self._rule.judge(ledger, seen, self._rule.resource())
-        mine = [row for row in findings.over if self._take(row.key)]
-        if heard.complete:
+        self._release(self._closing - {row.key for row in ledger.rows})
+        findings = rule.judge(ledger, seen, rule.resource())
+        # A row that a call is answering is left to the next look.
+        busy = views.taken - self._closing
+        mine = [row for row in findings.over if row.key not in busy]
+        self._closing.update(row.key for row in mine)
+        views.taken.update(self._closing)
+        if complete:
             self._idle, self._due = findings.idle, findings.due
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
-        adopted = await take_over(findings, seen, ledger, self._rule.adopt)
+        adopted, unread = await self._adopted(findings, seen, ledger)
         over = await self._removed(mine)
         written = await self._write(ledger, findings, adopted, over)
-        if heard.complete and written and self._rule.sweeps:
-            await self._directories.sweep(seen)
-        return written and not adopted.unread and len(over) == len(findings.over)
+        if complete and written and rule.sweeps:
+            await self._sweep(seen)
+        return written and not unread and len(over) == len(findings.over)
 
-    def _take(self, key: ContainerKey) -> bool:
-        """Reserve the row for closing. False: a call is answering it."""
-        if key in self._views.taken and key not in self._closing:
-            return False
-        self._views.taken.add(key)
-        self._closing.add(key)
-        return True
-
-    def _release(self, *rows: Row) -> None:
-        self._release_keys({row.key for row in rows})
-
-    def _release_keys(self, keys: set[ContainerKey]) -> None:
+    def _release(self, keys: set[ContainerKey]) -> None:
         self._views.taken.difference_update(keys)
         self._closing.difference_update(keys)
+
+    async def _adopted(
+        self, findings: Findings, seen: ReconcileFacts, ledger: Ledger
+    ) -> tuple[list[Row], int]:
+        """New rows for containers that the ledger did not know, and how many were not readable.
+
+        If a container's answer cannot be read, its row only keeps its ids in use, and a later look
+        tries again.
+        """
+        rows: list[Row] = []
+        strangers = list(findings.strangers)
+        unread = 0
+        explains = explained_by(ledger)
+        for adoption in findings.adopt:
+            row = await self._rule.adopt(adoption)
+            if row is not None:
+                rows.append(row)
+                continue
+            unread += 1
+            pod, container = adoption.pod, adoption.container
+            holder = Holder(pod.namespace, pod.name, container.name)
+            if adoption.ids and not explains(holder, adoption.ids):
+                strangers.append(Stranger(holder, adoption.ids, container.resource))
+        rows += (stranger.row(seen.now, seen.epoch) for stranger in strangers)
+        return rows, unread
 
     async def _removed(self, rows: Sequence[Row]) -> list[Row]:
         """Remove the rows' directories. Returns the rows whose directory is gone.
@@ -546,61 +416,89 @@ class Reconcile:
         over: list[Row] = []
         with contextlib.suppress(TimeoutError):  # the others wait for the next look
             for row in rows:
-                if await self._is_removed(row):
-                    over.append(row)  # noqa: PERF401 -- what went before the disk hung counts
-        self._release(*(row for row in rows if row not in over))
+                name = ""
+                # A row may come from a state file that was changed by hand.
+                with contextlib.suppress(Refusal):
+                    if row.has_directory:
+                        name = container_directory(row.key.pod_uid, row.key.container)
+                if not name or await self._remove(name):
+                    over.append(row)
+        self._release({row.key for row in rows if row not in over})
         return over
 
-    async def _is_removed(self, row: Row) -> bool:
-        """Whether the row has no directory any more. Raises TimeoutError: see Directories."""
-        if not row.has_directory:
-            return True
-        try:
-            name = container_directory(row.key.pod_uid, row.key.container)
-        except Refusal:  # the row comes from a state file that was changed by hand
-            return True
-        return await self._directories.remove(name)
-
-    def _seen_failed(self) -> Mapping[PodUid, dt.datetime]:
-        """The failed pods, with the time at which the agent saw them failed."""
-        now, pods = self._peers.clock.now(), self._views.pods.value.pods.values()
-        failed = (pod.uid for pod in pods if pod.phase is Phase.FAILED)
-        return {uid: min(self._failed.get(uid, now), now) for uid in failed}
-
-    async def _recorded(self) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        try:
-            async with asyncio.timeout(DEADLINE):
-                return await self._peers.records.read(self._rule.resource())
-        except TimeoutError:
-            log.warning("reconcile.records_unread", after=DEADLINE)
-            return None
-
     async def _write(
-        self, base: Ledger, findings: Findings, adopted: AdoptedRows, over: list[Row]
+        self, base: Ledger, findings: Findings, adopted: Sequence[Row], over: Sequence[Row]
     ) -> bool:
-        if not (findings.confirmed or adopted.rows or over):
+        """Commit the findings about `base`. False: they could not be written."""
+        if not (findings.confirmed or adopted or over):
             return True
-        keys = [row.key for row in over]
+
+        def change(ledger: Ledger) -> Ledger:
+            # Rows that changed since `base` stay as they are.
+            for row in findings.confirmed:
+                present = ledger.find(row.key)
+                if present is not None and present == base.find(row.key):
+                    ledger = ledger.put(row)
+            for row in adopted:
+                if ledger.find(row.key) is None:
+                    ledger = ledger.put(row)
+            return ledger.drop(row.key for row in over)
+
         try:
-            await self._commit(
-                lambda ledger: applied(base, ledger, findings, adopted.rows).drop(keys)
-            )
+            await self._commit(change)
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
-        self._release(*over)
-        self._tell(findings)
-        adopted.tell()
+        self._release({row.key for row in over})
+        for key in findings.mismatched:  # settlement posts their Events
+            new = self._views.ledger.value.find(key)
+            if new is not None and new.mismatched:
+                self.mismatches.add()
+                log.warning(
+                    "ledger.mismatch", ns=new.namespace, pod=new.pod, err=str(mismatch(new))
+                )
+        for row in adopted:
+            event = "ledger.kept_unread" if row.adopted else "ledger.adopted"
+            tell = log.warning if row.adopted else log.info
+            container = row.holder and row.holder.container
+            tell(event, ns=row.namespace, pod=row.pod, ctr=container)
         for row in over:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)
         return True
 
-    def _tell(self, findings: Findings) -> None:
-        """Count and log the mismatches that are new. Settlement posts their Events."""
-        for key in findings.mismatched:
-            row = self._views.ledger.value.find(key)
-            if row is not None and row.mismatched:
-                self.mismatches.add()
-                log.warning(
-                    "ledger.mismatch", ns=row.namespace, pod=row.pod, err=str(mismatch(row))
-                )
+    async def _directories(self) -> Mapping[str, dt.datetime] | None:
+        """Each container directory, with its last change; None: the disk failed or was silent."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await self._peers.hooks.found()
+        except (AgentError, TimeoutError) as error:
+            log.warning("hooks.not_searched", err=str(error) or "out of time")
+            return None
+
+    async def _sweep(self, seen: ReconcileFacts) -> None:
+        """Remove leaked directories if the last successful search is SWEEP_PERIOD ago."""
+        elapsed = asyncio.get_running_loop().time()
+        if elapsed - self._swept_at < SWEEP_PERIOD or (found := await self._directories()) is None:
+            return
+        self._swept_at, now = elapsed, self._peers.clock.now()
+        ages = {name: now - changed for name, changed in found.items()}
+        with contextlib.suppress(TimeoutError):
+            for name in leaked(ages, self._views.ledger.value, seen):
+                log.info("hooks.leaked", directory=name)
+                await self._remove(name)
+
+    async def _remove(self, name: str) -> bool:
+        """Remove the container directory. False: this one cannot be removed.
+
+        Raises TimeoutError: the disk does not answer, so it is useless to try another directory.
+        """
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await self._peers.hooks.remove(name)
+        except AgentError as error:
+            log.warning("hooks.not_removed", directory=name, err=str(error))
+            return False
+        except TimeoutError:
+            log.warning("hooks.not_removed", directory=name, err="out of time")
+            raise
+        return True

@@ -5,7 +5,6 @@ agent.settings.values interprets their content.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -65,12 +64,23 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
     If a file of `good` is gone, everything is refused: settings do not fall back to defaults while
     pods run. `offload` reads files and parses YAML. A file that does not answer is refused.
     """
-    paths: list[Path] = []
-    current = sources
+    paths, files, current = [sources.file or DEFAULT_FILE], TextFiles(offload), sources
     try:
         async with asyncio.timeout(DEADLINE):
-            async for latest in _read(sources, TextFiles(offload), paths):
-                current = latest  # kept if the next read fails
+            # Our own file, the environment and the flags come first: they say where HAMi's files
+            # are. What was read is kept in `current` if the next read fails.
+            if sources.file is not None or await files.is_there(paths[0]):
+                own = SourceFile(str(paths[0]), await files.read(paths[0], MAX_YAML))
+                current = msgspec.structs.replace(current, own=own)
+            values = (await offload.call(make_plan, current)).resolve(NodeFacts())
+            named = values[DEVICE_CONFIG], values[NODE_CONFIG]
+            # Both are watched even if one is refused: the operator may have to change both.
+            paths += [Path(str(one.value)) for one in named if one.value]
+            device_config = await _named(named[0], MAX_YAML, files, paths)
+            node_config = await _named(named[1], MAX_JSON, files, paths)
+            current = msgspec.structs.replace(
+                current, device_config=device_config, node_config=node_config
+            )
             if current == good:
                 return SourcesRead(frozenset(paths), current)
             before = good or Sources()
@@ -116,7 +126,7 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         async with asyncio.timeout(DEADLINE):
             if await files.is_there(file):
                 copy = decode_last_good(await files.read(file, MAX_COPY))
-                last = _recalled(copy, start.sources)
+                last = recalled(copy, start.sources)
     except TimeoutError as error:
         raise _both(refusal, file, _unanswered(file)) from error
     except (SettingsError, StateCorrupt) as error:
@@ -143,15 +153,17 @@ def is_json(text: SourceFile) -> bool:
     return text.name.endswith(".json") or (begin[:1] == b"{" and begin != b"{{")
 
 
-def recalled(copy: LastGood, sources: Sources) -> NodeValues | None:
+def recalled(copy: LastGood, sources: Sources) -> NodeValues:
     """Merge the files of the copy with the environment and flags of `sources`.
 
-    None: the result is refused, so the copy is not usable.
+    Raises SettingsError: the result is refused, so the copy is not usable.
     """
-    try:
-        return _recalled(copy, sources)
-    except SettingsError:
-        return None
+    then = msgspec.structs.replace(
+        sources, device_config=copy.device_config, own=copy.own, node_config=copy.node_config
+    )
+    plan = make_plan(then)
+    plan.settings(NodeFacts())
+    return plan
 
 
 def last_good(sources: Sources, node: NodeFacts) -> LastGood:
@@ -171,29 +183,6 @@ def _unanswered(path: Path) -> SettingsError:
     return SettingsError(f"{path}: {text}")
 
 
-async def _read(sources: Sources, files: TextFiles, paths: list[Path]) -> AsyncIterator[Sources]:
-    """Yield the sources again after each read. The paths that were looked for go to `paths`.
-
-    Our own file, the environment and the flags come first: they say where HAMi's files are.
-    Raises SettingsError.
-    """
-    path = sources.file or DEFAULT_FILE
-    paths.append(path)
-    if sources.file is not None or await files.is_there(path):
-        own = SourceFile(str(path), await files.read(path, MAX_YAML))
-        sources = msgspec.structs.replace(sources, own=own)
-        yield sources
-    values = (await files.offload.call(make_plan, sources)).resolve(NodeFacts())
-    named = values[DEVICE_CONFIG], values[NODE_CONFIG]
-    # Both are watched even if one is refused: the operator may have to change both.
-    paths += [Path(str(one.value)) for one in named if one.value]
-    yield msgspec.structs.replace(
-        sources,
-        device_config=await _named(named[0], MAX_YAML, files, paths),
-        node_config=await _named(named[1], MAX_JSON, files, paths),
-    )
-
-
 async def _named(
     setting: Setting, limit: int, files: TextFiles, paths: list[Path]
 ) -> SourceFile | None:
@@ -205,16 +194,6 @@ async def _named(
     if setting.origin == DEFAULT and not await files.is_there(path):
         return None
     return SourceFile(str(path), await files.read(path, limit))
-
-
-def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
-    """Like recalled(), but raises SettingsError if the result is refused."""
-    then = msgspec.structs.replace(
-        sources, device_config=copy.device_config, own=copy.own, node_config=copy.node_config
-    )
-    plan = make_plan(then)
-    plan.settings(NodeFacts())
-    return plan
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

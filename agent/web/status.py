@@ -11,7 +11,7 @@ from agent.allocate.room import promised, takes_room
 from agent.cluster import CORDON, NodeView, PodTable
 from agent.hami.region import RegionState
 from agent.ledger import ContainerKey, JournalEntry, Ledger, Row
-from agent.model import MIB, NO_INDEX, GpuSample, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
+from agent.model import MIB, NO_INDEX, GpuUuid, Inventory, Sampled, SharedGpu, SliceList
 from agent.node.devices import read_cordon
 from agent.node.findings import Check, is_ready
 from agent.status import (
@@ -27,7 +27,7 @@ from agent.status import (
     UseHistory,
     lock_status,
 )
-from agent.usage import ContainerUse, PastUse
+from agent.usage import ContainerUse
 
 PERIOD: Final = 30
 """Seconds of one value of the history."""
@@ -54,7 +54,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
     history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    past: Callable[[ContainerKey], Sequence[PastUse]] = lambda _: ()
+    past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
     journal_since: dt.datetime | None = None
@@ -158,19 +158,9 @@ def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
             history=history,
         )
         for row in facts.ledger.rows
-        for uuid, samples in _samples_by_gpu(facts.past(row.key)).items()
+        for uuid, samples in facts.past(row.key).items()
         if (history := history_of(samples, facts.now)) is not None
     )
-
-
-def _samples_by_gpu(past: Sequence[PastUse]) -> Mapping[GpuUuid, list[Sampled]]:
-    found: dict[GpuUuid, list[Sampled]] = {}
-    for use in past:
-        for gpu in use.gpus:
-            uuid = GpuUuid(gpu.uuid)
-            sample = GpuSample(uuid, gpu.sm_percent, None, gpu.memory // MIB)
-            found.setdefault(uuid, []).append(Sampled(use.at, sample))
-    return found
 
 
 def entries_of(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:

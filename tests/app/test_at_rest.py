@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from agent.app.back import AgentParts, lost, tell_systemd, tiers
-from agent.kit.tasks import Heartbeat, Task
+from agent.kit.tasks import Heartbeat
 from agent.ledger import Ledger
 from agent.usage import ContainerUsage, MemoryPressure
 from tests.app.front_node import BEFORE, FrontPlaces, joined
@@ -22,9 +22,7 @@ from tests.app.settings_room import SystemdSide
 from tests.builders import a_gpu, a_row
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-from tests.fakes.disk import MemoryDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.fakes.kubelet_side import FakeHookDirs
 from tests.fakes.regions import MemoryRegions
 
 GPUS = 8
@@ -43,48 +41,15 @@ def now() -> float:
     return round(asyncio.get_running_loop().time(), 2)
 
 
-class CountedDriver(ScriptedDriver):
-    def __init__(self, handed: Handed) -> None:
-        super().__init__(a_gpu(index=number) for number in range(GPUS))
-        self.handed = handed
+def count(handed: Handed, thread: str, owner: object, method: str) -> None:
+    """Note each call of the method as work for that thread."""
+    call = getattr(owner, method)
 
-    async def _answer(self) -> None:
-        self.handed.add(("gpus", now()))
-        await super()._answer()
+    async def counted(*args):
+        handed.add((thread, now()))
+        return await call(*args)
 
-
-class CountedDisk(MemoryDisk):
-    def __init__(self, handed: Handed) -> None:
-        super().__init__()
-        self.handed = handed
-
-    async def check(self) -> None:
-        self.handed.add(("state", now()))
-        await super().check()
-
-
-class CountedDirectories(FakeHookDirs):
-    def __init__(self, handed: Handed) -> None:
-        super().__init__()
-        self.handed = handed
-
-    async def facts(self):
-        self.handed.add(("disk", now()))
-        return await super().facts()
-
-    async def room(self):
-        self.handed.add(("clearing", now()))
-        return await super().room()
-
-
-class CountedRegions(MemoryRegions):
-    def __init__(self, handed: Handed) -> None:
-        super().__init__()
-        self.handed = handed
-
-    async def read(self, names):
-        self.handed.add(("regions", now()))
-        return await super().read(names)
+    setattr(owner, method, counted)
 
 
 class ToldSystemd(SystemdSide):
@@ -114,19 +79,22 @@ def a_minute(moments) -> dict[float, float]:
     return {phase: count / MINUTES for phase, count in sorted(found.items())}
 
 
-async def stand(task: Task) -> None:
-    await task.run()
-
-
 @contextlib.asynccontextmanager
 async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     """All standing tasks without doors, in the tiers of the process."""
-    places = FrontPlaces(CountedDisk(handed), CountedDirectories(handed))
-    front = joined(
-        CountedDriver(handed), msgspec.structs.replace(BEFORE, ledger=ledger), places=places
-    )
+    places, regions = FrontPlaces(), MemoryRegions()
+    driver = ScriptedDriver(a_gpu(index=number) for number in range(GPUS))
+    for thread, owner, method in (
+        ("gpus", driver, "_answer"),
+        ("state", places.disk, "check"),
+        ("disk", places.hooks, "facts"),
+        ("clearing", places.hooks, "room"),
+        ("regions", regions, "read"),
+    ):
+        count(handed, thread, owner, method)
+    front = joined(driver, msgspec.structs.replace(BEFORE, ledger=ledger), places=places)
     usage = ContainerUsage(
-        CountedRegions(handed),
+        regions,
         front.state.ledger,
         front.facts.pods,
         front.facts.inventory,
@@ -148,7 +116,7 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     }
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(stand(task))
+            group.create_task(task.run())  # type: ignore[arg-type]
             for tier in tiers(parts, own, Seeded(0))
             for task in tier
             if task.name not in DOORS

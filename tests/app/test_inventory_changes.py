@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+import pytest
 
 from agent.errors import DriverError, DriverMissing
 from agent.ledger import Ledger
@@ -43,26 +44,28 @@ async def pod_ends(node: FrontNode) -> None:
     await asyncio.sleep(AT_ONCE)
 
 
-async def test_a_gpu_that_is_plugged_in_is_listed_and_registered_as_soon_as_it_is_reported():
+@pytest.mark.parametrize(
+    ("act", "within"),
+    [
+        (lambda driver: driver.report(CHANGED), AT_ONCE),
+        (lambda driver: driver.break_events(), AT_ONCE),
+        (lambda _: None, SCANNED),
+    ],
+    ids=["reported", "the driver was loaded anew", "unreported"],
+)
+async def test_gpus_that_come_and_go_are_listed_registered_and_told(act, within):
     driver = ScriptedDriver(gpus(2))
     async with running(joined(driver)) as node:
-        driver.gpus.append(a_gpu(index=2))
-        driver.report(CHANGED)
-        await asyncio.sleep(AT_ONCE)
+        driver.gpus = gpus(3)[1:]
+        act(driver)
+        await asyncio.sleep(within)
 
-        assert [G0, G1, G2] == node.served
+        assert [G1, G2] == list(node.groups) == list(node.registered)
+        assert [G1, G2] == node.served
         assert (2, True) == node.registered[G2]
-        assert [f"shared now: GPU 2 ({G2})"] == [event.text for event in node.told]
-        assert ["GpuInventoryChanged"] == node.reasons
-
-
-async def test_gpus_that_come_and_go_without_a_report_are_noticed_within_a_minute():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver)) as node:
-        driver.gpus = [a_gpu(index=1), a_gpu(index=2)]
-        await asyncio.sleep(SCANNED)
-
-        assert [G1, G2] == node.served == list(node.registered)
+        await asyncio.sleep(CALM + 30)
+        changes = [event.text for event in node.told if event.reason == "GpuInventoryChanged"]
+        assert [f"no longer shared: GPU 0 ({G0}); shared now: GPU 2 ({G2})"] == changes
 
 
 async def test_a_gpu_that_answers_as_lost_is_looked_for_at_once_and_leaves_if_it_is_gone():
@@ -76,32 +79,29 @@ async def test_a_gpu_that_answers_as_lost_is_looked_for_at_once_and_leaves_if_it
         assert f"no longer shared: GPU 1 ({G1})" == node.told[-1].text
 
 
-async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_ends():
+@pytest.mark.parametrize(
+    ("outcome", "reasons"),
+    [
+        (None, ["GpuInventoryChanged", "GpuDegradedForPod"]),
+        (ProbeOutcome.LOST, ["GpuUnhealthy", "GpuDegradedForPod"]),
+    ],
+)
+async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_ends(outcome, reasons):
     driver = ScriptedDriver(gpus(2))
     async with running(joined(driver, HOLDING)) as node:
         driver.gpus.pop()
+        driver.outcomes |= {G1: outcome} if outcome else {}
         driver.report(CHANGED)
         await asyncio.sleep(AT_ONCE)
 
         assert not node.groups[G1].healthy
         assert slice_id(G1, 12) in node.groups[G1].ids
         assert (1, False) == node.registered[G1]
-        assert [] == node.reasons
-        await asyncio.sleep(CALM)
-        assert ["GpuInventoryChanged", "GpuDegradedForPod"] == node.reasons
+        assert outcome or not node.reasons
+        await asyncio.sleep(10 * CALM)
+        assert reasons == node.reasons
         await pod_ends(node)
         assert [G0] == list(node.groups) == list(node.registered)
-
-
-async def test_an_unplugged_gpu_that_is_held_is_told_once_by_its_health_and_to_its_pod():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver, HOLDING)) as node:
-        driver.gpus.pop()
-        driver.outcomes[G1] = ProbeOutcome.LOST
-        driver.report(CHANGED)
-        await asyncio.sleep(10 * CALM)
-
-        assert ["GpuUnhealthy", "GpuDegradedForPod"] == node.reasons
 
 
 async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_it_is_back():
@@ -123,16 +123,6 @@ async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_
         assert ["GpuDriverUnresponsive", "GpuUnhealthy", "GpuDegradedForPod", "GpuRecovered"] == (
             node.reasons
         )
-
-
-async def test_what_a_driver_that_was_loaded_anew_shows_is_looked_at_at_once():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver)) as node:
-        driver.gpus = gpus(3)
-        driver.break_events()
-        await asyncio.sleep(AT_ONCE)
-
-        assert [G0, G1, G2] == list(node.groups)
 
 
 async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_listed_before():
@@ -190,12 +180,6 @@ async def test_a_gpu_that_an_admin_switches_to_mig_mode_leaves_and_its_pods_keep
 
         await pod_ends(node)
         assert [G0] == list(node.groups) == list(node.registered)
-
-
-async def test_a_gpu_whose_mig_mode_is_disabled_again_is_shared_again():
-    driver = ScriptedDriver([a_gpu(index=0), a_gpu(index=1, mig_enabled=True)])
-    async with running(joined(driver)) as node:
-        assert [G0] == list(node.groups)
         driver.gpus = gpus(2)
         driver.report(CHANGED)
         await asyncio.sleep(AT_ONCE)
@@ -255,3 +239,24 @@ async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampl
         driver.gpus, driver.faults = gpus(8), []
         await asyncio.sleep(20)
         assert (8, 8) == (len(node.served), sum(1 for uuid in node.groups if samples.newest(uuid)))
+
+
+# The list of a GPU that fell ill is made with the verdict: it waits for no follower's turn.
+
+
+async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
+    driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
+    front = joined(driver)
+    knowing = front.knowing
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run()) for run in (knowing.discovery.run, knowing.health.run)]
+        await asyncio.sleep(0.1)
+        knowing.listing.refresh()
+        assert [True, True] == [one.healthy for one in front.facts.slices.value.groups]
+
+        driver.xid(a_uuid(1), 48)
+        await asyncio.sleep(0.1)
+
+        assert [True, False] == [one.healthy for one in front.facts.slices.value.groups]
+        for task in tasks:
+            task.cancel()

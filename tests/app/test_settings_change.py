@@ -3,13 +3,9 @@
 And whatever is wrong with the files, what was good stays: one Event, one line in the log.
 """
 
-import json
-
 import pytest
 import structlog
 
-from agent.cluster import REGISTER
-from agent.hami.register import decode_register
 from agent.ledger import LastGood, SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
@@ -77,16 +73,6 @@ async def test_the_start_says_where_no_annotation_is_checked_against_requests(de
     )
     assert 7 == room.cells.match.value.requests.memory_factor
     assert before != room.cells.match.value
-
-
-async def test_the_entry_of_this_node_is_taken_over_from_hamis_file(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
-        await node.edit(nodeconfig=json.dumps({"nodeconfig": [entry]}))
-
-        assert (1, 1) == node.count()
-        told = decode_register(node.api.node.annotations[REGISTER])
-        assert [(1, 5), (2, 5), (3, 5)] == [(gpu.index, gpu.split_count) for gpu in told]
 
 
 async def test_a_lowered_split_count_shrinks_by_draining(tmp_path):
@@ -181,6 +167,8 @@ async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tm
         assert 2 == len(node.events)
         await node.edit(own="sharing: {splitCount: 4}", nodeconfig='{"nodeconfig": []}')
         assert (4, (1, 1)) == (node.facts.sharing.value.split_count, node.count())
+        await node.edit(**{file: text})
+        assert 3 == len(node.events)
 
 
 async def test_the_copy_follows_what_is_in_force(tmp_path):

@@ -12,7 +12,7 @@ from agent.app.settings import AGAIN, RESTLESS, STILL
 from agent.errors import SettingsError
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
-from tests.app.settings_room import FakeWatch, SettingsRoom, a_plan, start_of
+from tests.app.settings_room import SettingsRoom, a_plan, start_of
 
 OWN = Path("/etc/hami-agent/config.yaml")
 HAMIS = Path("/etc/hami/config.json")
@@ -22,7 +22,6 @@ HAMIS = Path("/etc/hami/config.json")
 class SettingsFiles:
     """Sources whose looks are noted: when, and whether somebody had asked."""
 
-    room: SettingsRoom = dataclasses.field(init=False)
     readings: list[tuple[float, bool]] = dataclasses.field(default_factory=list)
     paths: list[Path] = dataclasses.field(default_factory=lambda: [OWN])
     takes: float = 0.0
@@ -31,6 +30,7 @@ class SettingsFiles:
 
     def __post_init__(self) -> None:
         self.room = SettingsRoom(start_of(a_plan(""), OWN), look=self.look)
+        self.watch, self.asked = self.room.watch, self.room.asked
 
     async def look(self, good: Sources) -> SourcesRead:
         is_asked = "reloading" in self.room.systemd.said
@@ -39,30 +39,24 @@ class SettingsFiles:
         await asyncio.sleep(self.takes)
         return SourcesRead(frozenset(self.paths), good, refusal=self.refusal, silent=self.silent)
 
-    @property
-    def watch(self) -> FakeWatch:
-        return self.room.watch
-
-    @property
-    def asked(self) -> asyncio.Event:
-        return self.room.asked
-
 
 @contextlib.asynccontextmanager
-async def reloading() -> AsyncIterator[SettingsFiles]:
-    """The service at work, its first reading done."""
+async def reloading() -> AsyncIterator[tuple[SettingsFiles, float]]:
+    """The service at work, its first reading done, and the time."""
     files = SettingsFiles()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(files.room.service.run())
         await asyncio.sleep(1)
         assert 1 == len(files.readings)
         files.readings.clear()
-        yield files
+        yield files, asyncio.get_running_loop().time()
         running.cancel()
 
 
-async def test_a_change_is_read_once_it_lies_still():
-    async with reloading() as room:
+async def test_nothing_is_read_when_nothing_changes_and_a_change_once_it_lies_still():
+    async with reloading() as (room, _):
+        await asyncio.sleep(86_400)
+        assert [] == room.readings
         began = asyncio.get_running_loop().time()
         for _ in range(4):
             room.watch.change()
@@ -75,7 +69,7 @@ async def test_a_change_is_read_once_it_lies_still():
 
 
 async def test_files_that_never_lie_still_are_read_nevertheless():
-    async with reloading() as room:
+    async with reloading() as (room, _):
         for _ in range(200):
             room.watch.change()
             await asyncio.sleep(STILL / 4)
@@ -83,28 +77,20 @@ async def test_files_that_never_lie_still_are_read_nevertheless():
         assert 4 <= len(room.readings) <= 10 / RESTLESS
 
 
-async def test_who_asks_does_not_wait():
-    async with reloading() as room:
-        began = asyncio.get_running_loop().time()
+@pytest.mark.parametrize("after_a_change", [0.0, STILL / 2])
+async def test_who_asks_does_not_wait(after_a_change: float):
+    async with reloading() as (room, began):
+        if after_a_change:
+            room.watch.change()
+            await asyncio.sleep(after_a_change)
         room.asked.set()
         await asyncio.sleep(1)
 
-        assert [(began, True)] == room.readings
-
-
-async def test_who_asks_while_files_change_does_not_wait_either():
-    async with reloading() as room:
-        began = asyncio.get_running_loop().time()
-        room.watch.change()
-        await asyncio.sleep(STILL / 2)
-        room.asked.set()
-        await asyncio.sleep(1)
-
-        assert [(began + STILL / 2, True)] == room.readings
+        assert [(began + after_a_change, True)] == room.readings
 
 
 async def test_a_change_during_a_reading_is_read_again():
-    async with reloading() as room:
+    async with reloading() as (room, _):
         room.takes = 0.5
         room.watch.change()
         await asyncio.sleep(STILL + 0.1)
@@ -114,8 +100,8 @@ async def test_a_change_during_a_reading_is_read_again():
         assert 2 == len(room.readings)
 
 
-async def test_other_files_are_watched_when_the_settings_name_them():
-    async with reloading() as room:
+async def test_other_files_are_watched_when_the_settings_name_them_and_those_before_if_refused():
+    async with reloading() as (room, _):
         room.paths = [OWN, HAMIS]
         room.watch.change()
         await asyncio.sleep(1)
@@ -123,33 +109,16 @@ async def test_other_files_are_watched_when_the_settings_name_them():
         assert [{OWN}, {OWN, HAMIS}] == room.watch.followed
         # The first look at them comes after they are watched: nothing in between is missed.
         assert 2 == len(room.readings)
-        room.watch.change()
-        await asyncio.sleep(1)
-        assert 3 == len(room.readings)
-
-
-async def test_nothing_is_read_when_nothing_changes():
-    async with reloading() as room:
-        await asyncio.sleep(86_400)
-
-        assert [] == room.readings
-
-
-async def test_refused_files_may_not_have_told_of_all_so_that_those_before_are_watched_too():
-    async with reloading() as room:
-        room.paths, room.refusal = [HAMIS], SettingsError("no")
-        room.watch.change()
-        await asyncio.sleep(1)
-
-        assert {OWN, HAMIS} == room.watch.followed[-1]
-        room.refusal = None
-        room.watch.change()
-        await asyncio.sleep(1)
-        assert {HAMIS} == room.watch.followed[-1]
+        # A refused read may not have told of all.
+        for refusal, watched in ((SettingsError("no"), {OWN, HAMIS}), (None, {HAMIS})):
+            room.paths, room.refusal = [HAMIS], refusal
+            room.watch.change()
+            await asyncio.sleep(1)
+            assert watched == room.watch.followed[-1]
 
 
 async def test_a_file_system_that_hangs_is_asked_again_until_it_answers():
-    async with reloading() as room:
+    async with reloading() as (room, _):
         room.refusal, room.silent = SettingsError("no answer"), True
         room.watch.change()
         await asyncio.sleep(3.5 * (AGAIN + STILL))

@@ -12,7 +12,7 @@ from agent.app.settings import RETRY
 from agent.cluster import NodeView
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
-from agent.model import Scan
+from agent.model import GpuFault, Scan
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
 from agent.state import decode_last_good
@@ -184,6 +184,19 @@ async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_
     taken(room, "sharing: {splitCount: 10}")
     assert "" == room.service.trouble
     assert scans[-1] == room.service.saw_gpus(scans[-1])
+
+
+async def test_a_gpu_that_does_not_answer_takes_room_in_the_list():
+    room = room_of(LONG)
+    room.service.saw_gpus(t4(6))
+    scan = t4(7, first=1)
+    fault = GpuFault(t4(1).gpus[0].uuid, "silent")
+
+    found = room.service.saw_gpus(msgspec.structs.replace(scan, faults=(fault,)))
+
+    assert found is not None
+    assert scan.gpus[:5] == found.gpus
+    assert [fault.gpu, scan.gpus[5].uuid] == [one.gpu for one in found.faults]
 
 
 async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():

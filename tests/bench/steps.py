@@ -1,12 +1,11 @@
 """What one Allocate computes, step by step: everything that it waits for is in memory."""
 
 import time
-from collections.abc import Callable
 
 from agent.allocate.inquiry import SchedulerShares
 from agent.allocate.service import AllocateCall, Allocation
 from agent.kubelet.door import container_response
-from agent.ledger import Ledger, State
+from agent.ledger import State
 from agent.model import SliceId
 from agent.state import StateEncoder
 from agent.wire.v1beta1 import AllocateRequest, AllocateResponse, ContainerAllocateRequest
@@ -37,13 +36,10 @@ class _Timed:
         self.prefer = shares.prefer
         self.took = 0.0
 
-    async def decide(
-        self, ids: tuple[SliceId, ...], call: AllocateCall
-    ) -> Callable[[Ledger], Ledger]:
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         begun = time.perf_counter()
-        change = await self._shares.decide(ids, call)
+        await self._shares.decide(ids, call)
         self.took = time.perf_counter() - begun
-        return change
 
 
 async def steps(_: int) -> list[Figure]:

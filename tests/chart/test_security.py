@@ -306,7 +306,7 @@ def test_who_cleans_up_may_do_nothing_else(helm: Helm):
     }
 
     assert [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
         {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
     ] == role["agent-hami-agent-uninstall"]["rules"]
     assert [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}] == inside["rules"]

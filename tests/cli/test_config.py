@@ -95,13 +95,6 @@ def test_a_program_gets_the_same_as_json(files, capsys):
     ] == data["nodes"]
 
 
-def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("empty.yaml").write_text("")
-
-    assert ["n: all defaults", "ok"] == checked(capsys, "empty.yaml", "--node", "n")[0].splitlines()
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -133,14 +126,6 @@ def test_the_schema_is_printed(capsys):
     assert (
         "splitCount" in json.loads(capsys.readouterr().out)["properties"]["sharing"]["properties"]
     )
-
-
-@pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
-def test_hamis_flag_names_its_file(files, capsys, flag: str):
-    assert 0 == dispatch(["config", "show", "--diff", "--origin", flag, "device.yaml"], {})
-    out = capsys.readouterr()
-    assert "device.yaml:2:24" in out.out
-    assert "warning: device.yaml:3:3" in out.err
 
 
 ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
@@ -260,42 +245,33 @@ def test_a_file_of_hamis_is_not_the_agents_own(tmp_path, capsys, flag: str, text
     assert "unknown setting n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["own.json", "own.yaml", "own"])
-def test_the_agents_own_file_may_be_json(tmp_path, monkeypatch, capsys, name: str):
-    (file,) = written(tmp_path, monkeypatch, **{name: '{"sharing": {"splitCount": 4}}'})
-
-    out, err = checked(capsys, file, "--node", "n")
-
-    assert ("", f"  sharing.splitCount  4      {file}:1:28") == (err, out.splitlines()[1])
-
-
 @pytest.mark.parametrize(
     ("name", "text", "place"),
     [
+        *((name, '{"sharing": {"splitCount": 4}}', "1:28") for name in ("o.json", "o.yaml", "o")),
         ("d.yaml", "{nvidia: {deviceSplitCount: 4}}", "1:29"),
         ("c.yaml", "{sharing: {splitCount: 4}}  # {{ x }}\n", "1:24"),
+        ("-", "nvidia:\n  deviceSplitCount: 4\n", "2:21"),
     ],
 )
-def test_yaml_in_braces_is_read(tmp_path, monkeypatch, capsys, name: str, text: str, place: str):
-    files = written(tmp_path, monkeypatch, **{name: text})
-
-    lines = checked(capsys, *files)[0].splitlines()
-    assert f"  sharing.splitCount  4      {name}:{place}" in lines
-
-
-def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("in").write_text("nvidia:\n  deviceSplitCount: 4\n")
+def test_a_file_is_recognised_by_its_content(tmp_path, monkeypatch, capsys, name, text, place):
     monkeypatch.setattr("agent.cli.config.STDIN", Path("in"))
+    file = "in" if name == "-" else name
+    written(tmp_path, monkeypatch, **{file: text})
+    out, err = checked(capsys, name, "--node", "n")
 
-    assert "  sharing.splitCount  4      in:2:21" in checked(capsys, "-")[0].splitlines()
+    assert "" == err
+    assert f"  sharing.splitCount  4      {file}:{place}" in out.splitlines()
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_file_is_a_warning(tmp_path, monkeypatch, capsys, text: str):
-    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
+def test_an_empty_file_is_a_warning_and_gives_the_defaults(
+    tmp_path, monkeypatch, capsys, text: str
+):
+    out, err = checked(capsys, *written(tmp_path, monkeypatch, **{"c.yaml": text}), "--node", "n")
 
-    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == checked(capsys, *files)[1]
+    assert ["n: all defaults", "ok"] == out.splitlines()
+    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == err
 
 
 MIG = '{"nodeconfig": [\n{"name": "a", "operatingmode": "mig"}, {"name": "b"}]}'
@@ -355,13 +331,16 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_narrow_terminal_shows_every_value_and_every_place(
-    tmp_path, monkeypatch, columns: int
+    tmp_path, monkeypatch, capsys, columns: int
 ) -> None:
     (tmp_path / "d").mkdir()
     monkeypatch.chdir(tmp_path / "d")
     file = "a-file-with-quite-a-name.yaml"
     uuids = [f"GPU-{number:032}" for number in range(3)]
     Path(file).write_text(f"sharing:\n  splitCount: 8\n  filterUUIDs: {uuids}\n")
+    assert 0 == dispatch(["config", "check", file, "--node", "n"], {})
+    piped = capsys.readouterr().out.splitlines()
+    assert f"  sharing.filterUUIDs  {json.dumps(uuids)}  {file}:3:16" in piped
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
@@ -376,14 +355,6 @@ def test_a_narrow_terminal_shows_every_value_and_every_place(
     assert all(len(line) <= columns for line in lines if uuids[0] not in line)
 
 
-def test_what_is_piped_has_a_line_for_each_setting_however_long(tmp_path, capsys):
-    file = tmp_path / ("long" * 40)
-    file.write_text("sharing:\n  splitCount: 8\n")
-
-    assert 0 == dispatch(["config", "check", str(file), "--node", "n"], {})
-    assert f"  sharing.splitCount  8      {file}:2:15" in capsys.readouterr().out.splitlines()
-
-
 def test_a_value_of_several_lines_is_shown_in_one(tmp_path, capsys):
     file = tmp_path / "c.yaml"
     file.write_text('library: {version: "a\\nb"}\n')
@@ -395,26 +366,29 @@ def test_a_value_of_several_lines_is_shown_in_one(tmp_path, capsys):
 # Command lines and environments that were made for HAMi's plugin: taken, told of, or refused.
 
 CHART = (
-    "--config-file=device.yaml --mig-strategy=none --disable-core-limit=false -v=4 --v=false "
+    "--mig-strategy=none --disable-core-limit=false -v=4 --v=false "
     "--device-id-strategy=uuid --device-discovery-strategy auto --imex-required=false "
     "--node-name=n"
 )
 
 
 @pytest.mark.parametrize("switch", ["--pass-device-specs", "--pass-device-specs=true"])
-@pytest.mark.usefixtures("files")
-def test_a_command_line_of_hamis_chart_is_taken(capsys, switch: str):
-    assert 0 == dispatch(["config", "show", "--diff", *CHART.split(), switch], {})
+@pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
+def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag: str):
+    words = [*CHART.split(), switch, f"{flag}=device.yaml"]
+    assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {})
 
     out = capsys.readouterr()
     assert [
-        "node.name",
-        "files.deviceConfig",
-        "sharing.memoryScaling",
-        "allocation.passDeviceSpecs",
-    ] == [line.split()[0] for line in out.out.splitlines()[1:]]
-    assert "allocation.passDeviceSpecs  true" in out.out
-    assert "hami-agent: warning: -v: has no effect here" in out.err.splitlines()
+        ["node.name", "n", "--node-name"],
+        ["files.deviceConfig", "device.yaml", "--device-config"],
+        ["sharing.memoryScaling", "1.5", "device.yaml:2:24"],
+        ["allocation.passDeviceSpecs", "true", "--pass-device-specs"],
+    ] == [line.split() for line in out.out.splitlines()[1:]]
+    assert [
+        "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
+        "hami-agent: warning: -v: has no effect here",
+    ] == out.err.splitlines()
 
 
 def test_a_flag_that_changes_nothing_is_told_as_its_variable_is(capsys):

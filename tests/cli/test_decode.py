@@ -73,14 +73,22 @@ def test_both_forms_of_the_register_annotation_say_the_same(capsys: Out) -> None
     assert decoded(capsys, of_json) == decoded(capsys, COLON)
 
 
-def test_a_handshake_is_a_word_and_a_time(capsys: Out) -> None:
-    found = decoded(capsys, "Deleted_2026-08-21 10:00:00")
-
-    assert found["data"] == {"word": "Deleted", "time": "2026-08-21T10:00:00"}
-
-
-def test_a_nodeconfig_keeps_the_keys_of_its_file(capsys: Out) -> None:
-    assert decoded(capsys, CONFIG)["data"] == [{"name": "node-a", "devicesplitcount": 5}]
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("Deleted_2026-08-21 10:00:00", {"word": "Deleted", "time": "2026-08-21T10:00:00"}),
+        (CONFIG, [{"name": "node-a", "devicesplitcount": 5}]),
+        ("1790000000", "2026-09-21T14:13:20Z"),
+        ("success", "success"),
+        (SCORE, json.loads(SCORE)),
+        ("GPU-1, ,GPU-2", ["GPU-1", "GPU-2"]),
+        (";", [[]]),  # what is left of a served pod is its containers
+        (";;", [[], []]),
+        (",,0,0:;", [[]]),
+    ],
+)
+def test_each_kind_has_its_data(text: str, data: object, capsys: Out) -> None:
+    assert decoded(capsys, text)["data"] == data
 
 
 def test_each_group_is_a_container_and_each_share_says_its_vendor(capsys: Out) -> None:
@@ -88,13 +96,6 @@ def test_each_group_is_a_container_and_each_share_says_its_vendor(capsys: Out) -
 
     assert [["NVIDIA", "MLU"], []] == [[share["type"] for share in group] for group in data]
     assert {"uuid": "GPU-1", "type": "NVIDIA", "memory_mib": 4000, "core_percent": 30} == data[0][0]
-
-
-@pytest.mark.parametrize(("text", "containers"), [(";", 1), (";;", 2), (",,0,0:;", 1)])
-def test_what_is_left_of_a_served_pod_is_its_containers(
-    text: str, containers: int, capsys: Out
-) -> None:
-    assert [[]] * containers == decoded(capsys, text)["data"]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +124,6 @@ def test_a_value_of_json_within_json_is_read(capsys: Out) -> None:
 def test_a_quote_or_a_key_alone_is_no_value(text: str, capsys: Out) -> None:
     assert dispatch(["decode", text], {}) in {1, 2}
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_a_time_a_phase_and_scores_are_read(capsys: Out) -> None:
-    assert decoded(capsys, "1790000000")["data"] == "2026-09-21T14:13:20Z"
-    assert decoded(capsys, "success")["data"] == "success"
-    assert decoded(capsys, SCORE)["data"] == json.loads(SCORE)
-    assert decoded(capsys, "GPU-1, ,GPU-2")["data"] == ["GPU-1", "GPU-2"]
 
 
 @pytest.mark.parametrize(
@@ -178,16 +172,13 @@ def test_decode_of_nothing_is_a_usage_error(capsys: Out) -> None:
     assert "nothing to decode" in capsys.readouterr().err
 
 
-def test_a_dash_is_stdin(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(";\n"))
-
-    assert decoded(capsys, "-")["kind"] == "devices"
-
-
-def test_a_value_is_read_from_stdin_too(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [[], ["-"]])
+def test_a_value_is_read_from_stdin_too(
+    words: list[str], capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{COLON}\n"))
 
-    assert decoded(capsys)["kind"] == "register"
+    assert decoded(capsys, *words)["kind"] == "register"
 
 
 @pytest.mark.parametrize(

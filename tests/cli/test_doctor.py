@@ -58,18 +58,20 @@ def test_simulated_gpus_are_looked_at_without_a_place_to_write(flags, monkeypatc
     assert "ok     P-DRIVER    h100:2: driver " in capsys.readouterr().out
 
 
-def test_simulated_gpus_elsewhere_that_do_not_answer_are_told(flags, tmp_path: Path, capsys):
-    dispatch(["doctor", "--pre", *flags, "--simulate", f"unix:{tmp_path}/gpus.sock"], {})
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--simulate", "unix:{}/gpus.sock"], "no simulated hardware answers at {}/gpus.sock"),
+        (["--operating-mode", "mig"], "WRONG  P-SETTINGS  settings: --operating-mode: "),
+        (["--operating-mode", "mig"], "has no slices"),
+        (["--nodeconfig", "{}/m.json"], "n is not among the nodes named"),
+    ],
+)
+def test_what_the_flags_bring_is_told(flags, tmp_path: Path, capsys, more, said):
+    (tmp_path / "m.json").write_text('{"nodeconfig": [{"name": "m", "devicesplitcount": 5}]}')
+    dispatch(["doctor", "--pre", *flags, *(word.format(tmp_path) for word in more)], {})
 
-    assert f"no simulated hardware answers at {tmp_path}/gpus.sock" in capsys.readouterr().out
-
-
-def test_a_node_that_would_have_no_slices_is_wrong(flags, capsys):
-    dispatch(["doctor", "--pre", *flags, "--operating-mode", "mig"], {})
-
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "P-SETTINGS" in line]
-    assert line.startswith("WRONG  P-SETTINGS  settings: --operating-mode: ")
-    assert "has no slices" in line
+    assert said.format(tmp_path) in capsys.readouterr().out
 
 
 def test_the_same_as_json(flags, capsys):
@@ -97,13 +99,6 @@ def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
     assert "1 wrong, 0 notes, 0 ok" == total
 
 
-def test_hamis_files_are_told_of(flags, tmp_path: Path, capsys):
-    (tmp_path / "config.json").write_text('{"nodeconfig": [{"name": "m", "devicesplitcount": 5}]}')
-    dispatch(["doctor", "--pre", *flags, "--nodeconfig", str(tmp_path / "config.json")], {})
-
-    assert "n is not among the nodes named" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["n", "*"])
 def test_hamis_files_do_not_miss_a_node_that_an_entry_may_apply_to(flags, tmp_path, capsys, name):
     file = tmp_path / "config.json"
@@ -111,14 +106,6 @@ def test_hamis_files_do_not_miss_a_node_that_an_entry_may_apply_to(flags, tmp_pa
     dispatch(["doctor", "--pre", *flags, "--nodeconfig", str(file)], {})
 
     assert "is not among the nodes named" not in capsys.readouterr().out
-
-
-def test_one_note_is_told_in_the_singular(flags, capsys):
-    dispatch(["doctor", "--pre", *flags, "--only", "config,kubelet"], {})
-
-    lines = capsys.readouterr().out.splitlines()
-    assert 1 == sum(line.startswith("note") for line in lines)
-    assert " wrong, 1 note, " in lines[-1]
 
 
 def test_a_script_gets_the_remedy_and_a_person_reads_it_once(flags, capsys):
@@ -144,10 +131,14 @@ def test_without_an_agent_it_is_the_agent_that_is_wrong(flags, capsys):
 
 
 def test_the_groups_can_be_chosen_before_the_first_start_too(flags, capsys):
-    assert 0 == dispatch(["doctor", "--pre", *flags, "--only", "driver,config"], {})
-    lines = capsys.readouterr().out.splitlines()[:-1]
+    only = ("doctor", "--pre", *flags, "--only", "driver,config")
+    assert 0 == dispatch(only, {})
+    *lines, total = capsys.readouterr().out.splitlines()
 
     assert {"P-SETTINGS", "P-HAMI", "P-DRIVER"} == {line.split()[1] for line in lines}
+    assert "0 wrong, 1 note, 2 ok" == total
+    assert 6 == dispatch((*only, "--strict"), {}), "with notes alone"
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -173,13 +164,6 @@ def test_lines_are_folded_at_the_width_that_is_there(columns, words, flags, caps
     assert all(len(line) <= columns for line in folded.splitlines())
     whole = capsys.readouterr().out
     assert "".join(whole.split()) == "".join(folded.split())
-
-
-def test_notes_alone_are_6_with_strict(flags, capsys):
-    only = ("--only", "config,driver")
-    assert 0 == dispatch(["doctor", "--pre", *flags, *only], {})
-    assert 6 == dispatch(["doctor", "--pre", *flags, *only, "--strict"], {})
-    capsys.readouterr()
 
 
 def test_the_same_as_yaml(flags, capsys):

@@ -1,15 +1,9 @@
 """What `hami-agent sandbox` shows fits the terminal, and words come before colours."""
 
-import json
-from pathlib import Path
-
 from agent.cli.sandbox import (
     MEASURES,
-    Addresses,
     Style,
-    invitation,
     moment_lines,
-    sandbox_data,
     summary_lines,
     waiting_line,
 )
@@ -90,61 +84,6 @@ def test_a_summary_without_failures_names_none():
     lines = list(summary_lines([ScenarioClaim("a", "a holds", ok=True, measured="1")], {}, Style()))
 
     assert ["", "1 of 1 claims checked and true"] == lines
-
-
-def test_the_data_for_programs_has_everything_in_it():
-    claim, moment = (
-        ScenarioClaim("a", "a holds", ok=True, measured="1"),
-        Moment(0.5, "a holds", "1", ok=True),
-    )
-    found = json.loads(json.dumps(sandbox_data([claim], [moment], {"x": 0.1}, ["line"])))
-
-    assert {
-        "ok": True,
-        "claims": [{"id": "a", "sentence": "a holds", "ok": True, "measured": "1"}],
-        "timeline": [{"elapsed": 0.5, "text": "a holds", "detail": "1", "ok": True, "claim": ""}],
-        "measured": {"x": 0.1},
-        "agentLog": ["line"],
-    } == found
-
-
-def test_the_invitation_has_whole_commands():
-    at = Addresses(
-        directory=Path("/t/hami-x"),
-        web="http://127.0.0.1:1",
-        api="http://127.0.0.1:2",
-        hardware_socket=Path("/t/hami-x/gpus.sock"),
-        kubeconfig=Path("/t/hami-x/kubectl.config"),
-        pod_file=Path("/t/hami-x/pod.json"),
-        log=Path("/t/hami-x/agent.log"),
-        pid=42,
-        quiet="2s",
-        gpu=0,
-        settings=("--node-name", "sandbox", "--state-dir", "/t/a b"),
-    )
-    lines = [line.strip() for line in invitation(at).splitlines()]
-
-    assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
-    assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
-    assert "hami-agent status --socket /t/hami-x/run/api.sock" in lines
-    assert "hami-agent status --by pod --socket /t/hami-x/run/api.sock" in lines
-    assert "hami-agent doctor --node-name sandbox --state-dir '/t/a b'" in lines
-    assert "hami-agent bundle --socket /t/hami-x/run/api.sock" in lines
-    assert lines.index("export KUBECONFIG=/t/hami-x/kubectl.config") < min(
-        lines.index(f"hami-agent {verb}")
-        for verb in (
-            "explain demo/too-big",
-            "explain --recent",
-            "status --node sandbox",
-            "cordon 0 --node sandbox",
-        )
-    )
-    assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
-    assert "kill -9 42" in lines
-    assert "export KUBECONFIG=/t/hami-x/kubectl.config" in lines
-    assert "kubectl create --validate=false -f /t/hami-x/pod.json" in lines
-    assert "tail -n +1 -f /t/hami-x/agent.log" in lines
-    assert ("(a GPU that was reset is served again after 2s of quiet: health.quietPeriod)") in lines
 
 
 def test_forty_columns_lose_no_value():

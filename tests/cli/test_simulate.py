@@ -1,6 +1,5 @@
 """`hami-agent simulate`: actions, output, exit codes."""
 
-import argparse
 import asyncio
 import json
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import structlog
 
 from agent.cli import simulate
+from agent.cli.main import dispatch
 from agent.sandbox.driver import open_simulation
 
 pytestmark = pytest.mark.looptime(False)
@@ -26,10 +26,10 @@ async def hardware(path: Path):
             yield driver
 
 
-def parse(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="hami-agent")
-    simulate.add_parser(parser.add_subparsers(dest="verb"))
-    return parser.parse_args(["simulate", *argv])
+async def run(*argv: str, socket: Path | None = None) -> int:
+    """The exit code; with `socket` it is given behind the words."""
+    given = ["--socket", str(socket)] if socket else []
+    return await asyncio.to_thread(dispatch, ["simulate", *argv, *given], {})
 
 
 async def test_every_action_says_what_happened(hardware, path, capsys):
@@ -43,7 +43,7 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
         ["hang", "0.01"],
         ["hang", "10ms"],
     ):
-        assert 0 == await simulate.run(parse(*words, "--socket", str(path)))
+        assert 0 == await run(*words, socket=path)
     said = capsys.readouterr().out.splitlines()
 
     assert "reported XID 79" in said[0]
@@ -58,10 +58,10 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
 
 
 async def test_the_list_is_a_table_for_people(hardware, path, capsys):
-    await simulate.run(parse("--socket", str(path), "xid", "79", "--gpu", "1"))
+    await run("--socket", str(path), "xid", "79", "--gpu", "1")
     capsys.readouterr()
 
-    assert 0 == await simulate.run(parse("--socket", str(path), "list"))
+    assert 0 == await run("--socket", str(path), "list")
     header, first, second = capsys.readouterr().out.splitlines()
     assert ["GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS"] == header.split()
     assert "15360 MiB" in first
@@ -69,7 +69,7 @@ async def test_the_list_is_a_table_for_people(hardware, path, capsys):
 
 
 async def test_json_carries_kind_source_and_data(hardware, path, capsys):
-    await simulate.run(parse("list", "-o", "json", "--socket", str(path)))
+    await run("list", "-o", "json", socket=path)
     document = json.loads(capsys.readouterr().out)
 
     assert ("hami-agent/v1", "Simulation", str(path)) == (
@@ -81,7 +81,7 @@ async def test_json_carries_kind_source_and_data(hardware, path, capsys):
 
 
 async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys):
-    code = await simulate.run(parse("lose", "--gpu", "9", "--socket", str(path)))
+    code = await run("lose", "--gpu", "9", socket=path)
     captured = capsys.readouterr()
 
     assert (4, "") == (code, captured.out)
@@ -93,15 +93,16 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
 
 
 async def test_a_refusal_is_exit_1(hardware, path, capsys):
-    code = await simulate.run(parse("add", "--profile", "x", "--socket", str(path)))
-
-    assert 1 == code
+    assert 1 == await run("add", "--profile", "x", socket=path)
     assert "no profile `x`" in capsys.readouterr().err
 
 
 async def test_nobody_at_the_socket_is_exit_3(path, capsys):
-    assert 3 == await simulate.run(parse("list", "--socket", str(path)))
-    assert f"no simulated hardware answers at {path}" in capsys.readouterr().err
+    assert 3 == await run("list", socket=path)
+    assert 3 == await run("list")
+    at_path, by_default = capsys.readouterr().err.splitlines()
+    assert f"no simulated hardware answers at {path}" in at_path
+    assert "at /run/hami-agent/simulate.sock" in by_default
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"reply":"event"}\n'])
@@ -112,7 +113,7 @@ async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, answer):
         writer.close()
 
     server = await asyncio.start_unix_server(babble, path)
-    assert 3 == await simulate.run(parse("list", "--socket", str(path)))
+    assert 3 == await run("list", socket=path)
     assert 1 == capsys.readouterr().err.count("\n")
     server.close()
 
@@ -126,7 +127,7 @@ async def test_a_peer_that_never_answers_is_exit_3(path, capsys, monkeypatch):
 
     server = await asyncio.start_unix_server(listen, path)
 
-    assert 3 == await simulate.run(parse("list", "--socket", str(path)))
+    assert 3 == await run("list", socket=path)
     assert "did not answer within 0.1 s" in capsys.readouterr().err
     server.close()
 
@@ -145,25 +146,6 @@ async def test_a_peer_that_never_answers_is_exit_3(path, capsys, monkeypatch):
         [],
     ],
 )
-def test_wrong_usage_is_exit_2(argv, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse(*argv)
-
-    assert 2 == caught.value.code
-    assert "error:" in capsys.readouterr().err
-
-
-def test_the_socket_of_a_running_agent_is_the_default():
-    assert Path("/run/hami-agent/simulate.sock") == parse("list").socket
-
-
-def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit):
-        parse("--help")
-
-    assert "example: hami-agent simulate xid 79 --gpu 1" in capsys.readouterr().out
-
-
-def test_main_runs_it(path, capsys):
-    assert 3 == simulate.main(parse("list", "--socket", str(path)), {})
-    assert capsys.readouterr().err
+async def test_wrong_usage_is_exit_2(argv, capsys):
+    assert 2 == await run(*argv)
+    assert "; see `hami-agent simulate" in capsys.readouterr().err

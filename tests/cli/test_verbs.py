@@ -10,13 +10,6 @@ import yaml
 
 from agent.cli.main import VERBS, dispatch
 
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch([verb, "--help"], {}) == 0
-    assert f"hami-agent {verb}" in capsys.readouterr().out
-
-
 ACTIONS = {
     "config": ("show", "check", "schema"),
     "simulate": ("xid", "lose", "refuse", "restore", "remove", "hang", "add", "list"),
@@ -29,9 +22,10 @@ ACTIONS = {
     ids=" ".join,
 )
 def test_help_ends_with_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch([*words, "--help"], {})
+    assert dispatch([*words, "--help"], {}) == 0
 
-    _, _, example = " ".join(capsys.readouterr().out.split()).partition("example: ")
+    helped, _, example = " ".join(capsys.readouterr().out.split()).partition("example: ")
+    assert f"hami-agent {' '.join(words)}" in helped
     assert f"hami-agent {' '.join(words)}" in example
 
 
@@ -91,13 +85,6 @@ def test_a_misspelt_word_after_the_verb_gets_the_nearest_one(
     assert (meant or "") == hint.partition("?")[0]
 
 
-def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["version"], {}) == 0
-    verb = capsys.readouterr().out
-    assert dispatch(["--version"], {}) == 0
-    assert verb == capsys.readouterr().out
-
-
 @pytest.mark.parametrize("words", [["version"], ["config", "show"], ["config", "check"]])
 @pytest.mark.parametrize("form", [["-o", "json"], ["--json"]])
 def test_json_is_asked_for_alike_everywhere(
@@ -124,18 +111,16 @@ def test_the_help_of_uninstall_shows_the_settings_that_count_there(
     assert "--device-memory-scaling" not in helped
 
 
-def test_version_as_json_names_what_a_support_case_needs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_version_names_what_a_support_case_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["version"], {}) == 0
+    line = capsys.readouterr().out
+    assert dispatch(["--version"], {}) == 0
+    assert line == capsys.readouterr().out
+    assert (1, True) == (line.count("\n"), line.startswith("hami-agent "))
     assert dispatch(["version", "-o", "json"], {}) == 0
     assert {"version", "python", "registerProfile", "stateVersion"} == set(
         json.loads(capsys.readouterr().out)["data"]
     )
-
-
-def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["version"], {}) == 0
-    assert capsys.readouterr().out.startswith("hami-agent ")
 
 
 def test_config_show_says_where_each_value_came_from(
@@ -179,21 +164,25 @@ def test_config_check_is_one_sentence_either_way(
     assert dispatch(["config", "check", str(file)], {}) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        (["--split-count", "none"], {}, "--split-count: sharing.splitCount: expected"),
+        (["--config", "{}"], {"HAMI_AGENT_WEB_PROT": "1"}, "HAMI_AGENT_WEB_PROT"),
+    ],
+)
 def test_run_with_a_bad_setting_exits_with_78_before_anything_starts(
+    tmp_path: Path,
+    words: list[str],
+    environ: dict[str, str],
+    said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert dispatch(["run", "--split-count", "none"], {}) == 78
-    assert "--split-count: sharing.splitCount: expected" in capsys.readouterr().err
+    (tmp_path / "c.yaml").write_text("")
+    given = [word.format(tmp_path / "c.yaml") for word in words]
 
-
-def test_an_unknown_variable_stops_the_run_with_78(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("")
-
-    assert dispatch(["run", "--config", str(file)], {"HAMI_AGENT_WEB_PROT": "1"}) == 78
-    assert "HAMI_AGENT_WEB_PROT" in capsys.readouterr().err
+    assert dispatch(["run", *given], environ) == 78
+    assert said in capsys.readouterr().err
 
 
 def test_what_a_verb_loads_is_left_out_of_every_collection() -> None:

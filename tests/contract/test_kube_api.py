@@ -51,15 +51,6 @@ async def test_a_patch_that_changes_nothing_makes_no_new_version(kind, tmp_path)
         assert first == second
 
 
-async def test_a_patch_of_a_missing_node_is_not_found(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        world.delete_node()
-        with pytest.raises(ApiNotFound) as raised:
-            await world.node_api.annotate_node({"a": "b"})
-
-    assert 404 == raised.value.status
-
-
 async def test_our_lock_is_released(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         await world.node_api.release_lock(LOCK, HELD)
@@ -127,13 +118,6 @@ async def test_a_get_shows_the_node_as_the_watch_does(kind, tmp_path, identity):
         assert {"plain": "kept"} == second.annotations
 
 
-async def test_a_get_of_a_missing_node_finds_none(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        world.delete_node()
-
-        assert await world.node_api.get_node() is None
-
-
 @pytest.mark.parametrize("identity", [THE_NODE, THE_ACCOUNT])
 async def test_a_get_shows_a_pod_as_the_list_does(kind, tmp_path, identity):
     async with cluster(kind, tmp_path, identity) as world:
@@ -147,25 +131,24 @@ async def test_a_get_shows_a_pod_as_the_list_does(kind, tmp_path, identity):
         assert list(found.pods) == got
 
 
-async def test_a_get_of_a_pod_that_returned_shows_the_new_one(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
+async def test_what_is_missing_is_found_by_no_get_and_takes_no_patch(kind, tmp_path):
+    async with cluster(kind, tmp_path, THE_ACCOUNT) as world:
         first = world.create_pod("one")
         world.delete_pod("one")
-        second = world.create_pod("one")
-        got = await world.pod_api.get_pod(NAMESPACE, "one")
+        world.delete_node()
 
-        assert got is not None
-        assert [second] == [got.uid]
-        assert first != second
-
-
-async def test_a_get_of_a_missing_pod_finds_none(kind, tmp_path):
-    async with cluster(kind, tmp_path, THE_ACCOUNT) as world:
-        world.create_pod("one")
-        world.delete_pod("one")
-
+        assert await world.node_api.get_node() is None
         assert await world.pod_api.get_pod(NAMESPACE, "one") is None
         assert await world.pod_api.get_pod("elsewhere", "one") is None
+        with pytest.raises(ApiNotFound) as raised:
+            await world.node_api.annotate_node({"a": "b"})
+        assert 404 == raised.value.status
+        with pytest.raises(ApiNotFound):
+            await world.pod_api.annotate_pod(NAMESPACE, "one", PodUid(first), {"hami.io/a": "1"})
+        second = world.create_pod("one")
+        got = await world.pod_api.get_pod(NAMESPACE, "one")
+        assert got is not None
+        assert first != second == got.uid
 
 
 @pytest.mark.parametrize("node", ["another", ""])
@@ -174,22 +157,6 @@ async def test_a_get_finds_no_pod_that_is_not_on_this_node(kind, tmp_path, node)
         world.create_pod("one", node)
 
         assert await world.pod_api.get_pod(NAMESPACE, "one") is None
-
-
-async def test_a_get_that_is_throttled_or_unanswered_is_an_error(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        world.create_pod("one")
-        world.throttle(2, retry_after=7)
-        with pytest.raises(ApiThrottled):
-            await world.pod_api.get_pod(NAMESPACE, "one")
-        with pytest.raises(ApiThrottled):
-            await world.node_api.get_node()
-        await world.begin_outage()
-        with pytest.raises(ApiError):
-            await world.pod_api.get_pod(NAMESPACE, "one")
-        with pytest.raises(ApiError):
-            await world.node_api.get_node()
-        await world.end_outage()
 
 
 async def test_pods_are_listed_with_a_version_to_watch_from(kind, tmp_path):
@@ -277,12 +244,6 @@ async def test_a_new_pod_of_the_same_name_is_not_patched(kind, tmp_path):
         assert {} == world.pod_annotations("one")
 
 
-async def test_a_missing_pod_is_not_found(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        with pytest.raises(ApiNotFound):
-            await world.pod_api.annotate_pod(NAMESPACE, "one", PodUid("u"), {"hami.io/a": "1"})
-
-
 async def test_events_about_the_node_and_a_pod_are_posted(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         uid = PodUid(world.create_pod("one"))
@@ -296,14 +257,18 @@ async def test_events_about_the_node_and_a_pod_are_posted(kind, tmp_path):
 
 async def test_a_throttled_request_says_when_to_come_back(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
-        world.throttle(2, retry_after=7)
-        with pytest.raises(ApiThrottled) as raised:
-            await world.node_api.annotate_node({"a": "b"})
-        with pytest.raises(ApiThrottled):
-            await anext(world.pod_api.watch_pods("1"))
+        world.create_pod("one")
+        world.throttle(4, retry_after=7)
+        for ask in (
+            world.node_api.annotate_node({"a": "b"}),
+            world.node_api.get_node(),
+            world.pod_api.get_pod(NAMESPACE, "one"),
+            anext(world.pod_api.watch_pods("1")),
+        ):
+            with pytest.raises(ApiThrottled) as raised:
+                await ask
+            assert (429, 7.0) == (raised.value.status, raised.value.retry_after)
         await world.node_api.annotate_node({"a": "b"})
-
-    assert (429, 7.0) == (raised.value.status, raised.value.retry_after)
 
 
 async def test_an_outage_breaks_watches_and_ends(kind, tmp_path):
@@ -316,6 +281,9 @@ async def test_an_outage_breaks_watches_and_ends(kind, tmp_path):
             await anext(watch)
         with pytest.raises(ApiError) as refused:
             await world.node_api.annotate_node({"a": "b"})
+        for ask in (world.pod_api.get_pod(NAMESPACE, "one"), world.node_api.get_node()):
+            with pytest.raises(ApiError):
+                await ask
         world.create_pod("one")
         await world.end_outage()
         await world.node_api.annotate_node({"a": "b"})

@@ -65,7 +65,8 @@ def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
         for node in tree.parsed(COMMANDS).body
         if isinstance(node, ast.ClassDef) and node.name == UNINSTALL
     )
-    assert set(asked_in(asks)) == given
+    # A single Node is read where its own agent's identity asks; the Job lists all of them.
+    assert set(asked_in(asks)) - {("get", "nodes")} == given
 
 
 def test_no_right_is_granted_twice():

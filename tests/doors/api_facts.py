@@ -32,7 +32,7 @@ def facts(**parts) -> StatusFacts:
         newest=lambda _: None,
         history=lambda _: (),
         used=lambda _: None,
-        past=lambda _: (),
+        past=lambda _: {},
         changes=(),
         refusals=(ENTRY,),
         journal_since=NOON,

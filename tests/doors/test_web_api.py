@@ -9,9 +9,8 @@ import pytest
 from aiohttp import web
 
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView
-from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, Sampled
+from agent.model import NO_INDEX, Cause, Condition, GpuSample, Sampled
 from agent.status import ContainerHistory, StatusDocument, open_envelope
-from agent.usage import PastGpuUse, PastUse
 from agent.web import api
 from agent.web.api import Readers
 from agent.web.policy import ReaderPolicy
@@ -237,11 +236,11 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
 async def test_what_containers_used_lately_is_a_list_of_its_own():
     """Means of 30 s, as for GPUs. A GPU that the container has no number of is not in it."""
     past = [
-        PastUse(NOON - dt.timedelta(seconds=age), (PastGpuUse(G1, mib * MIB, percent),))
+        Sampled(NOON - dt.timedelta(seconds=age), GpuSample(G1, percent, used_mib=mib))
         for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
     ]
     async with (
-        reading(lambda: facts(past=lambda _: past)) as client,
+        reading(lambda: facts(past=lambda _: {G1: past})) as client,
         client.get("/api/v1/container-history") as answer,
     ):
         (found,), _ = open_envelope(

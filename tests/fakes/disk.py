@@ -4,7 +4,7 @@ import errno
 import random
 
 from agent.errors import StateError
-from agent.host.files import DirectoryFiles, replace, unpadded
+from agent.host.files import DirectoryFiles, replace
 from tests.fakes.chance import Seeded
 
 
@@ -28,7 +28,7 @@ Change = dict[str, Content | None]
 class MemoryFiles(DirectoryFiles):
     """The steps in memory. `chunk` bytes at most go into one write.
 
-    While it is `full` no file is made and none grows.
+    While it is `full` no file is made and none is written.
     """
 
     def __init__(self, chance: random.Random | None = None, chunk: int = 100_000) -> None:
@@ -36,44 +36,26 @@ class MemoryFiles(DirectoryFiles):
         self._on_disk: Names = {}
         self._unsynced: list[Change] = []
         self._handles: dict[int, Content] = {}
-        self._at: dict[int, int] = {}
         self._chance = chance or Seeded()
         self._chunk = chunk
         self.full = False
 
     def create(self, name: str) -> int:
-        if self.full and name not in self.names:
+        if self.full:
             raise OSError(errno.ENOSPC, "ENOSPC", name)
         content = self.names.get(name) or Content()
         content.data = b""
         self._rename({name: content})
-        return self._opened(content)
-
-    def reopen(self, name: str) -> tuple[int, int]:
-        content = self._found(name)
-        if sum(content is one for one in self.names.values()) > 1:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
-        return self._opened(content), len(content.data)
-
-    def _opened(self, content: Content) -> int:
         handle = max(self._handles, default=2) + 1
-        self._handles[handle], self._at[handle] = content, 0
+        self._handles[handle] = content
         return handle
 
     def write(self, handle: int, data: memoryview) -> int:
-        content, at = self._handles[handle], self._at[handle]
-        part = bytes(data[: self._chunk])
         if self.full:
-            part = part[: len(content.data) - at]
-            if not part:
-                raise OSError(errno.ENOSPC, "ENOSPC")
-        content.data = content.data[:at] + part + content.data[at + len(part) :]
-        self._at[handle] = at + len(part)
+            raise OSError(errno.ENOSPC, "ENOSPC")
+        part = bytes(data[: self._chunk])
+        self._handles[handle].data += part
         return len(part)
-
-    def cut(self, handle: int, size: int) -> None:
-        content = self._handles[handle]
-        content.data = content.data[:size]
 
     def sync(self, handle: int) -> None:
         content = self._handles[handle]
@@ -166,14 +148,6 @@ class DiskFaults(DirectoryFiles):
         self._step()
         return self._files.create(name)
 
-    def reopen(self, name: str) -> tuple[int, int]:
-        self._step()
-        return self._files.reopen(name)
-
-    def cut(self, handle: int, size: int) -> None:
-        self._step()
-        self._files.cut(handle, size)
-
     def write(self, handle: int, data: memoryview) -> int:
         self._step()
         return self._files.write(handle, data)
@@ -222,7 +196,7 @@ class MemoryDisk:
     async def read(self, name: str) -> bytes | None:
         """The content, or None when absent."""
         content = self.files.names.get(name)
-        return None if content is None else unpadded(content.data)
+        return None if content is None else content.data
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Durably replace, unless a fault is set. Raises StateError."""

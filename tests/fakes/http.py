@@ -31,6 +31,24 @@ async def a_session(handler: Handler, folder: Path) -> AsyncIterator[KubeSession
         await server.shutdown(0.1)
 
 
+def answering(body: bytes, **headers: str) -> Handler:
+    """Answer every request with this body."""
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=body, headers=headers)
+
+    return answer
+
+
+def streaming(*chunks: bytes) -> Handler:
+    """Answer every request with a watch of these chunks, which ends then."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return await stream(request, *chunks)
+
+    return answer
+
+
 async def stream(request: web.BaseRequest, *chunks: bytes) -> web.StreamResponse:
     """Begin an answer of 200 and send the chunks; ending it is the caller's."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})

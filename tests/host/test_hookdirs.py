@@ -67,33 +67,20 @@ async def test_container_directories_are_found_with_their_last_change_and_nothin
 
 
 @pytest.mark.parametrize("step", ["vgpu", "vgpu/containers"])
-async def test_nothing_is_searched_through_a_link(dirs, hook, tmp_path, step):
+async def test_a_link_in_the_way_is_refused_and_not_followed(dirs, hook, tmp_path, step):
     victim = tmp_path / "victim"
     (victim / "containers" / NAME).mkdir(parents=True)
     (victim / NAME).mkdir()
+    victim.chmod(0o700)
+    before = sorted(victim.rglob("*"))
     (hook / step).parent.mkdir(parents=True, exist_ok=True)
     (hook / step).symlink_to(victim)
 
-    with pytest.raises(StateError, match="cannot be used"):
-        await dirs.found()
+    for act in (dirs.prepare(NAME, wipe=True), dirs.remove(NAME), dirs.found()):
+        with pytest.raises(StateError, match="cannot be used"):
+            await act
 
-
-async def test_a_missing_hook_directory_holds_no_container_directory(tmp_path):
-    assert {} == await HostHookDirs(tmp_path / "missing", tmp_path, "", Inline(), Inline()).found()
-
-
-@pytest.mark.parametrize("step", ["vgpu", "vgpu/containers"])
-async def test_a_link_in_the_way_is_refused_and_not_followed(dirs, hook, tmp_path, step):
-    victim = tmp_path / "victim"
-    victim.mkdir(mode=0o700)
-    (hook / step).parent.mkdir(parents=True, exist_ok=True)
-    (hook / step).symlink_to(victim)
-
-    with pytest.raises(StateError, match="cannot be used"):
-        await dirs.prepare(NAME, wipe=True)
-
-    assert 0o700 == mode(victim)
-    assert [] == list(victim.iterdir())
+    assert (0o700, before) == (mode(victim), sorted(victim.rglob("*")))
 
 
 @pytest.mark.parametrize("wipe", [True, False])
@@ -123,15 +110,6 @@ async def test_what_is_in_a_containers_place_is_replaced_and_not_followed(
     assert (0o700, "mine") == (mode(tmp_path / "victim"), (tmp_path / "victim/file").read_text())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-async def test_a_parent_of_somebody_else_is_refused(dirs, hook):
-    (hook / "vgpu").mkdir()
-    os.chown(hook / "vgpu", 65534, 65534)
-
-    with pytest.raises(StateError, match="vgpu belongs to uid 65534"):
-        await dirs.prepare(NAME, wipe=True)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -158,7 +136,7 @@ async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, nam
     assert [] == list(hook.iterdir())
 
 
-async def test_a_missing_hook_directory_is_said(tmp_path):
+async def test_a_missing_hook_directory_holds_none_and_is_said(tmp_path):
     missing = tmp_path / "missing"
     dirs = HostHookDirs(missing, tmp_path, "", Inline(), Inline())
 
@@ -166,6 +144,7 @@ async def test_a_missing_hook_directory_is_said(tmp_path):
         await dirs.prepare(NAME, wipe=True)
     await dirs.remove(NAME)
 
+    assert {} == await dirs.found()
     assert f"{missing} cannot be used: " in str(refused.value)
     mend = f"No such file or directory; make the directory {missing}, owned by root."
     assert mend in str(refused.value)
@@ -199,26 +178,26 @@ async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_
     )
 
 
-@pytest.mark.parametrize("there", [(), ("libvgpu.so",), ("ld.so.preload",)], ids=" ".join)
-async def test_facts_name_what_is_missing_of_hami_core(dirs, hook, there):
-    installed(hook, *there)
-
-    names = [name for name in ("libvgpu.so", "ld.so.preload") if name not in there]
-    assert tuple(f"{hook}/vgpu/{name}" for name in names) == (await dirs.facts()).missing
+PLAIN, VERSIONED, PRELOAD = "libvgpu.so", "libvgpu.so.2.10.0", "ld.so.preload"
 
 
-async def test_a_directory_that_a_runtime_made_in_its_place_is_no_library(dirs, hook):
-    installed(hook, "ld.so.preload")
-    for name in ("libvgpu.so", "libvgpu.so.2.10.0"):
+@pytest.mark.parametrize(
+    ("files", "directories", "missing"),
+    [
+        ((), (), (PLAIN, PRELOAD)),
+        ((PLAIN,), (), (PRELOAD,)),
+        ((PRELOAD,), (), (PLAIN,)),
+        ((PRELOAD, VERSIONED), (), ()),
+        ((PRELOAD,), (PLAIN, VERSIONED), (PLAIN,)),  # as a runtime makes them in its place
+    ],
+    ids=str,
+)
+async def test_facts_name_what_is_missing_of_hami_core(dirs, hook, files, directories, missing):
+    installed(hook, *files)
+    for name in directories:
         (hook / "vgpu" / name).mkdir()
 
-    assert (f"{hook}/vgpu/libvgpu.so",) == (await dirs.facts()).missing
-
-
-async def test_a_versioned_library_alone_is_enough(dirs, hook):
-    installed(hook, "ld.so.preload", "libvgpu.so.2.10.0")
-
-    assert () == (await dirs.facts()).missing
+    assert tuple(f"{hook}/vgpu/{name}" for name in missing) == (await dirs.facts()).missing
 
 
 def other_machine() -> bytes:
@@ -250,14 +229,9 @@ async def test_facts_have_the_text_of_the_preload_file_whatever_it_is(dirs, hook
         assert text == (await dirs.facts()).preload
     file.write_bytes(b"/a\n" * 100_000)
     assert 65536 == len((await dirs.facts()).preload or "")
-
-
-async def test_a_preload_file_that_is_a_link_is_read_as_it_is_mounted(dirs, hook, tmp_path):
-    installed(hook, "libvgpu.so")
-    (tmp_path / "text").write_text("/b\n")
-    (hook / "vgpu" / "ld.so.preload").symlink_to(tmp_path / "text")
-
-    assert "/b\n" == (await dirs.facts()).preload
+    file.rename(hook / "text")
+    file.symlink_to(hook / "text")  # it is read as it is mounted
+    assert 65536 == len((await dirs.facts()).preload or "")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -289,10 +263,12 @@ async def test_a_hook_path_that_everybody_may_write_is_refused(dirs, hook):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-async def test_a_hook_path_of_somebody_else_is_refused(dirs, hook):
-    os.chown(hook, 65534, 65534)
+@pytest.mark.parametrize("place", ["", "vgpu"])
+async def test_a_directory_of_somebody_else_is_refused(dirs, hook, place):
+    (hook / "vgpu").mkdir()
+    os.chown(hook / place, 65534, 65534)
 
-    with pytest.raises(StateError, match="hook belongs to uid 65534"):
+    with pytest.raises(StateError, match=f"{(hook / place).name} belongs to uid 65534"):
         await dirs.prepare(NAME, wipe=True)
 
 
@@ -323,3 +299,46 @@ async def test_without_a_version_the_plain_library_is_named(hook, tmp_path):
     facts = await HostHookDirs(hook, tmp_path, "", Inline(), Inline()).facts()
 
     assert f"{hook}/vgpu/libvgpu.so" == facts.library
+
+
+# Looked at without a write: what would have every new pod refused.
+
+
+async def refused(dirs):
+    """What a look without a write finds wrong; nothing: all that is needed can be made."""
+    try:
+        await dirs.check()
+    except StateError as error:
+        return str(error)
+    return ""
+
+
+async def test_a_look_finds_nothing_wrong_before_and_after_the_first_directory(dirs, hook):
+    assert "" == await refused(dirs)
+    assert [] == list(hook.iterdir())
+    await dirs.prepare(NAME, wipe=True)
+
+    assert "" == await refused(dirs)
+
+
+@pytest.mark.parametrize("place", ["vgpu", "vgpu/containers"])
+async def test_a_look_finds_what_lies_in_a_directorys_place(dirs, hook, place):
+    await dirs.prepare(NAME, wipe=True)
+    (hook / place).rename(hook / "away")
+    (hook / place).symlink_to(hook / "away")
+
+    assert "remove the link or file in its place" in await refused(dirs)
+
+
+async def test_a_look_finds_an_unsafe_or_missing_hook_path(dirs, hook):
+    hook.chmod(0o777)
+    assert "writable by everybody" in await refused(dirs)
+    hook.rmdir()
+    assert f"make the directory {hook}, owned by root" in await refused(dirs)
+
+
+async def test_files_that_cannot_be_looked_at_are_said(hook, tmp_path):
+    (hook / "vgpu").mkdir()
+
+    with pytest.raises(StateError, match="File name too long"):
+        await HostHookDirs(hook, tmp_path / "dev", "2" * 300, Inline(), Inline()).facts()

@@ -22,7 +22,7 @@ from agent.kube.events import EventPoster
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
-from tests.fakes.http import a_session
+from tests.fakes.http import a_session, answering
 from tests.fakes.kubeworld import NAMESPACE, RESOURCE, ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -182,10 +182,7 @@ async def test_a_list_that_is_forgotten_again_and_again_is_gone(tmp_path: Path):
     ],
 )
 async def test_a_list_that_is_none_is_an_error(tmp_path: Path, body: bytes, text: str):
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=body)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(body), tmp_path) as session:
         with pytest.raises(ApiError, match=text):
             await pods_of(session).list_pods()
 
@@ -285,10 +282,7 @@ async def test_a_page_of_8_mib_of_tiny_values_is_no_list_and_is_not_kept(
     head = f'{{"metadata":{{"resourceVersion":"7","continue":"{rest}"}},"items":['
     body = (head + (f"{item}," * (8 * MIB // (len(item) + 1) - 100)) + item + "]}").encode()
 
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=body)
-
-    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
+    async with asyncio.timeout(20), a_session(answering(body), tmp_path) as session:
         tracemalloc.start()
         try:
             with pytest.raises(EndlessList):
@@ -384,12 +378,9 @@ async def test_a_part_without_end_is_no_missing_part(tmp_path: Path):
 async def test_a_list_without_a_beginning_that_can_be_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=b" " * 2000)
-
     monkeypatch.setattr(lists_module, "PAGE_LIMIT", 1000)
     monkeypatch.setattr(session_module, "BODY_LIMIT", 1000)
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(b" " * 2000), tmp_path) as session:
         with pytest.raises(ApiError, match="longer than"):
             await pods_of(session).list_pods()
 

@@ -3,23 +3,20 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import structlog
 
-from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE, NodeEvent, NodeView, PodUid
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE, NodeEvent, PodUid
 from agent.errors import ApiNotFound
 from agent.hami.register import ReportProfile, ReportSettings
-from agent.kit.cell import Cell
-from agent.kube.api import ObservedNode, ObservedPods
-from agent.kube.watches import NodeWatch
-from agent.model import Inventory
-from agent.report import ReportCells, Reporter, ReportState
-from tests.builders import a_pod, an_inventory
+from agent.kube.api import KubePods, ObservedNode
+from tests.builders import NODE, RESOURCE, an_inventory
 from tests.fakes.apiserver import FakeApi
-from tests.fakes.clock import LoopClock
-from tests.services.report.reporting import SCORED, Chance, text_in
+from tests.fakes.kubeworld import NAMESPACE, model_world
+from tests.services.report.reporting import SCORED, Reporting, reporting, text_in
 
 THEIRS = '[{"id":"GPU-theirs","count":1}]'
 
@@ -28,11 +25,8 @@ THEIRS = '[{"id":"GPU-theirs","count":1}]'
 class ObservedRoom:
     """A reporter behind an observed Node."""
 
-    api: FakeApi
+    report: Reporting
     node: ObservedNode
-    inventory: Cell[Inventory]
-    state: Cell[ReportState]
-    events: list[NodeEvent]
     log: list
 
     def told(self) -> list[dict]:
@@ -46,20 +40,11 @@ async def observing(
 ) -> AsyncIterator[ObservedRoom]:
     api = FakeApi()
     api.create_node(annotations)
-    observed = ObservedNode(api)
-    view: Cell[NodeView | None] = Cell(None)
-    state, inventory = Cell(ReportState()), Cell(an_inventory())
-    events: list[NodeEvent] = []
-    node = NodeWatch(observed, view, Chance(0.0))
-    cells = ReportCells(inventory, view, node.returns, Cell(settings or ReportSettings()), state)
-    reporter = Reporter(observed, cells, node.saw, events.append, LoopClock(), Chance(0.0))
+    node = ObservedNode(api)
     with structlog.testing.capture_logs() as log:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run()) for run in (node.run, reporter.run)]
+        async with reporting(api, settings=settings, through=node) as report:
             await asyncio.sleep(5)
-            yield ObservedRoom(api, observed, inventory, state, events, log)
-            for task in tasks:
-                task.cancel()
+            yield ObservedRoom(report, node, log)
     assert 0 == api.writes
 
 
@@ -70,52 +55,45 @@ async def test_what_would_be_written_is_told_once():
 
         assert [{REGISTER: text}] == room.told()
         assert {REGISTER: text} == room.node.pending
-        assert room.state.value.reported
+        assert room.report.state.value.reported
 
 
 async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more():
     async with observing(settings=SCORED) as room:
-        room.inventory.set(an_inventory(count=3, generation=2))
+        room.report.inventory.set(an_inventory(count=3, generation=2))
         await asyncio.sleep(5)
 
         assert 2 == len(room.told())
         assert {REGISTER, SCORE} == set(room.told()[1])
-        room.api.edit_node({key: room.node.pending[key] for key in (REGISTER, SCORE)})
+        room.report.api.edit_node({key: room.node.pending[key] for key in (REGISTER, SCORE)})
         await asyncio.sleep(5)
         assert {} == room.node.pending
-
-
-async def test_a_node_that_says_the_same_leaves_nothing_to_tell():
-    async with observing({REGISTER: text_in(an_inventory()).replace(",", ", ")}) as room:
-        await asyncio.sleep(3600)
-
-        assert [] == room.told()
-        assert {} == room.node.pending
-        assert room.state.value.reported
 
 
 async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
     async with observing() as room:
         for _ in range(100):
-            room.api.edit_node({REGISTER: THEIRS, HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
+            room.report.api.edit_node(
+                {REGISTER: THEIRS, HANDSHAKE: "Requesting_2026-08-21 06:20:50"}
+            )
             await asyncio.sleep(1)
-            room.api.edit_node({REGISTER: None})
+            room.report.api.edit_node({REGISTER: None})
             await asyncio.sleep(1)
 
         assert 1 == len(room.told())
-        assert [] == room.events
-        assert room.state.value.reported
+        assert [] == room.report.events
+        assert room.report.state.value.reported
 
 
 async def test_an_inventory_that_is_again_what_the_node_says_is_nothing_to_write():
     async with observing({REGISTER: text_in(an_inventory())}) as room:
-        room.inventory.set(an_inventory(count=3, generation=2))
+        room.report.inventory.set(an_inventory(count=3, generation=2))
         await asyncio.sleep(5)
-        room.inventory.set(an_inventory(generation=3))
+        room.report.inventory.set(an_inventory(generation=3))
         await asyncio.sleep(5)
         assert {} == room.node.pending
         assert [{REGISTER: text_in(an_inventory(count=3))}] == room.told()
-        room.inventory.set(an_inventory(count=3, generation=4))
+        room.report.inventory.set(an_inventory(count=3, generation=4))
         await asyncio.sleep(5)
 
         assert 2 == len(room.told())
@@ -123,10 +101,10 @@ async def test_an_inventory_that_is_again_what_the_node_says_is_nothing_to_write
 
 async def test_a_node_that_is_created_again_is_told_anew():
     async with observing() as room:
-        room.api.delete_node()
+        room.report.api.delete_node()
         await asyncio.sleep(5)
         assert {} == room.node.pending
-        room.api.create_node()
+        room.report.api.create_node()
         await asyncio.sleep(5)
 
         assert 2 == len(room.told())
@@ -142,14 +120,14 @@ async def test_stamps_for_old_schedulers_are_no_news():
 
 async def test_watches_that_end_and_outages_change_nothing():
     async with observing() as room:
-        room.api.end_watches()
-        room.api.begin_outage()
+        room.report.api.end_watches()
+        room.report.api.begin_outage()
         await asyncio.sleep(300)
-        room.api.end_outage()
+        room.report.api.end_outage()
         await asyncio.sleep(300)
 
         assert 1 == len(room.told())
-        assert room.state.value.reported
+        assert room.report.state.value.reported
 
 
 async def test_nothing_is_written_to_a_node_that_was_not_seen():
@@ -157,31 +135,32 @@ async def test_nothing_is_written_to_a_node_that_was_not_seen():
         await ObservedNode(FakeApi()).annotate_node({REGISTER: THEIRS})
 
 
-async def test_locks_pods_and_events_are_told_and_left_alone():
+@pytest.mark.looptime(False)
+async def test_locks_pods_and_events_are_told_and_left_alone(tmp_path: Path):
     api = FakeApi()
     api.create_node({MUTEX_LOCK: "held"})
-    pod = api.put_pod(a_pod())
-    pods = ObservedPods(api)
-    with structlog.testing.capture_logs() as log:
-        await ObservedNode(api).release_lock(MUTEX_LOCK, "held")
-        await pods.annotate_pod("team-a", "train-0", PodUid(pod.uid), {"b": "2", "a": None})
-        await pods.post_event(NodeEvent("ReportConflict", "a text", warning=True))
-        listed = await pods.list_pods()
+    async with model_world(tmp_path) as world:
+        uid = world.create_pod("one")
+        pods = KubePods(world.session, NODE, RESOURCE, world.poster, observes=True)
+        with structlog.testing.capture_logs() as log:
+            await ObservedNode(api).release_lock(MUTEX_LOCK, "held")
+            await pods.annotate_pod(NAMESPACE, "one", PodUid(uid), {"b": "2", "a": None})
+            await pods.post_event(NodeEvent("ReportConflict", "a text", warning=True))
 
+        assert [] == world.events()
+        assert {} == world.pod_annotations("one")
+
+    told = [line for line in log if line["event"].startswith("observe.")]
     assert ["would_release", "would_annotate", "would_post"] == [
-        line["event"].partition(".")[2] for line in log
+        line["event"].partition(".")[2] for line in told
     ]
-    assert ["a", "b"] == log[1]["keys"]
-    assert (0, (pod,)) == (api.writes, listed.pods)
-    changes = pods.watch_pods(listed.resource_version)
-    assert listed.resource_version == (await anext(changes)).resource_version
-    assert isinstance(changes, AsyncGenerator)
-    await changes.aclose()
+    assert ["a", "b"] == told[1]["keys"]
+    assert 0 == api.writes
 
 
 async def test_who_only_observes_does_not_say_that_something_was_written():
     async with observing() as room:
-        room.inventory.set(an_inventory(count=3, generation=2))
+        room.report.inventory.set(an_inventory(count=3, generation=2))
         await asyncio.sleep(10)
 
         assert 2 == len(room.told())
@@ -191,7 +170,7 @@ async def test_who_only_observes_does_not_say_that_something_was_written():
 async def test_a_look_at_the_node_shows_what_would_have_been_written():
     async with observing({"other": "kept"}) as room:
         text = text_in(an_inventory())
-        room.api.edit_node({"other": "changed"})
+        room.report.api.edit_node({"other": "changed"})
         seen = await room.node.get_node()
 
         assert seen is not None
@@ -200,16 +179,8 @@ async def test_a_look_at_the_node_shows_what_would_have_been_written():
 
 async def test_a_look_at_a_node_that_was_made_anew_shows_it_as_it_is():
     async with observing({"other": "kept"}) as room:
-        room.api.delete_node()
-        room.api.create_node({"other": "new"})
+        room.report.api.delete_node()
+        room.report.api.create_node({"other": "new"})
         seen = await room.node.get_node()
 
-        assert room.api.node == seen
-
-
-async def test_a_look_at_a_pod_goes_through():
-    api = FakeApi()
-    pod = api.put_pod(a_pod(name="one"))
-
-    assert pod == await ObservedPods(api).get_pod(pod.namespace, "one")
-    assert await ObservedPods(api).get_pod(pod.namespace, "two") is None
+        assert room.report.api.node == seen

@@ -8,34 +8,37 @@ import pytest
 from aiohttp import web
 
 from agent.cluster import NodeCondition, NodeEvent, PodUid
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, SettingsError
+from agent.errors import (
+    ApiConflict,
+    ApiError,
+    ApiForbidden,
+    ApiGone,
+    ApiInvalid,
+    ApiNotFound,
+    ApiThrottled,
+    SettingsError,
+)
 from agent.kube import client as session_module
 from agent.kube.api import KubeNode, KubePods
-from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
+from agent.kube.client import (
+    ApiRequest,
+    Connection,
+    KubeSession,
+    error_frame,
+    path_of,
+    refused,
+)
 from agent.kube.events import EventPoster
 from tests.builders import NODE, NOON
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
-from tests.fakes.http import a_session
+from tests.fakes.http import a_session, answering
 from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
 ASK = ApiRequest("get", "nodes", path_of("nodes", NODE))
 CERTIFICATE = '{server: "https://127.0.0.1:1", certificate-authority-data: bm8gY2VydGlmaWNhdGU=}'
-
-
-async def test_a_rotated_token_is_read_again_and_the_request_repeated_once(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.create_node({})
-        world.use_token("expired")
-        await world.session.open()
-        world.use_token("secret")
-        node = await world.node_api.annotate_node({"a": "b"})
-        codes = [labels[2] for labels, _ in world.session.requests.items()]
-
-    assert {"a": "b"} == node.annotations
-    assert ["200", "401"] == sorted(codes)
 
 
 async def test_a_token_that_stays_bad_is_tried_twice_and_then_told(tmp_path: Path):
@@ -63,14 +66,6 @@ async def test_a_watch_is_opened_with_the_rotated_token_too(tmp_path: Path):
 
     assert change.node is not None
     assert NODE == change.node.name
-
-
-async def test_a_missing_right_is_named(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.create_node({})
-        world.use_token("other")
-        with pytest.raises(ApiForbidden, match=r"patch nodes .*answered 403.*grant this right"):
-            await world.node_api.annotate_node({"a": "b"})
 
 
 async def test_the_rights_of_the_cluster_role_are_enough(tmp_path: Path):
@@ -244,21 +239,15 @@ async def test_a_server_that_does_not_answer_is_given_up(
 async def test_an_answer_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=b" " * 100_000)
-
     monkeypatch.setattr(session_module, "BODY_LIMIT", 50_000)
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(b" " * 100_000), tmp_path) as session:
         with pytest.raises(ApiError, match="longer than"):
             await session.call(ASK)
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[1]", b"", b'"text"'])
 async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: bytes):
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=body)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(body), tmp_path) as session:
         with pytest.raises(ApiError, match="not a JSON object"):
             await session.fetch(ASK)
 
@@ -266,10 +255,7 @@ async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: byte
 async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
     large = b'{"text":"' + b"x" * (session_module.OFF_LOOP + 1) + b'"}'
 
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=large)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(answering(large), tmp_path) as session:
         found = await session.fetch(ASK)
 
         assert session_module.OFF_LOOP + 1 == len(found["text"])
@@ -311,3 +297,84 @@ async def test_a_node_that_is_not_there_has_no_condition(tmp_path: Path):
     async with model_world(tmp_path) as world:
         with pytest.raises(ApiNotFound):
             await KubeNode(world.session, NODE).set_condition(degraded(status=True))
+
+
+# Statuses of the API server become errors that callers act upon.
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, ApiError),
+        (401, ApiForbidden),
+        (403, ApiForbidden),
+        (404, ApiNotFound),
+        (409, ApiConflict),
+        (410, ApiGone),
+        (422, ApiInvalid),
+        (429, ApiThrottled),
+        (500, ApiError),
+        (503, ApiError),
+    ],
+)
+def test_a_status_has_its_class(status: int, kind: type[ApiError]):
+    error = refused("patch nodes (/x)", status)
+
+    assert (kind, status) == (type(error), error.status)
+
+
+def test_the_text_says_what_was_asked_and_what_was_answered():
+    error = refused("patch nodes (/x)", 409, b'{"kind":"Status","message":"try again"}')
+
+    assert "patch nodes (/x): the API server answered 409: try again" == str(error)
+
+
+def test_a_missing_right_is_named_with_the_mend():
+    error = refused("patch nodes (/x)", 403, b'{"message":"no"}')
+
+    assert str(error).endswith("answered 403: no; grant this right to the agent's identity")
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>\xff bad\n gateway</html>" * 99, b"[1]", b'{"message":7}']
+)
+def test_any_body_gives_one_short_line(body: bytes):
+    text = str(refused("x", 502, body))
+
+    assert "\n" not in text
+    assert 400 > len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("0", 0.0),
+        ("999999", 3600.0),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("\u0667", None),
+        ("", None),
+        (None, None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+    ],
+)
+def test_retry_after_is_read_as_seconds(text: str | None, expected: float | None):
+    assert expected == refused("x", 503, b"", text).retry_after
+
+
+@pytest.mark.parametrize(
+    ("obj", "kind", "status"),
+    [
+        ({"code": 410, "message": "too old"}, ApiGone, 410),
+        ({"code": 500}, ApiError, 500),
+        ({"code": "410"}, ApiError, 0),
+        ({}, ApiError, 0),
+    ],
+)
+def test_an_error_frame_is_an_answer_too(obj: dict[str, object], kind: type[ApiError], status: int):
+    error = error_frame("watch pods (/x)", obj)
+
+    assert (kind, status) == (type(error), error.status)

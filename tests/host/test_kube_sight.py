@@ -3,15 +3,14 @@
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from agent.errors import ApiError, ApiNotFound
 from agent.host.process import SystemClock
-from agent.kube.reader import KubeSight
+from agent.kube.reader import NodeReader
 from agent.node.scheduling import NamedNode, OfferSeen
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.clock import ManualClock
-from tests.fakes.http import a_session
+from tests.fakes.http import a_session, answering
 from tests.fakes.kubeworld import model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -22,8 +21,8 @@ STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
 async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
     async with model_world(tmp_path) as world:
         world.store.create("nodes", {"metadata": {"name": NODE}, "status": STATUS})
-        seen = await KubeSight(world.session, SystemClock()).look(NODE, RESOURCE)
-        other = await KubeSight(world.session, SystemClock()).look(NODE, "other.com/gpu")
+        seen = await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
+        other = await NodeReader(world.session, NODE).look("other.com/gpu", SystemClock())
 
     assert OfferSeen(RESOURCE, 12, 20) == seen.offer
     assert OfferSeen("other.com/gpu") == other.offer
@@ -34,7 +33,7 @@ async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
 async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
     async with model_world(tmp_path) as world:
         with pytest.raises(ApiNotFound):
-            await KubeSight(world.session, SystemClock()).look(NODE, RESOURCE)
+            await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ async def test_another_node_is_looked_for_by_name_if_the_account_may(
 ):
     async with model_world(tmp_path, identity) as world:
         world.store.create("nodes", {"metadata": {"name": NODE}})
-        sight = KubeSight(world.session, SystemClock())
+        sight = NodeReader(world.session, NODE)
 
         assert [NamedNode.THERE, other] == [await sight.named(NODE), await sight.named("none")]
 
@@ -61,21 +60,14 @@ async def test_another_node_is_looked_for_by_name_if_the_account_may(
     ],
 )
 async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
-    node = {"metadata": {"name": NODE, "resourceVersion": "7"}}
-
-    async def handle(_: web.BaseRequest) -> web.Response:
-        return web.json_response(node, headers={"Date": date})
-
-    async with a_session(handle, tmp_path) as session:
-        seen = await KubeSight(session, ManualClock(NOON)).look(NODE, RESOURCE)
+    node = b'{"metadata": {"name": "node-1", "resourceVersion": "7"}}'
+    async with a_session(answering(node, Date=date), tmp_path) as session:
+        seen = await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
 
     assert skew == seen.skew
 
 
 async def test_what_is_no_node_is_an_error(tmp_path: Path):
-    async def handle(_: web.BaseRequest) -> web.Response:
-        return web.json_response({"metadata": {}})
-
-    async with a_session(handle, tmp_path) as session:
+    async with a_session(answering(b'{"metadata": {}}'), tmp_path) as session:
         with pytest.raises(ApiError, match="no name"):
-            await KubeSight(session, ManualClock(NOON)).look(NODE, RESOURCE)
+            await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))

@@ -17,7 +17,7 @@ from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.events import EventPoster
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
-from tests.fakes.http import a_session, stream
+from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
 
 WATCH = ApiRequest("watch", "pods", "/api/v1/pods")
@@ -136,15 +136,14 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
         (b"[]\n", "not a JSON object"),
         (b'{"type":"ADDED"}\n', "no type or no object"),
         (b'{"type":7,"object":{}}\n', "no type or no object"),
+        (b'{"type":"A","object":7}\n', "no type or no object"),
+        (b'{"object":{}}\n', "no type or no object"),
         (b'{"type":"ADDED","object":{}}\n', "no resourceVersion"),
         (b'{"type":"ERROR","object":{"code":500,"message":"etcd"}}\n', "answered 500: etcd"),
     ],
 )
 async def test_a_bad_frame_is_an_error(tmp_path: Path, frame: bytes, text: str):
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        return await stream(request, frame)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(streaming(frame), tmp_path) as session:
         with pytest.raises(ApiError, match=text):
             await versions(pods_of(session))
 
@@ -166,19 +165,15 @@ async def test_gone_in_a_frame_or_as_a_status_is_gone(tmp_path: Path):
 async def test_a_pod_that_cannot_be_read_does_not_blind_us_for_the_others(tmp_path: Path):
     odd = b'{"type":"ADDED","object":{"metadata":{"resourceVersion":"6"}}}\n'
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        return await stream(request, odd, BOOKMARK)
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(streaming(odd, BOOKMARK), tmp_path) as session:
         assert ["1", "6", "7"] == await versions(pods_of(session))
 
 
 @REAL
 async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        return await stream(request, b'{"type":"ADDED","object":{"metadata":{}}}\n')
-
-    async with a_session(answer, tmp_path) as session:
+    async with a_session(
+        streaming(b'{"type":"ADDED","object":{"metadata":{}}}\n'), tmp_path
+    ) as session:
         watch = KubeNode(session, NODE).watch_node()
         await anext(watch)
         with pytest.raises(ApiError, match=r"metadata\.uid"):

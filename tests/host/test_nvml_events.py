@@ -1,4 +1,4 @@
-"""Events through NVML: whose they are, who cannot report, and threads that do not come back."""
+"""Events through NVML: whose they are, who cannot report, storms, and threads that hang."""
 
 import asyncio
 import threading
@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from agent.errors import DriverError
-from agent.gpu import events as listening_of
 from agent.gpu import events as nvml_events
+from agent.gpu.handles import Handles
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from tests.fakes.nvml import TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
@@ -33,24 +33,6 @@ async def test_xids_and_memory_errors_arrive_in_order(driver, library):
         DriverEvent(EventKind.ECC_SINGLE, G0),
         DriverEvent(EventKind.XID, G0, 13),
     ] == events
-
-
-async def test_only_wanted_and_supported_kinds_are_registered(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
-
-    assert {0: 0x8 | 0x2, 1: 0x8 | 0x2} == library.registered
-
-
-async def test_a_gpu_that_tells_its_uuid_no_more_is_known_by_its_address(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
-        library.failures["*", 1] = 15
-        library.xid(1, 79)
-
-        assert [DriverEvent(EventKind.XID, G1, 79)] == await hear(heard, 1)
 
 
 @pytest.mark.parametrize(("code", "uuid"), [(None, G1), (15, None)])
@@ -115,20 +97,6 @@ async def test_a_gpu_whose_registration_failed_is_asked_again_by_the_next_scan(d
         assert "error 999" == unmonitored
         assert "" == (await driver.probe(G0)).unmonitored
     assert {0, 1} == library.registered.keys()
-
-
-async def test_a_gpu_that_was_lost_is_registered_anew_when_it_is_back(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
-        await driver.scan()
-        library.failures["*", 1] = 15
-        await driver.scan()
-        library.failures.clear()
-        library.registered.clear()
-        await driver.scan()
-
-    assert {1} == library.registered.keys()
 
 
 async def test_a_gpu_that_was_reset_between_two_scans_is_registered_by_its_first_answer(
@@ -261,14 +229,6 @@ async def test_a_change_of_the_power_source_is_reported_where_that_is_supported(
     assert {0: 0x8 | 0x2, 1: 0x8 | 0x2 | 0x1 | 0x80} == library.registered
 
 
-async def test_a_gpu_whose_registration_hangs_does_not_hold_up_the_others(driver, library):
-    library.hanging.add(("nvmlDeviceRegisterEvents", 0))
-    async with listening(driver) as heard:
-        library.xid(1, 31)
-
-        assert [DriverEvent(EventKind.XID, G1, 31)] == await hear(heard, 1)
-
-
 async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_another_set(
     driver, library
 ):
@@ -286,7 +246,7 @@ async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_ano
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    monkeypatch.setattr(listening_of, "PAUSE", 0.0)
+    monkeypatch.setattr(nvml_events, "PAUSE", 0.0)
 
 
 @pytest.mark.usefixtures("no_pause")
@@ -342,3 +302,163 @@ async def test_a_broken_session_ends_the_stream(driver, library):
             await driver.scan()
 
         assert isinstance((await hear(heard, 1))[0], DriverError)
+
+
+@pytest.mark.parametrize("gone", range(3))
+async def test_an_event_after_a_removal_is_of_the_gpu_whose_handle_it_is_now(driver, library, gone):
+    library.gpus.append(FakeGpu("GPU-2"))
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        await driver.scan()
+        library.gpus.pop(gone)
+        await driver.scan()
+        for index in range(2):
+            library.xid(index, 79)
+        told = [event.uuid for event in await hear(heard, 2)]
+
+    assert [gpu.uuid for gpu in library.gpus] == told
+
+
+async def test_an_event_of_a_handle_that_is_in_doubt_names_no_gpu(driver, library):
+    library.gpus.append(FakeGpu("GPU-2"))
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        await driver.scan()
+        library.gpus.pop(0)
+        library.failures["*", 1] = 15
+        await driver.scan()
+        library.xid(1, 79)
+
+        assert [DriverEvent(EventKind.XID, None, 79)] == await hear(heard, 1)
+
+
+async def test_an_answer_of_before_the_gpus_moved_names_no_handle():
+    library = FakeNvml([FakeGpu("GPU-0")])
+    stream = nvml_events.EventStream(library, Handles(library))
+    stream.create()
+    before = stream.register(0)
+    stream.forget()
+    stream.settle(before)
+    assert G0 not in stream.settled
+    stream.settle(stream.register(0))
+
+    assert G0 in stream.settled
+    stream.start()
+    await stream.stop()
+
+
+async def test_a_gpu_that_is_registered_late_is_known_by_its_address_all_the_same(driver, library):
+    await driver.scan()
+    library.hanging.add(("nvmlDeviceRegisterEvents", 1))
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        assert "" != (await driver.probe(G1)).unmonitored
+        library.release()
+        await until(lambda: 1 in library.registered)
+        assert "" == (await driver.probe(G1)).unmonitored
+        library.failures["*", 1] = 15
+        library.xid(1, 79)
+
+        assert [DriverEvent(EventKind.XID, G1, 79)] == await hear(heard, 1)
+
+
+async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers(driver, library):
+    await driver.scan()
+    library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
+    await driver.probe(G1)
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        assert {0} == library.registered.keys()
+        assert "has not returned" in (await driver.probe(G1)).unmonitored
+        library.release()
+        await until(lambda: 1 in library.registered)
+
+        assert "" == (await driver.probe(G1)).unmonitored
+
+
+async def test_a_gpu_that_answers_again_but_cannot_be_registered_says_the_new_reason(
+    driver, library
+):
+    await driver.scan()
+    library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
+    await driver.probe(G1)
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.failures["nvmlDeviceRegisterEvents", 1] = 999
+        calls = library.calls["nvmlDeviceRegisterEvents"]
+        library.release()
+        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] > calls)
+
+        assert "error 999" == (await driver.probe(G1)).unmonitored
+
+
+async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):
+    monkeypatch.setattr(nvml_events, "FAREWELL", 0.1)
+    await driver.scan()
+    with monkeypatch.context() as full:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        full.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(DriverError, match=r"no thread|have not returned"):
+                await anext(driver.events())
+    with pytest.raises(DriverError, match="have not returned"):
+        await anext(driver.events())  # which sends those of before home
+    await until(lambda: library.sets_freed == 2)
+
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+
+        assert [DriverEvent(EventKind.XID, G0, 13)] == await hear(heard, 1)
+
+
+async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_same(
+    library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 3)
+    stream = nvml_events.EventStream(library, Handles(library))
+    for number in (13, 13, 13, 13, 13, 48, 13):
+        stream.put(DriverEvent(EventKind.XID, G0, number))
+
+    assert [13, 13, 13, 13, 13, 13, 48] == [(await stream.next()).xid for _ in range(7)]
+    stream.put(DriverEvent(EventKind.XID, G0, 79))
+    assert 79 == (await stream.next()).xid
+
+
+async def test_a_reader_that_fell_too_far_behind_is_told_to_look_at_everything(
+    library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 4)
+    stream = nvml_events.EventStream(library, Handles(library))
+    for _ in range(2):
+        for number in range(1000, 1007):
+            stream.put(DriverEvent(EventKind.XID, G0, number))
+        events = [await stream.next() for _ in range(6)]
+
+        assert [1000, 1001, 1002, 1003, 1004, None] == [event.xid for event in events]
+        assert EventKind.CHANGED is events[-1].kind
+
+
+async def test_no_number_of_different_reports_buries_one_that_has_a_name_or_is_of_another_gpu(
+    library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 4)
+    stream = nvml_events.EventStream(library, Handles(library))
+    last = [
+        DriverEvent(EventKind.XID, G0, 48),
+        DriverEvent(EventKind.ECC_DOUBLE, G0),
+        DriverEvent(EventKind.XID, G1, 1234),
+    ]
+    for event in (*(DriverEvent(EventKind.XID, G0, number) for number in range(1000, 1009)), *last):
+        stream.put(event)
+    events = [await stream.next() for _ in range(9)]
+
+    assert last == events[5:8]
+    assert DriverEvent(EventKind.CHANGED) == events[8]

@@ -209,23 +209,49 @@ async def test_a_library_that_a_package_removed_is_told_until_it_is_back(built, 
 
 
 @pytest.mark.parametrize(
-    ("left", "is_gone"),
-    [([], True), (["570.1"], False), (["1"], False), (["1", "570.1"], False), (["575.2"], True)],
+    ("left", "link", "is_gone", "other"),
+    [
+        ([], None, True, None),
+        (["570.1"], None, False, None),
+        (["1"], None, False, "1"),
+        (["1", "570.1"], None, False, "1"),
+        (["575.2"], None, True, None),
+        (["570.1"], "570.1", False, None),
+        (["570.1", "575.2"], "575.2", False, "575.2"),
+        (["575.2"], "575.2", False, "575.2"),
+    ],
 )
-def test_a_library_that_the_loader_found_is_removed_when_file_and_link_are_gone(
-    tmp_path, left, is_gone
+def test_a_library_that_the_loader_found_is_removed_or_replaced_by_what_its_link_names(
+    tmp_path, left, link, is_gone, other
 ):
     for version in left:
         (tmp_path / f"libnvidia-ml.so.{version}").touch()
+    if link is not None:
+        (tmp_path / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{link}")
     maps = tmp_path / "maps"
     maps.write_text(
         f"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libc.so.6\n7f01-7f02 rw-p 0 00:00 0 [heap]\n"
         f"7f02-7f03 r-xp 00000000 08:01 2 {tmp_path}/libnvidia-ml.so.570.1 (deleted)\n"
     )
     by_soname = SimpleNamespace(nvmlLib=SimpleNamespace(_name="libnvidia-ml.so.1"))
+    named = other and tmp_path / f"libnvidia-ml.so.{other}"
 
     assert (tmp_path / "libnvidia-ml.so.570.1" if is_gone else None) == removed(by_soname, maps)
-    assert None is removed(SimpleNamespace(nvmlLib=None), tmp_path / "none")
+    assert named == replaced(maps)
+    nothing = tmp_path / "none"
+    assert (None, None) == (replaced(nothing), removed(SimpleNamespace(nvmlLib=None), nothing))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, monkeypatch, there):
+    file = tmp_path / "libnvidia-ml.so.1"
+    file.write_bytes(b"of another machine")
+    monkeypatch.setattr(nvml, "SONAME", "libno-such-library.so.1")
+    monkeypatch.setattr(nvml, "library_below", lambda _: file if there else None)
+    found = nvml.missing(the_library(), NVMLError(12), tmp_path)
+
+    assert f"{file} cannot be loaded" in str(found) if there else found is None
+    assert (None, None) == (library_below(tmp_path), library_below(None))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF\x01" + bytes(100), b"#!/bin/sh"])
@@ -237,17 +263,6 @@ def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
     monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
 
     assert "cannot be loaded" in str(nvml.missing(the_library(), NVMLError(12), tmp_path))
-
-
-def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, monkeypatch):
-    there = tmp_path / "libnvidia-ml.so.1"
-    there.write_bytes(b"of another machine")
-    monkeypatch.setattr(nvml, "SONAME", "libno-such-library.so.1")
-    monkeypatch.setattr(nvml, "library_below", lambda _: there)
-    assert f"{there} cannot be loaded" in str(nvml.missing(the_library(), NVMLError(12), tmp_path))
-
-    monkeypatch.setattr(nvml, "library_below", lambda _: None)
-    assert None is nvml.missing(the_library(), NVMLError(12), tmp_path)
 
 
 @pytest.mark.parametrize("has_module", [True, False])
@@ -283,34 +298,6 @@ async def test_a_gpu_whose_device_file_the_agent_may_not_open_is_told_by_its_add
     assert "restart the agent's pod" in fault.remedy
     stub.order([1, 2])  # a GPU that was there before and is not listed now is no new one
     assert ["0000:c1:00.0"] == [fault.gpu for fault in (await driver.scan()).faults]
-
-
-def test_what_took_the_place_of_a_loaded_library_is_found_by_its_link(tmp_path):
-    for version in ("570.1", "575.2"):
-        (tmp_path / f"libnvidia-ml.so.{version}").touch()
-    (tmp_path / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.575.2")
-    maps = tmp_path / "maps"
-    maps.write_text(
-        f"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libc.so.6\n7f01-7f02 rw-p 0 00:00 0\n"
-        f"7f02-7f03 r-xp 00000000 08:01 2 {tmp_path}/libnvidia-ml.so.570.1 (deleted)\n"
-    )
-
-    assert tmp_path / "libnvidia-ml.so.575.2" == replaced(maps)
-
-
-def test_a_library_that_is_still_the_one_behind_its_link_was_not_replaced(tmp_path):
-    (tmp_path / "libnvidia-ml.so.570.1").touch()
-    (tmp_path / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.570.1")
-    maps = tmp_path / "maps"
-    maps.write_text(f"7f02-7f03 r-xp 00000000 08:01 2 {tmp_path}/libnvidia-ml.so.570.1\n")
-
-    assert None is replaced(maps)
-    assert None is replaced(tmp_path / "none")
-
-
-def test_nothing_is_found_where_no_driver_is_mounted(tmp_path):
-    assert None is library_below(tmp_path)
-    assert None is library_below(None)
 
 
 async def test_a_file_that_is_no_library_is_named(tmp_path):

@@ -181,20 +181,6 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
     assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
 
 
-async def test_one_that_was_never_described_is_told_until_it_is_taken_back(stub_driver, stub):
-    stub.hang(slot=1)
-    await stub_driver.scan()
-    stub.hang(slot=1, hung=False)
-    await until(lambda: is_back(stub_driver, stub))
-    await stub_driver.release([G0, G1, G2])
-    stub_driver.take_back(G0)
-    scan = await stub_driver.scan()
-
-    told = {(fault.gpu, fault.trouble) for fault in scan.faults}
-    assert {(G1, Trouble.RELEASED), (G2, Trouble.RELEASED)} == told
-    assert not stub.attached(1)
-
-
 async def test_one_never_described_that_is_taken_back_alone_is_told_until_all_are(
     stub_driver, stub
 ):

@@ -59,16 +59,6 @@ async def test_an_error_of_the_whole_driver_names_it(driver, library):
         await driver.scan()
 
 
-async def test_close_ends_the_session_once_and_for_all(driver, library):
-    await driver.scan()
-    await driver.close()
-    await driver.close()
-
-    assert (0, 1) == (library.open, library.calls["nvmlShutdown"])
-    with pytest.raises(DriverError, match="closed"):
-        await driver.scan()
-
-
 async def test_close_leaves_the_library_alone_while_a_thread_is_in_it(driver, library):
     await driver.scan()
     library.hanging.add(("*", 0))
@@ -204,22 +194,6 @@ async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver
 
     assert 3 == len((await driver.scan()).gpus)
     assert 2 == library.calls["nvmlInit"]
-
-
-async def test_a_shutdown_that_fails_is_told_and_the_next_session_begins(driver, library):
-    await driver.scan()
-    library.failures["nvmlDeviceGetCount", None] = ENDED
-    library.failures["nvmlShutdown", None] = 999
-    with pytest.raises(DriverError, match="session"):
-        await driver.scan()
-    del library.failures["nvmlDeviceGetCount", None]
-    with structlog.testing.capture_logs() as lines:
-        assert 3 == len((await driver.scan()).gpus)
-
-    assert [("driver.session_left_open", "error 999")] == [
-        (line["event"], line["err"]) for line in lines
-    ]
-    library.failures.clear()
 
 
 async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(

@@ -67,16 +67,6 @@ def alive():
     return count
 
 
-async def is_emptied_by(threads, stuck) -> bool:
-    """Whether they are empty once that work is let go, and waited for it until then."""
-    async with asyncio.TaskGroup() as tasks:
-        emptied = tasks.create_task(threads.empty())
-        await asyncio.sleep(0.05)
-        assert not emptied.done()
-        stuck.let_go()
-    return emptied.result()
-
-
 async def settles(holds) -> None:
     """Until it holds, for a while: nothing tells when a thread ends."""
     loop = asyncio.get_running_loop()
@@ -112,17 +102,12 @@ async def test_a_loop_that_gets_no_cpu_calls_no_gpu_stuck():
     threads.close()
 
 
-async def test_what_is_launched_outlives_whoever_waits_for_it(threads, stuck):
-    future = threads.launch("a", stuck)
-    await asyncio.wait([future], timeout=2 * DEADLINE)
-    assert (frozenset(), False) == (threads.stuck, future.done())
-    stuck.let_go()
-
-    assert "late" == await future
-
-
-async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call(threads, stuck):
+async def test_what_is_launched_outlives_its_waiter_and_is_refused_behind_a_stuck_call(
+    threads, stuck
+):
     first, second = threads.launch("a", stuck), threads.launch("a", lambda: "second")
+    await asyncio.wait([first], timeout=2 * DEADLINE)
+    assert (frozenset(), False) == (threads.stuck, first.done())
     stuck.let_go()
     assert ["late", "second"] == [await first, await second]
 
@@ -133,21 +118,25 @@ async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call
     other.let_go()
 
 
-async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck):
+@pytest.mark.parametrize("leaves_early", [False, True])
+async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leaves_early):
     assert await patient.empty()
-    patient.launch("a", stuck)
-    await settles(lambda: stuck.entered == 1)
-    assert await is_emptied_by(patient, stuck)
-
-
-async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_is_up(
-    patient, stuck
-):
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await patient.call("a", stuck)
+    if leaves_early:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await patient.call("a", stuck)
+    else:
+        patient.launch("a", stuck)
+        await settles(lambda: stuck.entered == 1)
     assert frozenset() == patient.stuck
-    assert await is_emptied_by(patient, stuck)
+    async with asyncio.TaskGroup() as tasks:
+        emptied = tasks.create_task(patient.empty())
+        await asyncio.sleep(0.05)
+        assert not emptied.done()
+        stuck.let_go()
+
+    assert emptied.result()
+    assert "next" == await patient.call("a", lambda: "next")
 
 
 async def test_nobody_waits_for_a_call_whose_time_is_up(patient, stuck):
@@ -160,15 +149,12 @@ async def test_nobody_waits_for_a_call_whose_time_is_up(patient, stuck):
     assert "b" == await patient.call("a", lambda: "b")  # in the same line, behind it
 
     assert await patient.empty()
-
-
-async def test_nobody_waits_for_a_stuck_call_again(patient, stuck):
-    await hang(patient, stuck, "a")
-    await patient.call("b", str)
+    other = Stuck()
+    await hang(patient, other, "c")  # and nobody waits for a stuck one again
     begun = asyncio.get_running_loop().time()
-
     assert not await patient.empty()
     assert asyncio.get_running_loop().time() - begun < PATIENT
+    other.let_go()
 
 
 async def test_calls_about_one_gpu_run_one_after_the_other(threads):
@@ -270,18 +256,6 @@ async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so
     assert len(done) < 4
     slow.set()
     assert await patient.empty()
-
-
-async def test_a_call_whose_caller_left_early_and_which_comes_back_in_time_was_not_stuck(
-    patient, stuck
-):
-    async with asyncio.TaskGroup() as tasks:
-        leaving = tasks.create_task(patient.call("a", stuck))
-        await settles(lambda: stuck.entered == 1)
-        leaving.cancel()
-    stuck.let_go()
-
-    assert "next" == await patient.call("a", lambda: "next")
 
 
 async def test_a_late_result_is_given_to_whom_it_is_still_of_use(threads, stuck):

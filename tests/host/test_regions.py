@@ -117,26 +117,9 @@ async def test_of_two_regions_the_first_by_name_is_read_as_hamis_monitor_does(ho
 
 
 async def test_a_name_of_the_library_is_no_region(hook, regions):
-    directory = container_dir(hook)
-    (directory / "libvgpu.so.cache").touch()
+    (container_dir(hook) / "libvgpu.so.cache").touch()
 
     assert ABSENT == await one(regions)
-
-
-async def test_a_third_candidate_makes_the_region_unreadable(hook, regions):
-    directory = with_region(hook).parent
-    for name in ("libvgpu.so", "z.cache"):
-        (directory / name).touch()
-
-    assert "its directory has more than one file that may be it" == await reason(regions)
-
-
-async def test_a_directory_full_of_names_is_not_searched_to_its_end(hook, regions):
-    directory = with_region(hook).parent
-    for number in range(ENTRIES):
-        (directory / f"{number}").touch()
-
-    assert f"its directory has more than {ENTRIES} entries" == await reason(regions)
 
 
 @pytest.mark.parametrize("name", ["..", "../..", "x", "a/b_c", "_c", "0_" + "c" * 300, "0_c\0"])
@@ -158,62 +141,81 @@ async def test_a_region_that_begins_is_told_from_none(hook, regions):
         assert {NAME: "it is initialising"} == await regions.write({NAME: RegionChange()})
 
 
-def a_fifo(path):
-    os.mkfifo(path)
+NOT_REGULAR = "it is not a regular file"
+UNUSABLE = "it or its directory cannot be used: "
 
 
-def a_socket(path):
-    os.mknod(path, stat.S_IFSOCK | 0o600)
+def with_candidates(region):
+    """More names beside the region than a library and a lock."""
+    for name in (FILE, "libvgpu.so", "z.cache"):
+        (region.parent / name).touch()
 
 
-def a_directory(path):
-    path.mkdir()
+def with_many_names(region):
+    """More entries than are searched."""
+    for name in (FILE, *map(str, range(ENTRIES))):
+        (region.parent / name).touch()
 
 
-def a_link(path):
-    target = with_region(path.parents[3], OTHER)
-    path.symlink_to(target)
+def huge(region):
+    """Ten gibibytes of nothing."""
+    region.touch()
+    os.truncate(region, 10 << 30)
 
 
-def a_link_into_nothing(path):
-    path.symlink_to("nothing")
+def linked_directory(region):
+    """A link in the place of the directory."""
+    region.parent.rmdir()
+    region.parent.symlink_to(with_region(region.parents[3], OTHER).parent)
 
 
-@pytest.mark.parametrize("make", [a_fifo, a_socket, a_directory, a_link, a_link_into_nothing])
-async def test_what_is_no_regular_file_is_never_opened(hook, regions, make):
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, NOT_REGULAR),
+        (lambda region: os.mknod(region, stat.S_IFSOCK | 0o600), NOT_REGULAR),
+        (lambda region: region.mkdir(), NOT_REGULAR),
+        (lambda region: region.symlink_to(with_region(region.parents[3], OTHER)), NOT_REGULAR),
+        (lambda region: region.symlink_to("nothing"), NOT_REGULAR),
+        (
+            lambda region: region.hardlink_to(with_region(region.parents[3], OTHER)),
+            "it has 2 names instead of one",
+        ),
+        (linked_directory, UNUSABLE + "Not a directory"),
+        (with_candidates, "its directory has more than one file that may be it"),
+        (with_many_names, f"its directory has more than {ENTRIES} entries"),
+        (
+            huge,
+            f"no layout of HAMi-core has its size of {10 << 30} bytes",
+        ),
+        pytest.param(
+            lambda region: os.mknod(region, stat.S_IFCHR | 0o600, os.makedev(1, 3)),
+            NOT_REGULAR,
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+        ),
+    ],
+    ids=[
+        "fifo",
+        "socket",
+        "directory",
+        "link",
+        "nothing",
+        "hard-link",
+        "linked",
+        "candidates",
+        "names",
+        "huge",
+        "device",
+    ],
+)
+async def test_what_is_no_region_of_its_own_is_neither_read_nor_written(hook, regions, make, why):
+    """Also not the region of another tenant."""
     make(container_dir(hook) / FILE)
+    others = hook / "vgpu" / "containers" / OTHER / FILE
+    before = others.read_bytes() if others.exists() else b""
 
-    assert "it is not a regular file" == await reason(regions)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-async def test_a_device_file_is_never_opened(hook, regions):
-    os.mknod(container_dir(hook) / FILE, stat.S_IFCHR | 0o600, os.makedev(1, 3))
-
-    assert "it is not a regular file" == await reason(regions)
-
-
-async def test_a_hard_link_to_another_tenants_region_is_neither_read_nor_written(hook, regions):
-    region = with_region(hook, OTHER)
-    (container_dir(hook) / FILE).hardlink_to(region)
-    before = region.read_bytes()
-
-    assert "it has 2 names instead of one" == await reason(regions)
-    assert before == region.read_bytes()
-
-
-async def test_a_link_in_the_place_of_the_directory_is_not_followed(hook, regions):
-    directory = with_region(hook).parent
-    directory.rename(hook / "away")
-    directory.symlink_to(hook / "away")
-
-    assert "it or its directory cannot be used: Not a directory" == await reason(regions)
-
-
-async def test_ten_gibibytes_of_nothing_are_refused_by_their_size(hook, regions):
-    os.truncate(with_region(hook), 10 << 30)
-
-    assert f"no layout of HAMi-core has its size of {10 << 30} bytes" == await reason(regions)
+    assert why == await reason(regions)
+    assert before == (others.read_bytes() if others.exists() else b"")
 
 
 async def test_a_process_count_of_two_thousand_millions_reads_1024_slots(hook, regions):

@@ -1,5 +1,6 @@
-"""Paths and sockets of the host are told as they are."""
+"""Names, paths and sockets of the host are told as they are."""
 
+import datetime as dt
 import errno
 import os
 import socket
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from agent.host import node as surroundings
 from agent.host.node import look_at, plugin_sockets
+from agent.host.process import SystemClock, boot_id, host_name, machine_id
 from agent.node.preflight import PluginSocket
 
 
@@ -68,3 +70,27 @@ def test_a_socket_without_a_listener_is_dead_and_the_kubelets_is_passed_over(tmp
 
 def test_a_directory_that_is_not_there_has_no_sockets(tmp_path: Path):
     assert () == plugin_sockets(tmp_path / "none", "kubelet.sock")
+
+
+def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: " GPU-Node.Example ")
+
+    assert "gpu-node.example" == host_name()
+
+
+def test_ids_are_read_without_the_line_end(tmp_path):
+    (tmp_path / "id").write_text("2f7c7a3e\n")
+
+    assert "2f7c7a3e" == boot_id(tmp_path / "id") == machine_id(tmp_path / "id")
+
+
+def test_an_id_that_cannot_be_read_is_empty(tmp_path):
+    assert "" == boot_id(tmp_path / "missing") == machine_id(tmp_path)
+
+
+def test_this_boot_has_an_id():
+    assert 36 == len(boot_id())
+
+
+def test_now_is_in_utc():
+    assert dt.timedelta(0) == SystemClock().now().utcoffset()

@@ -12,51 +12,43 @@ from agent.host.files import TextFiles
 from agent.host.process import Worker
 from tests.fakes.offload import Inline
 
-WAYS = pytest.mark.parametrize("read", [TextFiles(Inline()).read])
-"""Here and now, and step by step by somebody else."""
+
+async def content(file: Path, limit: int = 10) -> bytes:
+    return await TextFiles(Inline()).read(file, limit)
 
 
-async def content(read, file: Path, limit: int) -> bytes:
-    found = read(file, limit)
-    return found if isinstance(found, bytes) else await found
-
-
-@WAYS
-async def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, read):
+async def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
     pipe = tmp_path / "config.yaml"
     os.mkfifo(pipe)
 
     with pytest.raises(SettingsError, match=r"config\.yaml: is a pipe"):
-        await content(read, pipe, 10)
+        await content(pipe)
 
 
-@WAYS
 @pytest.mark.parametrize(("size", "reason"), [(3, None), (10, None), (11, "is larger than 0 KiB")])
-async def test_a_file_is_read_up_to_its_bound(tmp_path, read, size, reason):
+async def test_a_file_is_read_up_to_its_bound(tmp_path, size, reason):
     file = tmp_path / "config.yaml"
     file.write_bytes(b"x" * size)
 
     if reason is None:
-        assert b"x" * size == await content(read, file, 10)
+        assert b"x" * size == await content(file)
     else:
         with pytest.raises(SettingsError, match=reason):
-            await content(read, file, 10)
+            await content(file)
 
 
-@WAYS
 @pytest.mark.parametrize("name", ["none", "here", "loop", "x" * 300])
-async def test_what_cannot_be_read_is_refused_with_what_to_do(tmp_path, read, name):
+async def test_what_cannot_be_read_is_refused_with_what_to_do(tmp_path, name):
     (tmp_path / "here").mkdir()
     (tmp_path / "loop").symlink_to("loop")
 
     with pytest.raises(SettingsError, match=r"cannot be read: .*; check the path and its rights"):
-        await content(read, tmp_path / name, 10)
+        await content(tmp_path / name)
 
 
-@WAYS
-async def test_a_file_that_fails_while_it_is_read_is_refused_with_the_reason(read):
+async def test_a_file_that_fails_while_it_is_read_is_refused_with_the_reason():
     with pytest.raises(SettingsError, match="/proc/self/mem: cannot be read: Input/output error"):
-        await content(read, Path("/proc/self/mem"), 10)
+        await content(Path("/proc/self/mem"))
 
 
 @pytest.mark.parametrize(

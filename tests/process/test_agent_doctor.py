@@ -52,16 +52,20 @@ async def test_a_kubelet_without_a_socket():
     assert 1 == code
 
 
-async def test_a_socket_that_hamis_plugin_left():
+async def test_what_hamis_plugin_left_and_a_hook_directory_that_everybody_may_write():
     async with a_node() as cluster:
         path = cluster.places.plugins / "nvidia-gpu.sock"
         with socket.socket(socket.AF_UNIX) as theirs:
             theirs.bind(str(path))
+        cluster.places.hook.chmod(0o777)
         code, findings = await doctored(cluster)
 
-    assert [("P-LEFTOVERS", "note")] == faults(findings)
+    assert [("P-LEFTOVERS", "note"), ("P-PATHS", "wrong")] == faults(findings)
     assert str(path) == line(findings, "P-LEFTOVERS")["subject"]
-    assert 0 == code
+    found = line(findings, "P-PATHS")
+    assert str(cluster.places.hook) == found["subject"]
+    assert "every user may write there (mode 0777)" == found["said"]
+    assert 1 == code
 
 
 async def test_a_second_agent_that_serves_the_same_kubelet():
@@ -91,18 +95,6 @@ async def test_an_agent_that_waits_for_the_lock_is_a_note():
     assert [("P-SECOND", "note")] == faults(findings)
     assert f"pid {second.pid}" in line(findings, "P-SECOND")["said"]
     assert 0 == code
-
-
-async def test_a_hook_directory_that_everybody_may_write():
-    async with a_node() as cluster:
-        cluster.places.hook.chmod(0o777)
-        code, findings = await doctored(cluster)
-
-    assert [("P-PATHS", "wrong")] == faults(findings)
-    found = line(findings, "P-PATHS")
-    assert str(cluster.places.hook) == found["subject"]
-    assert "every user may write there (mode 0777)" == found["said"]
-    assert 1 == code
 
 
 async def test_a_library_that_others_may_write():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from agent.cli.main import dispatch
+from agent.cli.main import dispatch, whole_parser
 from agent.cli.sandbox import MEASURES
 from agent.sandbox.scenario.record import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
@@ -31,13 +32,19 @@ def whole() -> tuple[int, dict[str, Any]]:
 
 
 def greeting(output: IO[str]) -> list[str]:
-    """What `sandbox --interactive` says once all is there; the last line names the agent."""
+    """What `sandbox --interactive` says once all is there."""
     told = []
     for line in output:
         told.append(line)
-        if line.startswith("  kill -9 "):
+        if line.startswith("  kubectl get node sandbox "):
             break
     return told
+
+
+def commands(told: list[str]) -> list[str]:
+    """The verbs of the command lines in it, each of which this program takes."""
+    lines = [shlex.split(line) for line in told if f" {sys.executable} -m agent " in line]
+    return [whole_parser().parse_args(words).verb for _, _, _, *words in lines]
 
 
 @pytest.mark.slow
@@ -152,7 +159,8 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
     ) as sandbox:
         assert sandbox.stdout is not None
         told = greeting(sandbox.stdout)
-        agent = int(told[-1].split()[-1])
+        (killing,) = [place for place, line in enumerate(told) if line.startswith("  kill -9 ")]
+        agent = int(told[killing].split()[-1])
         os.kill(agent, 0)  # it is there
         assert list(temporary.iterdir())
         assert any("after 90s of quiet: health.quietPeriod" in line for line in told)
@@ -162,6 +170,10 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
         sandbox.send_signal(number)
         sandbox.stdout.read()
 
+    by_socket, by_cluster = (commands(lines) for lines in (told[:killing], told[killing:]))
+    assert ["status", "status", "doctor", "bundle", *["simulate"] * 3] == by_socket
+    assert ["explain", "explain", "status", "cordon"] == by_cluster
+    assert told[killing + 1].startswith(f"  export KUBECONFIG={temporary}/")
     assert code == sandbox.returncode
     assert [] == list(temporary.iterdir())
     with pytest.raises(ProcessLookupError):

@@ -183,12 +183,12 @@ class Extender:
         query = (("watch", "1"), ("resourceVersion", version), ("allowWatchBookmarks", "true"))
         request = ApiRequest("watch", resource, path_of(resource), query=query)
         await self._hami.queue.turn()
-        async for frame in frames(self._session, request, WatchTimes(), as_object):
-            if frame.obj is None:  # it is open
+        async for kind, obj in frames(self._session, request, WatchTimes(), as_object):
+            if obj is None:  # it is open
                 continue
-            if frame.kind != "BOOKMARK":
-                await self._see(resource, frame.kind, frame.obj)
-            version = frame.obj["metadata"]["resourceVersion"]
+            if kind != "BOOKMARK":
+                await self._see(resource, kind, obj)
+            version = obj["metadata"]["resourceVersion"]
         return version
 
     async def _see(self, resource: str, kind: str, obj: Json) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.cluster import NodeView
 from agent.errors import ApiError
+from agent.hami.pod import former_locks
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from tests.fakes.apiserver import FakeApi
@@ -31,18 +32,10 @@ async def following(
         task.cancel()
 
 
-async def test_the_first_watch_shows_the_node_without_a_read():
-    api = FakeApi()
-    created = api.create_node({"a": "b"})
-
-    async with following(api) as (_, _, view):
-        assert created == view.value
-
-    assert {"watch_node": 1} == api.calls
-
-
-async def test_a_change_and_a_deletion_and_a_new_node_are_followed():
+async def test_the_watch_shows_the_node_without_a_read_and_what_becomes_of_it():
     async with following() as (api, _, view):
+        assert api.node == view.value
+        assert {"watch_node": 1} == api.calls
         changed = api.edit_node({"a": "b"})
         await asyncio.sleep(0.1)
         assert changed == view.value
@@ -195,19 +188,6 @@ async def test_a_day_without_a_server_costs_few_tries_and_ends_by_itself():
     assert 86_400 / 45 <= tries <= 86_400 / 30 + 10
 
 
-async def test_retry_after_is_respected():
-    api = FakeApi()
-    api.create_node()
-    api.throttle(1, retry_after=100)
-
-    async with following(api) as (_, _, view):
-        await asyncio.sleep(99)
-        assert view.value is None
-        await asyncio.sleep(2)
-
-        assert api.node == view.value
-
-
 async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
     async with following() as (api, _, view):
         api.begin_outage()
@@ -254,3 +234,42 @@ async def test_a_watch_that_breaks_before_it_could_show_the_node_says_nothing_of
         await asyncio.sleep(200)
 
         assert node == view.value
+
+
+LOCK = "hami.io/mutex.lock"
+
+
+def went(view: Cell[NodeView | None]) -> list[str]:
+    """The owners of the locks that went and still prove a right."""
+    return [lock.name for lock in former_locks(view.value, asyncio.get_running_loop().time())]
+
+
+async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (_, _, view):
+        for name in ("a", "b"):
+            api.edit_node({LOCK: f"2026-09-01T12:00:00Z,team-a,{name}"})
+            await asyncio.sleep(1)
+        assert ["a"] == went(view)
+        api.edit_node({LOCK: None, "other": "change"})
+        await asyncio.sleep(50)
+        assert ["b", "a"] == went(view)
+
+        await asyncio.sleep(9.5)
+        assert ["b"] == went(view)
+        await asyncio.sleep(2)
+        assert [] == went(view)
+
+
+async def test_a_get_shows_the_node_before_its_watch_does():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (_, node, view):
+        api.lag = 60.0
+        changed = api.edit_node({LOCK: "2026-09-01T12:00:00Z,team-a,a"})
+        await node.refresh()
+
+        assert changed == view.value

@@ -84,22 +84,12 @@ async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
     assert 1 == api.calls["list_pods"]
 
 
-async def test_the_first_list_syncs_the_table():
-    async with following_one() as (api, room):
-        assert ["one"] == room.names
-        assert room.table.value.synced
-        assert not room.table.value.stale
-
-    assert {"list_pods": 1, "watch_pods": 1} == api.calls
-
-
-async def test_an_empty_node_is_synced_too():
-    async with following(FakeApi()) as room:
-        assert PodTable(synced=True) == room.table.value
-
-
 async def test_new_changed_and_deleted_pods_are_followed():
     async with following_one() as (api, room):
+        assert (["one"], True, False) == (
+            *(room.names, room.table.value.synced),
+            room.table.value.stale,
+        )
         api.put_pod(TWO)
         api.put_pod(msgspec.structs.replace(ONE, phase=Phase.RUNNING))
         await asyncio.sleep(0.1)
@@ -141,8 +131,9 @@ async def test_a_pod_of_the_same_name_does_not_disturb_the_grave():
 async def test_an_idle_day_reads_nothing_beyond_the_watch():
     api = FakeApi()
 
-    async with following(api):
+    async with following(api) as room:
         await asyncio.sleep(86_400)
+        assert PodTable(synced=True) == room.table.value
 
     assert {"list_pods": 1, "watch_pods": 1} == api.calls
 

@@ -29,23 +29,14 @@ async def following(cell: Cell[Inventory]) -> AsyncIterator[RecentlyRegistered]:
         cell.close()
 
 
-async def test_a_lowered_amount_still_counts_for_a_minute() -> None:
-    cell = Cell(of(2000))
+async def test_a_lowered_amount_still_counts_for_a_minute_each_amount_by_itself() -> None:
+    cell = Cell(of(2000, 50))
     async with following(cell) as recent:
-        cell.set(of(1000))
+        cell.set(of(1000, 100))
         await asyncio.sleep(59)
         assert recent.greatest() == {GPU.uuid: GpuUse(2000, 100)}
         await asyncio.sleep(2)
         assert recent.greatest() == {GPU.uuid: GpuUse(1000, 100)}
-
-
-async def test_each_amount_is_the_greater_one_by_itself() -> None:
-    cell = Cell(of(2000, 50))
-    async with following(cell) as recent:
-        cell.set(of(1000, 100))
-        await asyncio.sleep(1)
-
-        assert recent.greatest() == {GPU.uuid: GpuUse(2000, 100)}
 
 
 async def test_a_change_counts_before_anybody_has_followed_it() -> None:
@@ -54,12 +45,3 @@ async def test_a_change_counts_before_anybody_has_followed_it() -> None:
         cell.set(of(3000))
 
         assert recent.greatest() == {GPU.uuid: GpuUse(3000, 100)}
-
-
-async def test_a_change_of_health_alone_is_not_remembered() -> None:
-    cell = Cell(of(1000))
-    async with following(cell) as recent:
-        cell.set(an_inventory(gpus=of(1000).gpus, generation=9))
-        await asyncio.sleep(1)
-
-        assert recent.greatest() == {GPU.uuid: GpuUse(1000, 100)}

@@ -14,54 +14,6 @@ from tests.services.health.watching import G0, G1, G2, running
 ALL = (G0, G1, G2)
 
 
-@pytest.mark.parametrize("outcome", [ProbeOutcome.FAILED, ProbeOutcome.LOST])
-async def test_twenty_seconds_of_one_error_for_all_condemn_no_gpu(outcome):
-    async with running() as bench:
-        await asyncio.sleep(30)
-        bench.driver.outcomes = dict.fromkeys(ALL, outcome)
-        await asyncio.sleep(20)
-        during = [(one.health.condition.value, one.serving) for one in bench.inventory.value.gpus]
-        bench.driver.outcomes = {}
-        await asyncio.sleep(11)
-
-        assert [("unmonitored", True)] * 3 == during
-        assert ["ok"] * 3 == bench.conditions
-
-
-async def test_what_lasts_keeps_new_pods_away_after_a_minute_until_it_is_over():
-    async with running() as bench:
-        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.FAILED)
-        await asyncio.sleep(75)
-        during = [(one.health.condition.value, one.serving) for one in bench.inventory.value.gpus]
-        bench.driver.outcomes = {}
-        await asyncio.sleep(11)
-
-        assert [("unmonitored", False)] * 3 == during
-        assert ["ok"] * 3 == bench.conditions
-
-
-async def test_a_session_in_which_all_fail_is_begun_anew_before_anything_is_judged():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.renewable = True
-        bench.driver.mended_by_renewal = True
-        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
-        await asyncio.sleep(20)
-
-        assert ["ok"] * 3 == bench.conditions
-        assert [] == bench.verdicts
-
-
-async def test_one_that_fails_where_another_answers_is_judged_without_a_new_session():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.outcomes = {G0: ProbeOutcome.LOST, G1: ProbeOutcome.LOST}
-        await asyncio.sleep(11)
-
-        assert ["lost", "lost", "ok"] == bench.conditions
-        assert 0 == bench.driver.renewals
-
-
 class Breaking(ScriptedDriver):
     """Fails as a whole behind the next probe of `last_well`, once that is set."""
 
@@ -87,17 +39,6 @@ async def test_a_driver_that_fails_in_the_middle_of_a_round_condemns_no_gpu(last
 
         assert ["unmonitored"] * 3 == during
         assert ["ok"] * 3 == bench.conditions
-
-
-async def test_who_speaks_for_the_driver_once_more_has_passed_no_second_probe():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.outcomes = {G2: ProbeOutcome.LOST}
-        asked = len(bench.driver.probes)
-        await asyncio.sleep(10)
-        told = len(bench.driver.probes) - asked
-
-        assert (["ok", "ok", "lost"], 4) == (bench.conditions, told)
 
 
 async def test_a_recheck_of_one_gpu_condemns_it_for_nothing_that_all_say():

@@ -51,64 +51,6 @@ async def test_a_gpu_of_unknown_index_is_rechecked_by_its_uuid_alone():
         assert NO_INDEX == (await bench.watch.recheck(G1)).gpu.index
 
 
-async def test_an_operators_word_that_it_was_reset_lets_it_rest_as_any_other():
-    async with running() as bench:
-        bench.driver.xid(G0, 48)
-        await asyncio.sleep(700)
-        assert bench.of(G0).needs_reset
-        found = await bench.watch.recheck("0", was_reset=True)
-
-        assert ("bad", False, False) == (
-            found.after.condition.value,
-            found.after.needs_reset,
-            found.serving,
-        )
-        assert "XID 48: double-bit ECC error; an operator reported that it was reset [H-048]" == (
-            found.after.text
-        )
-        await asyncio.sleep(590)
-        assert "bad" == bench.conditions[0]
-        await asyncio.sleep(21)
-        assert "ok" == bench.conditions[0]
-
-
-async def test_nobodys_word_stands_for_a_boot():
-    async with running() as bench:
-        bench.driver.xid(G0, 151)
-        await asyncio.sleep(1)
-
-        assert (await bench.watch.recheck("0", was_reset=True)).after.needs_reboot
-
-
-async def test_a_word_about_a_gpu_that_needs_no_reset_changes_nothing():
-    async with running() as bench:
-        await asyncio.sleep(1)
-
-        assert bench.of(G0) == (await bench.watch.recheck("0", was_reset=True)).after
-
-
-async def test_what_the_gpu_shows_goes_against_a_word_that_it_was_reset():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.outcomes[G0] = ProbeOutcome.REFUSED
-        await bench.watch.recheck("0")
-        found = await bench.watch.recheck("0", was_reset=True)
-
-        assert found.after.needs_reset
-
-
-async def test_a_lost_gpu_comes_back_reset_whatever_is_said():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.outcomes[G0] = ProbeOutcome.LOST
-        await bench.watch.recheck("0")
-        bench.driver.xid(G0, 48)
-        await asyncio.sleep(0.1)
-        found = await bench.watch.recheck("0", was_reset=True)
-
-        assert ("lost", False) == (found.after.condition.value, found.after.needs_reset)
-
-
 async def test_a_recheck_cuts_no_rest_short():
     async with running() as bench:
         bench.driver.xid(G0, 54)

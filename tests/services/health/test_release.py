@@ -5,10 +5,8 @@ import asyncio
 import pytest
 
 from agent.errors import DriverError
-from agent.health.judge import remembered
 from agent.health.xids import HealthSettings, read_switches
-from agent.model import Cause, Condition, ProbeOutcome, Scan
-from tests.builders import NOON
+from agent.model import Cause, ProbeOutcome, Scan
 from tests.services.health.watching import G0, G1, running
 
 
@@ -43,23 +41,6 @@ async def test_a_recheck_takes_it_back_and_looks_at_all():
         assert bench.scans_wanted > wanted
 
 
-async def test_one_that_does_not_answer_is_served_only_when_it_does():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        await bench.watch.release("1")
-        bench.driver.outcomes[G1] = ProbeOutcome.SILENT
-        found = await bench.watch.recheck("1")
-        await asyncio.sleep(20)
-
-        assert found
-        assert not found.serving
-        assert not bench.of(G1).serving
-        assert "[H-RELEASED]" in bench.of(G1).text
-        del bench.driver.outcomes[G1]
-        await asyncio.sleep(20)
-        assert ("ok", True) == (bench.of(G1).condition, bench.of(G1).serving)
-
-
 @pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.REFUSED])
 async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
     async with running() as bench:
@@ -75,22 +56,6 @@ async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
         assert not any(later)
 
 
-@pytest.mark.parametrize(("number", "needs"), [(48, "reset"), (151, "reboot"), (54, "rest")])
-async def test_one_that_was_not_well_is_as_it_was(number, needs):
-    async with running() as bench:
-        bench.driver.xid(G0, number)
-        await asyncio.sleep(1)
-        await bench.watch.release("0")
-        assert "unmonitored" == bench.conditions[0]
-        found = await bench.watch.recheck("0")
-
-        assert found
-        after = found.after
-        assert ("bad", number, f"H-{number:03d}") == (after.condition, after.xid, after.runbook)
-        assert (needs != "rest", needs == "reboot") == (after.needs_reset, after.needs_reboot)
-        assert "it was unhealthy before it was released" in after.text
-
-
 @pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.FAILED])
 async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
     async with running() as bench:
@@ -104,19 +69,6 @@ async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
         assert was == bench.conditions[1]
         texts = [one[G1].text for one in bench.verdicts[told:] if G1 in one]
         assert not any("is served again" in text for text in texts)
-
-
-async def test_one_that_needed_a_reset_and_was_reset_rests():
-    async with running() as bench:
-        bench.driver.xid(G0, 48)
-        await asyncio.sleep(1)
-        await bench.watch.release("0")
-        found = await bench.watch.recheck("0", was_reset=True)
-        await asyncio.sleep(620)
-
-        assert found
-        assert not found.after.needs_reset
-        assert "ok" == bench.conditions[0]
 
 
 async def test_where_health_checks_are_off_it_is_taken_back_to_that():
@@ -154,16 +106,6 @@ async def test_what_holds_a_gpu_is_said_and_nothing_is_placed_on_it_all_the_same
 async def test_there_is_no_gpu_of_that_name():
     async with running() as bench:
         assert await bench.watch.release("9") is None
-
-
-async def test_it_stays_released_over_a_restart_and_not_over_a_boot():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        await bench.watch.release("1")
-        known = bench.memory[G1]
-
-    assert Cause.RELEASED == remembered(known, NOON, boot_changed=False).cause
-    assert Condition.OK is remembered(known, NOON, boot_changed=True).condition
 
 
 def serving_and_deaf(bench) -> list[bool]:

@@ -227,15 +227,6 @@ async def test_a_kubelet_that_does_not_answer_is_looked_at_again_soon_and_then_e
         assert 7 == scene.witness.lists
 
 
-async def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
-    async with a_scene() as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-
-        assert [(POD.uid, (SLICE,))] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
-
-
 async def test_a_holder_that_cannot_be_taken_over_yet_is_tried_again_soon():
     async with a_scene() as scene:
         scene.adoptable = False
@@ -257,17 +248,6 @@ async def test_the_row_and_the_directory_of_an_ended_pod_go_together():
 
         assert () == scene.rows
         assert {"another"} == scene.hooks.names
-
-
-async def test_the_row_of_a_vanished_pod_stays_for_a_minute():
-    async with a_scene(ROW) as scene:
-        scene.see()
-        await asyncio.sleep(PERIOD - 1)
-        assert (ROW,) == scene.rows
-
-        await asyncio.sleep(2)
-
-        assert () == scene.rows
 
 
 async def test_a_directory_that_cannot_be_removed_keeps_its_row_and_nothing_else():

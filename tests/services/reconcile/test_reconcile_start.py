@@ -38,14 +38,6 @@ async def test_rows_of_pods_that_went_meanwhile_are_closed_a_minute_later():
         assert {OWN} == scene.hooks.names
 
 
-async def test_a_pod_that_ended_meanwhile_is_closed_though_the_api_still_shows_it():
-    async with a_scene(OLD) as scene:
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(0.1)
-
-        assert () == scene.rows
-
-
 async def test_the_directory_of_a_rejected_pod_stays_while_its_containers_may_be_ending():
     async with a_scene(OLD) as scene:
         scene.hooks.names = {OWN}
@@ -100,6 +92,7 @@ async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory(adoptable)
     unread = a_pod(uid=a_pod_uid(6), name="unread", annotations=GROUPS, phase=Phase.RUNNING)
     async with a_scene() as scene:
         scene.adoptable = adoptable
+        scene.hooks.names = {OWN} if adoptable else set()
         scene.witness.admit(unread, main=SLICE)
         scene.see(unread)
         await asyncio.sleep(0.1)
@@ -126,16 +119,6 @@ async def test_slices_of_a_holder_that_cannot_be_read_are_kept_once(present):
         assert {SLICE} == {
             one for ids in scene.state.ledger.value.held_ids().values() for one in ids
         }
-
-
-async def test_a_holder_without_an_annotation_is_kept_too():
-    bare = msgspec.structs.replace(POD, annotations={}, groups=None)
-    async with a_scene() as scene:
-        scene.witness.admit(bare, main=SLICE)
-        scene.see(bare)
-        await asyncio.sleep(0.1)
-
-        assert [(SLICE,)] == [row.slice_ids for row in scene.kept]
 
 
 @pytest.mark.parametrize("groups", [None, POD.groups], ids=["bare", "unreadable"])

@@ -11,6 +11,7 @@ from agent.hami.register import ReportProfile, ReportSettings, read_register, re
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from agent.model import Inventory
+from agent.ports import NodeApi
 from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -81,16 +82,18 @@ async def reporting(
     inventory: Inventory | None = None,
     settings: ReportSettings | None = None,
     chance: float = 0.0,
+    through: NodeApi | None = None,
 ) -> AsyncIterator[Reporting]:
-    """Both services run while the block does."""
+    """Both services run while the block does, `through` another port to the Node."""
+    port = through or api
     found = Cell(an_inventory() if inventory is None else inventory)
     view: Cell[NodeView | None] = Cell(None)
     state = Cell(ReportState())
     events: list[NodeEvent] = []
-    node = NodeWatch(api, view, Chance(chance))
+    node = NodeWatch(port, view, Chance(chance))
     chosen = Cell(ReportSettings() if settings is None else settings)
     cells = ReportCells(found, view, node.returns, chosen, state)
-    reporter = Reporter(api, cells, node.saw, events.append, LoopClock(), Chance(chance))
+    reporter = Reporter(port, cells, node.saw, events.append, LoopClock(), Chance(chance))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(node.run()), group.create_task(reporter.run())]
         yield Reporting(api, found, view, chosen, state, reporter, events)

@@ -71,14 +71,7 @@ async def sampling(bench: UsageBench) -> AsyncIterator[UsageBench]:
         yield bench
 
 
-async def test_all_regions_are_read_in_one_call_every_five_seconds():
-    async with sampling(UsageBench()) as bench:
-        await asyncio.sleep(2 * PERIOD)
-
-    assert 3 * [(directory(MAIN), directory(OTHER))] == bench.regions.reads
-
-
-async def test_the_newest_use_is_that_of_the_last_round_and_history_has_all():
+async def test_all_regions_are_read_in_one_call_every_five_seconds_and_history_has_all():
     bench = UsageBench()
     bench.uses(MAIN, GIB, sm=40)
     async with sampling(bench):
@@ -87,39 +80,36 @@ async def test_the_newest_use_is_that_of_the_last_round_and_history_has_all():
         newest, past = bench.usage.newest(MAIN), bench.usage.history(MAIN)
         absent = bench.usage.newest(OTHER)
 
+    assert 2 * [(directory(MAIN), directory(OTHER))] == bench.regions.reads
     assert (2 * GIB, 50) == (newest.gpus[0].memory.total, newest.gpus[0].sm_percent)
-    assert [(0, GIB, 40), (PERIOD, 2 * GIB, 50)] == [
-        ((use.at - past[0].at).total_seconds(), use.gpus[0].memory, use.gpus[0].sm_percent)
-        for use in past
+    assert {G1} == past.keys()
+    assert [(0, 1024, 40), (PERIOD, 2048, 50)] == [
+        ((use.at - past[G1][0].at).total_seconds(), use.sample.used_mib, use.sample.gpu_percent)
+        for use in past[G1]
     ]
-    assert (RegionState.ABSENT, ()) == (absent.state, bench.usage.history(OTHER))
+    assert (RegionState.ABSENT, {}) == (absent.state, bench.usage.history(OTHER))
 
 
-async def test_a_quarter_of_an_hour_is_kept_in_memory_of_a_fixed_size():
+async def test_a_quarter_of_an_hour_is_kept_in_memory_of_a_fixed_size_and_ends_with_the_row():
     bench = UsageBench()
     bench.uses(MAIN, GIB)
     async with sampling(bench):
         await asyncio.sleep(3 * KEPT)
-        past, size = bench.usage.history(MAIN), bench.usage.bytes
+        past, size = bench.usage.history(MAIN)[G1], bench.usage.bytes
+        bench.uses(OTHER, GIB)
+        await asyncio.sleep(PERIOD)
+        bench.ledger.set(bench.ledger.value.drop([MAIN]))
+        await asyncio.sleep(PERIOD)
+
+        assert (None, {}) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))
+        assert 2 == len(bench.usage.history(OTHER)[G1])
+        bench.ledger.set(Ledger())
+        await asyncio.sleep(PERIOD)
+        assert 0 == bench.usage.bytes
 
     assert ROWS == 180 == len(past)
     assert KEPT - PERIOD == (past[-1].at - past[0].at).total_seconds()
     assert 180 * 3 * 8 == size
-
-
-async def test_the_history_ends_with_the_row():
-    bench = UsageBench()
-    bench.uses(MAIN, GIB)
-    bench.uses(OTHER, GIB)
-    async with sampling(bench):
-        bench.ledger.set(bench.ledger.value.drop([MAIN]))
-        await asyncio.sleep(PERIOD)
-
-        assert (None, ()) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))
-        assert 2 == len(bench.usage.history(OTHER))
-        bench.ledger.set(Ledger())
-        await asyncio.sleep(PERIOD)
-        assert 0 == bench.usage.bytes
 
 
 async def test_the_history_begins_anew_with_other_gpus_and_has_a_gap_without_any():
@@ -131,13 +121,13 @@ async def test_the_history_begins_anew_with_other_gpus_and_has_a_gap_without_any
         await asyncio.sleep(PERIOD)
         bench.uses(MAIN, GIB)
         await asyncio.sleep(PERIOD)
-        first, second = bench.usage.history(MAIN)
+        first, second = bench.usage.history(MAIN)[G1]
         assert 2 * PERIOD == (second.at - first.at).total_seconds()
         bench.uses(MAIN, GIB, GIB, uuids=(G1, G2))
         await asyncio.sleep(PERIOD)
-        (use,) = bench.usage.history(MAIN)
+        past = bench.usage.history(MAIN)
 
-    assert [G1, G2] == [gpu.uuid for gpu in use.gpus]
+    assert [(G1, 1), (G2, 1)] == [(uuid, len(samples)) for uuid, samples in past.items()]
 
 
 async def test_a_region_counts_for_the_gpu_of_the_row_whatever_it_names():
@@ -161,28 +151,19 @@ async def test_the_reason_of_a_failure_is_logged_once_until_it_changes():
     assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
 
 
-async def test_a_container_that_changes_its_reason_fills_no_log():
+async def test_an_unreadable_region_is_shown_with_its_reason_and_fills_no_log_by_changing_it():
     bench = UsageBench()
     with capture_logs() as logs:
         async with sampling(bench):
             for number in range(round(3 * QUIET / PERIOD)):
-                reading = RegionReading(RegionState.UNREADABLE, None, f"{number} bytes")
+                why = f"{number // 2} bytes"
+                reading = RegionReading(RegionState.UNREADABLE, None, why)
                 bench.regions.readings[directory(MAIN)] = reading
                 await asyncio.sleep(PERIOD)
+                newest = bench.usage.newest(MAIN)
+                assert (RegionState.UNREADABLE, why) == (newest.state, newest.reason)
 
-    assert 3 == len(logs)
-
-
-async def test_an_unreadable_region_is_logged_once_and_shown_with_its_reason():
-    bench = UsageBench()
-    bench.regions.readings[directory(MAIN)] = RegionReading(RegionState.UNREADABLE, None, "cut off")
-    with capture_logs() as logs:
-        async with sampling(bench):
-            await asyncio.sleep(3 * PERIOD)
-            newest = bench.usage.newest(MAIN)
-
-    assert [(directory(MAIN), "cut off")] == [(line["directory"], line["err"]) for line in logs]
-    assert (RegionState.UNREADABLE, "cut off") == (newest.state, newest.reason)
+    assert 3 * [directory(MAIN)] == [line["directory"] for line in logs]
 
 
 async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
@@ -235,7 +216,7 @@ async def test_more_than_the_gpu_has_is_not_believed_and_the_reason_is_shown(fie
     bench.uses(OTHER, GIB)
     async with sampling(bench):
         newest, other = bench.usage.newest(MAIN), bench.usage.newest(OTHER)
-        assert () == bench.usage.history(MAIN)
+        assert {} == bench.usage.history(MAIN)
 
     assert (RegionState.UNREADABLE, (), 0) == (newest.state, newest.gpus, newest.processes)
     assert newest.reason.startswith("not believable: it says ")
@@ -280,4 +261,4 @@ async def test_a_pod_that_is_gone_or_has_ended_uses_nothing(pods):
         bench.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
         await asyncio.sleep(PERIOD)
 
-        assert (None, ()) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))
+        assert (None, {}) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))

@@ -53,65 +53,36 @@ class PressureScene:
             task.cancel()
 
 
-async def test_a_container_that_fills_its_limit_is_told_of_once():
-    async with PressureScene().running() as scene:
-        await scene.shows(HALF)
-        assert [] == scene.said
-        await scene.shows(FULL)
-        await scene.shows(HALF)
-        await scene.shows(FULL)
-
-    (event,) = scene.said
-    assert ("MemoryLimitReached", False) == (event.reason, event.warning)
-    assert (ROW.namespace, ROW.pod, POD_UID) == (event.namespace, event.pod, event.pod_uid)
-    assert "Container main uses 2,960 of its 3,000 MiB of GPU 0." in event.text
-
-
-async def test_a_container_that_takes_its_place_is_told_of_again():
-    async with PressureScene().running() as scene:
-        await scene.shows(FULL)
-        await scene.shows(FULL, a_row(container="other"))
-        await scene.shows(FULL)
-
-    assert 3 == len(scene.said)
-
-
-async def test_a_container_that_was_full_before_the_agent_started_is_not_told_of_again():
-    async with PressureScene(ROW).running() as scene:
-        await scene.shows(None)
-        await scene.shows(FULL)
-
-    assert [] == scene.said
-
-
-async def test_a_container_of_an_earlier_agent_that_fills_its_limit_later_is_told_of():
-    async with PressureScene(ROW).running() as scene:
-        await scene.shows(HALF)
-        await scene.shows(FULL)
-
-    assert 1 == len(scene.said)
+UNREADABLE = ContainerUse(NOON, RegionState.UNREADABLE, reason="it is a link")
+NO_LIMIT = a_container_use(a_gpu_use(mib=5000, limit_mib=0))
+BELOW = a_container_use(a_gpu_use(mib=2900, limit_mib=3000))
+OTHER = a_row(container="other")
 
 
 @pytest.mark.parametrize(
-    "use",
+    ("before", "shown", "count"),
     [
-        a_container_use(a_gpu_use(mib=5000, limit_mib=0)),
-        a_container_use(a_gpu_use(mib=2900, limit_mib=3000)),
-        ContainerUse(NOON, RegionState.UNREADABLE, reason="it is a link"),
+        ((), [(HALF, ROW), (FULL, ROW), (HALF, ROW), (FULL, ROW)], 1),
+        ((), [(FULL, ROW), (FULL, OTHER), (FULL, ROW)], 3),
+        ((ROW,), [(None, ROW), (FULL, ROW)], 0),
+        ((ROW,), [(HALF, ROW), (FULL, ROW)], 1),
+        ((), [(NO_LIMIT, ROW), (BELOW, ROW), (UNREADABLE, ROW)], 0),
+        # In plain mode there is no pod to tell of.
+        ((), [(FULL, msgspec.structs.replace(ROW, decided_by=Decider.KUBELET))], 0),
     ],
+    ids=["once", "each", "full before the start", "full after it", "not full", "plain"],
 )
-async def test_without_a_limit_or_below_it_or_without_a_region_there_is_no_event(use):
-    async with PressureScene().running() as scene:
-        await scene.shows(use)
+async def test_a_container_that_fills_its_limit_is_told_of_once(before, shown, count):
+    async with PressureScene(*before).running() as scene:
+        for use, row in shown:
+            await scene.shows(use, row)
 
-    assert [] == scene.said
-
-
-async def test_in_plain_mode_there_is_no_pod_to_tell_of():
-    async with PressureScene().running() as scene:
-        await scene.shows(FULL, msgspec.structs.replace(ROW, decided_by=Decider.KUBELET))
-
-    assert [] == scene.said
+    assert count == len(scene.said)
+    for event in scene.said:
+        assert ("MemoryLimitReached", False) == (event.reason, event.warning)
+        assert (ROW.namespace, ROW.pod, POD_UID) == (event.namespace, event.pod, event.pod_uid)
+        assert " uses 2,960 of its 3,000 MiB of GPU 0." in event.text
+        assert event.text.startswith(("Container main", "Container other"))
 
 
 async def test_a_gpu_that_left_the_inventory_is_named_by_its_uuid():

@@ -73,54 +73,32 @@ async def switching(bench: FeedbackBench) -> AsyncIterator[None]:
 
 async def test_the_low_container_is_held_back_while_the_high_one_works_and_then_released():
     bench = FeedbackBench()
-    bench.work(HIGH)
     async with switching(bench):
-        assert (-1, True) == bench.state(LOW)
-        assert (0, False) == bench.state(HIGH)
+        await asyncio.sleep(10 * PERIOD)
+        assert [] == bench.regions.writes
+        bench.work(HIGH)
+        await asyncio.sleep(2 * PERIOD)
+        assert [{LOW: RegionChange(is_limiting=True, recent_kernel=-1)}] == bench.regions.writes
+        assert ((-1, True), (0, False)) == (bench.state(LOW), bench.state(HIGH))
         bench.idle(HIGH, priority=0)
         await asyncio.sleep(3 * PERIOD)
         assert (0, False) == bench.state(LOW)
 
 
-async def test_nothing_is_written_while_nothing_changes():
-    bench = FeedbackBench()
-    async with switching(bench):
-        await asyncio.sleep(10 * PERIOD)
-        assert [] == bench.regions.writes
-        bench.work(HIGH)
-        await asyncio.sleep(PERIOD)
-        await asyncio.sleep(PERIOD)
-        changes = {LOW: RegionChange(is_limiting=True, recent_kernel=-1)}
-        assert [changes] == bench.regions.writes
-
-
-async def test_the_end_releases_all_that_was_held_back():
-    bench = FeedbackBench()
+async def test_the_end_releases_all_that_was_held_back_and_is_not_delayed_by_a_silent_disk():
+    bench, loop = FeedbackBench(), asyncio.get_running_loop()
     bench.work(HIGH)
     async with switching(bench):
         assert (-1, True) == bench.state(LOW)
-
     assert (0, False) == bench.state(LOW)
-
-
-async def test_the_end_is_not_delayed_by_a_silent_disk():
-    bench = FeedbackBench()
-    bench.work(HIGH)
-    loop = asyncio.get_running_loop()
     with capture_logs() as logs:
         async with switching(bench):
+            assert (-1, True) == bench.state(LOW)
             bench.regions.hangs = True
             ended = loop.time()
 
     assert WRITE_DEADLINE == pytest.approx(loop.time() - ended)
     assert ["usage.unwritten"] == [line["event"] for line in logs]
-
-
-async def test_the_first_round_releases_whom_an_agent_that_was_killed_held_back():
-    bench = FeedbackBench()
-    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
-    async with switching(bench):
-        assert (0, False) == bench.state(LOW)
 
 
 async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
@@ -129,29 +107,32 @@ async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
     bench.work(HIGH)
     async with switching(bench):
         await asyncio.sleep(3 * PERIOD)
-        assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key))
+        assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key)[G1])
 
     assert [] == bench.regions.writes
 
 
 @pytest.mark.parametrize("held", [-1, -5, -(2**31)])
-async def test_with_feedback_off_who_was_held_back_is_released_once_and_not_limited_anew(held):
-    bench = FeedbackBench(switches=False)
-    bench.idle(LOW, recent_kernel=held, is_limiting=True)
-    async with switching(bench):
-        assert (0, True) == bench.state(LOW)
-        bench.idle(LOW, recent_kernel=held)
-        await asyncio.sleep(3 * PERIOD)
-        assert (held, False) == bench.state(LOW)  # by the monitor that runs beside the agent
-
-
-@pytest.mark.parametrize("switches", [True, False])
-async def test_a_container_that_no_row_names_is_released_too(switches):
+@pytest.mark.parametrize(("switches", "is_known"), [(True, True), (True, False), (False, False)])
+async def test_whom_an_agent_that_was_killed_held_back_is_released_in_the_first_round(
+    held, switches, is_known
+):
     bench = FeedbackBench(switches=switches)
-    bench.ledger.set(Ledger())
-    bench.idle(LOW, recent_kernel=-1)
+    if not is_known:
+        bench.ledger.set(Ledger())
+    bench.idle(LOW, recent_kernel=held, is_limiting=is_known)
     async with switching(bench):
         assert (0, False) == bench.state(LOW)
+
+
+async def test_with_feedback_off_who_was_held_back_is_released_once_and_not_limited_anew():
+    bench = FeedbackBench(switches=False)
+    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
+    async with switching(bench):
+        assert (0, True) == bench.state(LOW)
+        bench.idle(LOW, recent_kernel=-1)
+        await asyncio.sleep(3 * PERIOD)
+        assert (-1, False) == bench.state(LOW)  # by the monitor that runs beside the agent
 
 
 @pytest.mark.parametrize("trouble", ["unread", "read_only", "broken"])
@@ -186,22 +167,13 @@ async def test_an_observer_releases_nobody_and_says_so():
     assert [("usage.held_back", [LOW])] == [(line["event"], line["directories"]) for line in logs]
 
 
-async def test_who_is_held_back_is_released_when_its_own_region_is_not_read():
+@pytest.mark.parametrize("name", [LOW, HIGH])
+async def test_nobody_is_held_back_by_or_in_a_region_that_is_not_readable(name):
     bench = FeedbackBench()
     bench.work(HIGH)
     async with switching(bench):
-        reading = bench.regions.readings[LOW]
-        bench.regions.unseen[LOW] = RegionReading(RegionState.UNREADABLE, None, "it costs too much")
-        await asyncio.sleep(PERIOD)
-        assert (0, False) == bench.state(LOW)
-        assert reading != bench.regions.readings[LOW]
-
-
-async def test_a_region_that_is_not_readable_holds_nobody_back():
-    bench = FeedbackBench()
-    bench.work(HIGH)
-    async with switching(bench):
-        bench.regions.readings[HIGH] = RegionReading(RegionState.UNREADABLE, None, "cut off")
+        assert (-1, True) == bench.state(LOW)
+        bench.regions.unseen[name] = RegionReading(RegionState.UNREADABLE, None, "cut off")
         await asyncio.sleep(PERIOD)
         assert (0, False) == bench.state(LOW)
 
@@ -217,37 +189,27 @@ async def test_who_is_held_back_is_released_when_nothing_can_be_read_for_long():
         assert (0, False) == bench.state(LOW)
 
 
-async def test_a_write_that_fails_is_logged_once_and_tried_again():
+@pytest.mark.parametrize(("name", "why"), [(LOW, "it is read-only"), ("all", "no disk")])
+async def test_a_write_that_fails_is_logged_once_and_tried_again(name, why):
     bench = FeedbackBench()
-    bench.regions.refused[LOW] = "it is read-only"
-    bench.work(HIGH)
+
+    def refuse(text: str) -> None:
+        bench.regions.refused = {LOW: text} if text and name == LOW else {}
+        bench.regions.read_only = text if name == "all" else ""
+
+    refuse(why)
     with capture_logs() as logs:
         async with switching(bench):
             for _ in range(3):
-                await asyncio.sleep(PERIOD)
                 bench.work(HIGH)
-            del bench.regions.refused[LOW]
-            await asyncio.sleep(PERIOD)
-            assert (-1, True) == bench.state(LOW)
-
-    assert [("usage.unwritten", LOW, "it is read-only")] == [
-        (line["event"], line["directory"], line["err"]) for line in logs
-    ]
-
-
-async def test_a_failure_of_all_writes_is_logged_once_and_ends_nothing():
-    bench = FeedbackBench()
-    with capture_logs() as logs:
-        async with switching(bench):
-            bench.work(HIGH)
-            bench.regions.read_only = "no disk"
-            await asyncio.sleep(2 * PERIOD)
-            bench.regions.read_only = ""
+                await asyncio.sleep(PERIOD)
+            assert (0, False) == bench.state(LOW)
+            refuse("")
             bench.work(HIGH)
             await asyncio.sleep(PERIOD)
             assert (-1, True) == bench.state(LOW)
 
-    assert [("usage.unwritten", "all", "no disk")] == [
+    assert [("usage.unwritten", name, why)] == [
         (line["event"], line["directory"], line["err"]) for line in logs
     ]
 

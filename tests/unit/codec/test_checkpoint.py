@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import StateCorrupt
-from agent.ledger import Decider, Ledger, State
+from agent.ledger import Decider, Ledger, Row, State
+from agent.model import Health
 from agent.state import VERSION, StateEncoder, decode_state
 from tests.unit.codec.states import STATES, a_full_state
 
@@ -18,14 +19,6 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
 OWING = GOLDEN.with_name("state-version-1-with-outbox.json")
 """From before effects were derived. Its reader also finds an outbox, an empty one, in what is
 written now: `test_an_agent_of_the_version_before_reads_what_is_written`."""
-UNRANKED = GOLDEN.with_name("state-version-1-without-priorities.json")
-UNLOCKED = GOLDEN.with_name("state-version-1-without-locks.json")
-EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
-UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
-UNCOUNTED = GOLDEN.with_name("state-version-1-without-bouts.json")
-UNBOOTED = GOLDEN.with_name("state-version-1-without-boots.json")
-UNLIMITED = GOLDEN.with_name("state-version-1-without-limits.json")
-UNFAILED = GOLDEN.with_name("state-version-1-without-failures.json")
 
 
 def a_file(data: object, **changes: object) -> bytes:
@@ -74,95 +67,63 @@ def test_what_was_written_before_changes_no_byte(states, data):
         assert both == decode_state(encoder.encode(both))
 
 
-def unlimited(state: State) -> State:
-    """The state as it was read before live limits were kept."""
-    rows = tuple(msgspec.structs.replace(row, live_limits=()) for row in state.ledger.rows)
-    return msgspec.structs.replace(state, ledger=msgspec.structs.replace(state.ledger, rows=rows))
-
-
-def unranked(state: State) -> State:
-    """The state as it was read before priorities were kept."""
-    state = unlimited(state)
-    rows = tuple(msgspec.structs.replace(row, priority=1) for row in state.ledger.rows)
-    return msgspec.structs.replace(state, ledger=msgspec.structs.replace(state.ledger, rows=rows))
-
-
-def unlocked(state: State) -> State:
-    """The state as it was read before the text of the lock was kept."""
-    rows = tuple(msgspec.structs.replace(row, lock="") for row in unranked(state).ledger.rows)
-    return msgspec.structs.replace(state, ledger=msgspec.structs.replace(state.ledger, rows=rows))
-
-
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
     assert a_full_state() == decode_state(GOLDEN.read_bytes())
     assert a_full_state() == decode_state(OWING.read_bytes())
     assert GOLDEN.read_bytes() == StateEncoder().encode(a_full_state())
 
 
-def test_a_file_from_before_offers_were_kept_reads_without_them():
-    state = a_full_state()
-    row, _ = unlocked(state).ledger.rows
-    rows = (msgspec.structs.replace(row, offered=False, resource=""),)
-    ledger = msgspec.structs.replace(state.ledger, rows=rows)
-
-    health = decode_state(UNCOUNTED.read_bytes()).health
-    earlier = msgspec.structs.replace(state, ledger=ledger, health=health, booted_at=None)
-    assert earlier == decode_state(EARLIER.read_bytes())
+ROW_KEYS = {"confirmed", "offered", "resource", "lock", "priority", "live_limits"}
+"""Those that came after the first files."""
 
 
-def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
-    state = unlimited(a_full_state())
-    read = decode_state(UNNAMED.read_bytes())
-
-    assert ["", ""] == [row.resource for row in read.ledger.rows]
-    assert {"nvidia.com/gpu"} == {row.resource for row in read.ledger.named("nvidia.com/gpu").rows}
-    assert state.ledger.rows == tuple(
-        msgspec.structs.replace(row, resource=new.resource, lock=new.lock, priority=new.priority)
-        for row, new in zip(read.ledger.rows, state.ledger.rows, strict=True)
-    )
-    assert state.ledger == state.ledger.named("nvidia.com/gpu")
-
-
-def test_a_file_from_before_bouts_were_counted_reads_without_them():
-    (health,) = decode_state(UNCOUNTED.read_bytes()).health.values()
-
-    assert ("xid", 79, "none", "", 0, None) == (
-        health.cause,
-        health.xid,
-        health.action,
-        health.runbook,
-        health.bouts,
-        health.recovered_at,
-    )
-
-
-def unbooted(state: State) -> State:
-    """The state as it was read before the moment of the boot was kept."""
-    return msgspec.structs.replace(unlocked(state), booted_at=None)
-
-
-def unfailed(state: State) -> State:
-    """The state as it was read before failed probes were kept."""
-    health = {
-        uuid: msgspec.structs.replace(one, failures=(), failed_in_row=0)
-        for uuid, one in state.health.items()
-    }
-    return msgspec.structs.replace(unbooted(state), health=health)
+def missing(kind: type[msgspec.Struct]) -> list[tuple[str, object]]:
+    """The fields of a struct that have a default, and what it is."""
+    return [
+        (one.name, one.default_factory() if one.default is msgspec.NODEFAULT else one.default)
+        for one in msgspec.structs.fields(kind)
+        if not one.required
+    ]
 
 
 @pytest.mark.parametrize(
-    ("file", "earlier"),
-    [
-        (UNLIMITED, unlimited),
-        (UNRANKED, unranked),
-        (UNLOCKED, unlocked),
-        (UNBOOTED, unbooted),
-        (UNFAILED, unfailed),
-    ],
-    ids=["live limits", "priorities", "locks", "the moment of the boot", "failed probes"],
+    ("key", "default"), [one for one in missing(Row) if one[0] in ROW_KEYS], ids=str
 )
-def test_a_file_from_before_they_were_kept_reads_without(file, earlier):
-    assert earlier(a_full_state()) == decode_state(file.read_bytes())
+def test_a_file_from_before_a_key_of_rows_reads_without(key, default):
+    state = a_full_state()
+    data = data_of(state)
+    del data["ledger"]["rows"][0][key]
+    row, plain = state.ledger.rows
+    earlier = Ledger((msgspec.structs.replace(row, **{key: default}), plain))
+
+    assert msgspec.structs.replace(state, ledger=earlier) == decode_state(a_file(data))
+
+
+@pytest.mark.parametrize(("key", "default"), missing(Health), ids=str)
+def test_a_file_from_before_a_key_of_health_reads_without(key, default):
+    state = a_full_state()
+    data = data_of(state)
+    for health in data["health"].values():
+        del health[key]
+    ill = {
+        uuid: msgspec.structs.replace(one, **{key: default}) for uuid, one in state.health.items()
+    }
+
+    assert msgspec.structs.replace(state, health=ill) == decode_state(a_file(data))
+
+
+def test_a_file_from_before_boots_and_names_were_kept_is_of_the_name_that_there_is():
+    data = data_of(a_full_state())
+    del data["booted_at"]
+    for row in (*data["ledger"]["rows"], *data["ledger"]["plain"]):
+        del row["resource"]
+
+    read = decode_state(a_file(data))
+
+    assert (None, ["", ""]) == (read.booted_at, [row.resource for row in read.ledger.rows])
+    assert {"nvidia.com/gpu"} == {row.resource for row in read.ledger.named("nvidia.com/gpu").rows}
+    ledger = a_full_state().ledger
+    assert ledger == ledger.named("nvidia.com/gpu")
 
 
 def test_every_cut_is_noticed():
@@ -200,14 +161,11 @@ def test_keys_that_this_version_does_not_know_are_ignored_at_every_depth():
     assert a_full_state() == decode_state(a_file(data, new_head=1))
 
 
-def test_keys_with_a_default_may_be_missing():
+def test_an_outbox_may_be_missing():
     data = data_of(a_full_state())
-    del data["ledger"]["rows"][0]["confirmed"]
     del data["ledger"]["outbox"]
 
-    row, _ = decode_state(a_file(data)).ledger.rows
-
-    assert not row.confirmed
+    assert a_full_state() == decode_state(a_file(data))
 
 
 def test_a_file_of_the_next_version_is_read_after_a_downgrade():
@@ -249,4 +207,8 @@ def test_an_empty_state_is_small():
 
 
 def test_a_row_without_live_limits_is_written_as_before_there_were_any():
-    assert b"live_limits" not in StateEncoder().encode(unlimited(a_full_state()))
+    state = a_full_state()
+    rows = (msgspec.structs.replace(row, live_limits=()) for row in state.ledger.rows)
+    earlier = msgspec.structs.replace(state, ledger=Ledger(tuple(rows)))
+
+    assert b"live_limits" not in StateEncoder().encode(earlier)

@@ -116,10 +116,6 @@ def test_a_pod_with_gpus_is_kept_with_its_shares(statuses: list, *, passed: bool
     assert expected == decode_holder(raw(pod))
 
 
-def test_a_pod_without_gpus_is_no_holder():
-    assert decode_holder(raw({"metadata": {"annotations": {"other": "x"}}})) is None
-
-
 def test_of_a_quota_names_and_limits_are_kept():
     quota = {
         "metadata": {"namespace": "d", "name": "q", "uid": "u"},
@@ -226,19 +222,24 @@ def test_an_agents_pod_is_ready_or_says_what_it_waits_for(status: dict, state: s
     assert AgentPod("n1", "kube-system/agent-x", state) == decode_agent(raw(pod))
 
 
-@pytest.mark.parametrize("volumes", [None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3]])
-def test_a_pod_with_the_agents_label_alone_is_no_agent(volumes: object):
-    pod = {"metadata": {"name": "agent-x"}, "spec": {"volumes": volumes}, "status": {}}
-
-    assert decode_agent(raw(pod)) is None
-
-
-def test_a_pod_that_failed_for_another_reason_is_not_refused():
-    assert decode_refused(raw({"status": {"reason": "Evicted"}})) is None
-
-
 def test_a_name_is_read_from_the_metadata_alone():
     assert ("d", "p") == decode_name(raw({"metadata": {"namespace": "d", "name": "p"}}))
+
+
+@pytest.mark.parametrize(
+    ("decode", "pod"),
+    [
+        (decode_holder, {"metadata": {"annotations": {"other": "x"}}}),
+        (decode_refused, {"status": {"reason": "Evicted"}}),
+        # The label alone makes no agent.
+        *(
+            (decode_agent, {"metadata": {"name": "agent-x"}, "spec": {"volumes": volumes}})
+            for volumes in (None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3])
+        ),
+    ],
+)
+def test_a_pod_of_another_kind_is_none(decode, pod):
+    assert decode(raw(pod)) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from agent.model import GpuUuid, Share, type_name
 from tests.builders import G1, a_container
 from tests.hami_vectors import Vector, vectors
 from tests.unit.codec.test_pod import groups_of
-from tests.unit.codec.test_register_vectors import gpu_of
+from tests.unit.codec.test_register import gpu_of
 
 JSON = "register JSON of two GPUs"
 COLON = "register colon text of two GPUs"

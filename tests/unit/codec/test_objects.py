@@ -1,6 +1,7 @@
-"""Pods and Nodes of the API server to views."""
+"""Pods and Nodes of the API server to views: each field, quantities, and who wrote what."""
 
 import datetime as dt
+import json
 from typing import Any
 
 import pytest
@@ -8,9 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.room import NOT_WHOLE
-from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodView, Role
+from agent.cluster import (
+    ALLOCATED,
+    BIND_PHASE,
+    BIND_TIME,
+    MIRROR,
+    REGISTER,
+    TO_ALLOCATE,
+    VGPU_NODE,
+    NodeView,
+    Phase,
+    PodView,
+    Role,
+)
 from agent.errors import MalformedText
-from agent.kube.objects import EPOCH, decode_node, decode_pod
+from agent.kube.objects import (
+    EPOCH,
+    decode_node,
+    decode_pod,
+    decode_quantity,
+    entries,
+    other_writer,
+    read_page,
+    read_pod,
+)
 from tests.builders import G1, POD_UID, a_container, a_pod, a_share
 from tests.hami_vectors import vectors
 
@@ -144,28 +166,22 @@ def test_the_scheduler_of_a_pod_and_its_start_by_the_kubelet_are_read(start, sta
     assert ("hami-scheduler", started) == (found.scheduler, found.started)
 
 
-@pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])
-def test_control_is_disabled_by_what_go_reads_as_true(word: str):
-    env = [
-        {"name": "CUDA_DISABLE_CONTROL", "value": "no"},
-        {"name": "CUDA_DISABLE_CONTROL", "value": word},
-    ]
-    assert container(env=env).containers[0].control_disabled
-
-
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "is_disabled"),
     [
-        {"name": "CUDA_DISABLE_CONTROL", "value": "yes"},
-        {"name": "CUDA_DISABLE_CONTROL", "value": "tRUE"},
-        {"name": "CUDA_DISABLE_CONTROL", "value": "0"},
-        {"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "OTHER", "value": "true"},
-        "CUDA_DISABLE_CONTROL=true",
+        *(({"value": word}, True) for word in ("1", "t", "T", "TRUE", "true", "True")),
+        *(({"value": word}, False) for word in ("yes", "tRUE", "0")),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, False),
+        ({"name": "OTHER", "value": "true"}, False),
+        (None, False),
     ],
 )
-def test_control_stays_on_otherwise(entry):
-    assert not container(env=[entry]).containers[0].control_disabled
+def test_control_is_disabled_by_what_go_reads_as_true(entry, is_disabled):
+    name = "CUDA_DISABLE_CONTROL"
+    own = "CUDA_DISABLE_CONTROL=true" if entry is None else {"name": name} | entry
+    env = [{"name": name, "value": "no"}, own]
+
+    assert is_disabled is container(env=env).containers[0].control_disabled
 
 
 @pytest.mark.parametrize(
@@ -331,62 +347,34 @@ def test_fields_of_odd_types_never_fail(metadata, spec, status):
     assert "train-0" == decode_node(odd).name
 
 
-def ended(policy: str, exit_code: int = 0) -> dict[str, Any]:
-    state = {"terminated": {"exitCode": exit_code, "finishedAt": "2026-09-01T12:00:07Z"}}
-    status = {"containerStatuses": [{"name": "main", "containerID": "c://x", "state": state}]}
-    containers = [{"name": "main", "resources": {"limits": {GPU: "1"}}}]
-    return pod_object(spec={"restartPolicy": policy, "containers": containers}, status=status)
-
-
 @pytest.mark.parametrize(
-    ("policy", "exit_code", "is_over"),
+    ("kind", "policy", "own", "exit_code", "is_over"),
     [
-        ("Never", 0, True),
-        ("Never", 1, True),
-        ("OnFailure", 0, True),
-        ("OnFailure", 1, False),
-        ("Always", 0, False),
+        ("containers", "Never", {}, 0, True),
+        ("containers", "Never", {}, 1, True),
+        ("containers", "OnFailure", {}, 0, True),
+        ("containers", "OnFailure", {}, 1, False),
+        ("containers", "Always", {}, 0, False),
+        # A container's own policy wins, and its rules may start it again.
+        ("containers", "Never", {"restartPolicy": "Always"}, 0, False),
+        ("containers", "Never", {"restartPolicyRules": [{"action": "Restart"}]}, 0, False),
+        # An init container is over when it ended well, a sidecar never.
+        ("initContainers", "Always", {}, 0, True),
+        ("initContainers", "Never", {}, 1, False),
+        ("initContainers", "Never", {"restartPolicy": "Always"}, 0, False),
     ],
 )
-def test_a_container_is_over_when_its_pods_policy_never_starts_it_again(policy, exit_code, is_over):
-    (container,) = decode_pod(ended(policy, exit_code), GPU).containers
-
-    at = dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None
-    assert (None, True, at) == (container.running_id, container.has_run, container.ended_at)
-
-
-@pytest.mark.parametrize(
-    ("own", "is_over"),
-    [
-        ({"restartPolicy": "Always"}, False),
-        ({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}, False),
-        ({}, True),
-    ],
-    ids=["its own policy", "its own rules", "the pod's"],
-)
-def test_a_containers_own_restart_policy_wins(own, is_over):
-    pod = ended("Never", 0)
-    pod["spec"]["containers"][0] |= own
-
-    (container,) = decode_pod(pod, GPU).containers
-
-    assert is_over is (container.ended_at is not None)
-
-
-@pytest.mark.parametrize(("exit_code", "restarts"), [(0, None), (1, None), (0, "Always")])
-def test_an_init_container_is_over_when_it_ended_well_and_a_sidecar_never(exit_code, restarts):
+def test_a_container_is_over_when_nothing_starts_it_again(kind, policy, own, exit_code, is_over):
     at = "2026-09-01T12:00:07Z"
     state = {"terminated": {"exitCode": exit_code, "finishedAt": at}}
-    pod = pod_object(status={"initContainerStatuses": [{"name": "warm-up", "state": state}]})
-    init = {"name": "warm-up"} | ({"restartPolicy": restarts} if restarts else {})
-    pod["spec"]["initContainers"] = [init]
+    status = {"name": "main", "containerID": "c://x", "state": state}
+    statuses = {"containers": "containerStatuses", "initContainers": "initContainerStatuses"}
+    spec = {"restartPolicy": policy, "containers": [], kind: [{"name": "main"} | own]}
 
-    container = decode_pod(pod, GPU).containers[0]
+    (found,) = decode_pod(pod_object(spec=spec, status={statuses[kind]: [status]}), GPU).containers
 
-    is_over = exit_code == 0 and restarts is None
-    assert (dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None) == (
-        container.ended_at
-    )
+    ended = dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None
+    assert (None, True, ended) == (found.running_id, found.has_run, found.ended_at)
 
 
 def test_the_last_start_of_a_container_are_known():
@@ -441,3 +429,191 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
     renamed = found.asking_by("example.com/vgpu")
     assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)
     assert found == renamed.asking_by(GPU)
+
+
+# What is read of a pod field by field is what the agent looks at, and nothing else is kept.
+
+STATE = {
+    "running": {"startedAt": "2026-09-01T12:00:00Z"},
+    "terminated": {"exitCode": 0, "finishedAt": "2026-09-01T12:00:07Z"},
+}
+
+
+def full_container(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": "cuda",
+        "command": ["sh", "-c", "x" * 1000],
+        "restartPolicy": "Always",
+        "restartPolicyRules": [{"action": "Restart"}],
+        "env": [
+            {"name": "CUDA_DISABLE_CONTROL", "value": "true"},
+            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {
+                "name": "CUDA_TASK_PRIORITY",
+                "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+            },
+            {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "force"},
+        ],
+        "resources": {
+            "limits": {GPU: "2", "nvidia.com/gpumem": "99999999999", "other.com/x": 3},
+            "requests": {"cpu": "1"},
+        },
+    }
+
+
+def full_status(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "containerID": "containerd://abc",
+        "image": "cuda",
+        "state": STATE,
+        "lastState": STATE,
+    }
+
+
+POD: dict[str, Any] = {
+    "kind": "Pod",
+    "metadata": {
+        "uid": "u",
+        "name": "train-0",
+        "namespace": "team-a",
+        "generateName": "train-",
+        "resourceVersion": "7",
+        "creationTimestamp": "2026-09-01T12:00:00Z",
+        "annotations": {
+            ALLOCATED: f"{G1},NVIDIA,3000,30:;",
+            TO_ALLOCATE: f"{G1},NVIDIA,3000,30:;",
+            BIND_PHASE: "allocating",
+            BIND_TIME: "1788264000",
+            VGPU_NODE: "node-a",
+            MIRROR: "x",
+        },
+        "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}] * 50,
+    },
+    "spec": {
+        "nodeName": "node-a",
+        "schedulerName": "hami-scheduler",
+        "runtimeClassName": "gvisor",
+        "restartPolicy": "OnFailure",
+        "initContainers": [full_container("init")],
+        "containers": [full_container("main")],
+        "volumes": [{"name": "v"}] * 50,
+    },
+    "status": {
+        "phase": "Running",
+        "startTime": "2026-09-01T12:00:00Z",
+        "reason": "because",
+        "message": "of this",
+        "conditions": [{"type": "PodScheduled", "status": "True", "reason": "x"}],
+        "initContainerStatuses": [full_status("init")],
+        "containerStatuses": [full_status("main")],
+    },
+}
+
+
+def encoded(obj: object) -> bytes:
+    return json.dumps(obj).encode()
+
+
+def test_nothing_that_the_view_shows_is_passed_over():
+    # Fill in the field here that decode_pod learns to look at.
+    narrow = read_pod(encoded(POD))
+
+    assert decode_pod(POD, GPU) == decode_pod(narrow, GPU)
+    assert {"metadata", "spec", "status"} == set(narrow)
+    assert "managedFields" not in narrow["metadata"]
+    assert set(POD["spec"]) - {"volumes"} == set(narrow["spec"])
+    assert [{"type": "PodScheduled", "status": "True"}] == narrow["status"]["conditions"]
+    assert "command" not in narrow["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"spec": None, "status": None},
+        {"spec": {"containers": "none", "nodeName": "node-a"}},
+        {"spec": {"containers": [7, {"name": "main", "env": {}}]}},
+        {"status": {"containerStatuses": {"name": "main"}}},
+        {"status": {"conditions": [7, {"type": "PodScheduled", "status": "True"}]}},
+    ],
+)
+def test_a_pod_of_an_odd_shape_is_read_as_before(part: dict[str, Any]):
+    odd = POD | part
+
+    assert decode_pod(odd, GPU) == decode_pod(read_pod(encoded(odd)), GPU)
+
+
+def test_an_empty_list_may_have_null_for_items():
+    assert () == read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}').items
+
+
+# Kubernetes quantities.
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("2", 2),
+        ("+3", 3),
+        ("-1", -1),
+        ("1k", 1000),
+        ("1.5Gi", 1610612736),
+        ("2.", 2),
+        (".5", 1),
+        ("500m", 1),
+        ("1001m", 2),
+        ("1e2", 100),
+        ("5e-1", 1),
+        ("1E2", 100),
+        ("1E", 10**18),
+        ("1Ei", 2**60),
+    ],
+)
+def test_a_quantity_is_a_whole_number_rounded_up(text: str, number: int):
+    assert number == decode_quantity(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", ".", "1ki", "1KB", "1 ", "1e", "--1", "1e999", "9" * 65]
+)
+def test_what_is_no_quantity_is_none(text: str):
+    assert decode_quantity(text) is None
+
+
+@given(st.integers(-(10**60), 10**60))
+def test_every_whole_number_is_a_quantity(number: int):
+    assert number == decode_quantity(str(number))
+
+
+@given(st.text())
+def test_any_text_is_a_number_or_none(text: str):
+    assert isinstance(decode_quantity(text), int | None)
+
+
+# Who wrote an annotation last, as the API server keeps it.
+
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T00:00:30Z"
+
+
+def by(manager: str, time: str, *keys: str) -> dict[str, Any]:
+    fields = {"f:metadata": {"f:annotations": {f"f:{key}": {} for key in keys}}}
+    return {"manager": manager, "time": time, "fieldsV1": fields}
+
+
+@pytest.mark.parametrize(
+    ("managed", "writer"),
+    [
+        ([by("plugin", EARLY, REGISTER)], f"plugin {EARLY}"),
+        ([by("plugin", EARLY, REGISTER), by("other", LATE, REGISTER)], f"other {LATE}"),
+        ([by("plugin", LATE, REGISTER), by("hami-agent", EARLY, REGISTER)], ""),
+        ([by("plugin", EARLY, "seen")], ""),
+        ([by("hami-agent-uninstall", EARLY, REGISTER)], f"hami-agent-uninstall {EARLY}"),
+        ("none", ""),
+        ([None, {"manager": 1, "fieldsV1": {"f:metadata": []}}], ""),
+        (None, ""),
+    ],
+)
+def test_who_but_an_agent_wrote_last_is_told_with_the_time(managed: Any, writer: str):
+    assert writer == other_writer(entries({"managedFields": managed}), REGISTER)

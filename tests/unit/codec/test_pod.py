@@ -1,11 +1,13 @@
-"""The devices text of a pod against HAMi v2.10's own code, and what is stricter here."""
+"""A pod's devices text and the node lock: as HAMi v2.10's own code, and what is stricter here."""
 
+import datetime as dt
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cluster import MUTEX_LOCK, NodeView
 from agent.errors import MalformedText
 from agent.hami.gojson import INT32
 from agent.hami.pod import (
@@ -13,12 +15,17 @@ from agent.hami.pod import (
     LENGTH_LIMIT,
     TYPE_WORD,
     consume,
+    decode_node_lock,
     decode_pod_devices,
+    decode_stamp,
+    encode_node_lock,
     encode_pod_devices,
+    encode_stamp,
+    held_lock,
     validate,
 )
 from agent.model import GpuUuid, Share
-from tests.builders import G1, G2, a_share
+from tests.builders import G1, G2, NODE, a_lock, a_share
 from tests.hami_vectors import Vector, cases, vectors
 
 PLACEHOLDER = "pod_decode-044"
@@ -157,3 +164,97 @@ def test_consuming_twice_or_beyond_the_end_changes_nothing():
 def test_consumed_groups_are_empty_and_the_others_as_before(groups, places):
     expected = tuple(() if at in places else group for at, group in enumerate((*groups, ())))
     assert expected == decode_pod_devices(consume(encode_pod_devices(groups), places))
+
+
+# The node lock.
+
+names = st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=63)
+moments = st.datetimes(
+    min_value=dt.datetime(2, 1, 1),  # noqa: DTZ001 -- hypothesis wants naive bounds
+    max_value=dt.datetime(9998, 12, 31),  # noqa: DTZ001
+    timezones=st.just(dt.UTC),
+)
+
+
+@pytest.mark.parametrize("vector", cases("node_lock_parse"), ids=str)
+def test_a_lock_is_read_or_refused_as_hami_does(vector: Vector):
+    if vector.expected["error"] is not None:
+        with pytest.raises(MalformedText):
+            decode_node_lock(vector.given)
+        return
+    lock = decode_node_lock(vector.given)
+    assert dt.datetime.fromisoformat(vector.expected["time"]) == lock.stamp
+    assert (vector.expected["namespace"], vector.expected["name"]) == (lock.namespace, lock.name)
+    assert vector.given == lock.value
+
+
+@pytest.mark.parametrize("fraction", ["", ".5", ".120", ".123456789"])
+def test_a_lock_names_its_owner_has_any_fraction_and_keeps_its_text(fraction: str):
+    """HAMi writes RFC3339Nano since #3127, seconds before; a legacy lock names no owner."""
+    text = f"2026-10-09T12:00:00{fraction}Z,ns,p"
+    lock = decode_node_lock(text)
+
+    assert (text, ("ns", "p")) == (lock.value, lock.owner)
+    assert (12, f"{fraction[1:7]:0<6}") == (lock.stamp.hour, f"{lock.stamp.microsecond:06}")
+    for legacy in (text.removesuffix(",ns,p"), text.replace("ns,p", ",")):
+        assert decode_node_lock(legacy).owner is None
+
+
+@given(moments, names, names)
+def test_a_lock_is_read_back_to_the_whole_second(stamp, namespace, name):
+    lock = decode_node_lock(encode_node_lock(stamp, namespace, name))
+    assert (stamp.replace(microsecond=0), (namespace, name)) == (lock.stamp, lock.owner)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-08-21T10:00:00.5Z", "2026-08-21T10:00:00.500000+00:00"),
+        ("2026-08-21T10:00:00.123456789Z", "2026-08-21T10:00:00.123456+00:00"),
+        ("2026-08-21T10:00:00-05:30", "2026-08-21T15:30:00+00:00"),
+        ("2026-08-21T10:00:00+08:00", "2026-08-21T02:00:00+00:00"),
+    ],
+)
+def test_a_stamp_is_read_with_fraction_and_offset_and_written_in_utc(text: str, expected: str):
+    moment = dt.datetime.fromisoformat(expected)
+    zone = dt.timezone(dt.timedelta(hours=8))
+
+    assert moment == decode_stamp(text)
+    assert f"{expected[:19]}Z,a,b" == encode_node_lock(moment.astimezone(zone), "a", "b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-13-01T00:00:00Z",
+        "2026-08-21T10:00:00",
+        "2026-08-21T10:00:00Z\n",
+        "2026-08-21T10:00:00+25:00",
+        "2026-08-21T10:00:00+01:60",
+        "0001-01-01T00:00:00+01:00",
+        "9999-12-31T23:59:59-01:00",
+        "0000-01-01T00:00:00Z",
+        "\N{ARABIC-INDIC DIGIT TWO}026-08-21T10:00:00Z",
+    ],
+)
+def test_what_is_no_moment_is_refused(text: str):
+    with pytest.raises(MalformedText, match="is not an RFC 3339 time"):
+        decode_stamp(text)
+
+
+@pytest.mark.parametrize("text", [None, "a,b,c", a_lock().value])
+def test_a_node_holds_the_lock_that_its_annotation_says_if_it_can_be_read(text: str | None):
+    node = NodeView(NODE, "uid-1", "1", {} if text is None else {MUTEX_LOCK: text})
+
+    assert (a_lock() if text == a_lock().value else None) == held_lock(node)
+    assert held_lock(None) is None
+
+
+@given(st.text() | st.text(alphabet="0123456789-:.TZ+,", max_size=40))
+def test_any_text_is_a_lock_or_refused(text: str):
+    try:
+        lock = decode_node_lock(text)
+    except MalformedText:
+        return
+    assert text == lock.value
+    assert lock.stamp.replace(microsecond=0) == decode_stamp(encode_stamp(lock.stamp))

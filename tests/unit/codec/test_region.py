@@ -4,14 +4,11 @@ import datetime as dt
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
     LEGACY_SIZE,
-    MAGIC,
     V0,
     V1_1,
     V1_1S,
@@ -278,48 +275,8 @@ def test_a_change_writes_its_words_and_nothing_else(offsets):
     for offset, word in words:
         content[offset : offset + len(word)] = word
 
-    region = read_bytes(content).region
     assert [4, 4] == [len(word) for _, word in words]
     assert all(offset % len(word) == 0 for offset, word in words)
+    assert 8 >= sum(old != new for old, new in zip(two(offsets), content, strict=True))
+    region = read_bytes(content).region
     assert (False, -1) == (region.is_limiting, region.recent_kernel)
-    before = two(offsets)
-    assert read_bytes(before).region.gpus == region.gpus
-    assert sum(len(word) for _, word in words) >= sum(
-        old != new for old, new in zip(before, content, strict=True)
-    )
-
-
-def test_no_change_writes_nothing():
-    assert () == encode_change(V1_2, RegionChange())
-
-
-@given(
-    offsets=st.sampled_from(LAYOUTS),
-    is_limiting=st.none() | st.booleans(),
-    recent=st.none() | st.integers(-(2**31), 2**31 - 1),
-)
-def test_what_is_written_is_read_back(offsets, is_limiting, recent):
-    content = two(offsets)
-    before = read_bytes(content).region
-    change = RegionChange(is_limiting, recent)
-
-    for offset, word in encode_change(offsets, change):
-        content[offset : offset + len(word)] = word
-
-    after = read_bytes(content).region
-    assert (before.is_limiting if is_limiting is None else is_limiting) == after.is_limiting
-    assert (before.recent_kernel if recent is None else recent) == after.recent_kernel
-    assert before.gpus == after.gpus
-    assert before.processes == after.processes
-
-
-def test_another_flag_is_no_region_and_zero_is_one_that_begins():
-    content = two(V1_2)
-    for flag, state in ((0, RegionState.INITIALISING), (-MAGIC, RegionState.UNREADABLE)):
-        struct.pack_into("<i", content, 0, flag)
-
-        assert state == read_bytes(content).state
-
-
-def test_an_empty_file_is_a_region_that_begins():
-    assert RegionState.INITIALISING == read_bytes(b"").state

@@ -1,7 +1,11 @@
-"""The register annotation: what is registered, what is equal, what is refused."""
+"""The annotations of the Node's GPUs: against HAMi's own code, what is equal, what is refused."""
 
+import datetime as dt
 import json
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,16 +14,33 @@ from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText
 from agent.hami import gojson
 from agent.hami.register import (
+    Handshake,
+    HandshakeWord,
     MigProfile,
+    NodeReport,
     Placement,
     RegisteredGpu,
+    ReportProfile,
+    ReportSettings,
+    decode_handshake,
     decode_register,
+    decode_register_colon,
+    decode_scores,
     encode_register,
+    encode_register_colon,
+    encode_reported,
+    encode_scores,
     registered,
+    registered_colon,
+    report_of,
     same_meaning,
+    same_meaning_colon,
+    same_scores,
 )
-from agent.model import Condition, GpuUuid
+from agent.model import Condition, GpuUuid, Inventory
+from agent.sandbox.scheduler.registry import Version, decode
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.hami_vectors import Vector, cases, vectors
 
 int32 = st.integers(*gojson.INT32)
 uint32 = st.integers(*gojson.UINT32)
@@ -33,24 +54,137 @@ profiles = st.builds(
     slice_count=uint32,
     placements=st.lists(placements, max_size=3).map(tuple),
 )
-gpus = st.builds(
-    RegisteredGpu,
-    uuid=words.map(GpuUuid),
-    index=st.integers(*gojson.UINT64),
-    split_count=int32,
-    registered_mib=int32,
-    core_percent=int32,
-    type_name=words,
-    numa=st.integers(*gojson.INT64),
-    mode=words,
-    mig_profiles=st.lists(profiles, max_size=2).map(tuple),
-    healthy=st.booleans(),
+
+
+def gpus_with(index: int, mig: st.SearchStrategy) -> st.SearchStrategy[list[RegisteredGpu]]:
+    """Some GPUs whose index is at most this."""
+    gpu = st.builds(
+        RegisteredGpu,
+        uuid=words.map(GpuUuid),
+        index=st.integers(0, index),
+        split_count=int32,
+        registered_mib=int32,
+        core_percent=int32,
+        type_name=words,
+        numa=st.integers(*gojson.INT64),
+        mode=words,
+        mig_profiles=mig,
+        healthy=st.booleans(),
+    )
+    return st.lists(gpu, min_size=1, max_size=4)
+
+
+def gpu_of(device: dict[str, Any]) -> RegisteredGpu:
+    """HAMi's DeviceInfo in our words; what the encoder drops is dropped here."""
+    return RegisteredGpu(
+        uuid=GpuUuid(device.get("id", "")),
+        index=device.get("index", 0),
+        split_count=device.get("count", 0),
+        registered_mib=device.get("devmem", 0),
+        core_percent=device.get("devcore", 0),
+        type_name=device.get("type", ""),
+        numa=device.get("numa", 0),
+        mode=device.get("mode", ""),
+        mig_profiles=tuple(
+            MigProfile(
+                name=profile["name"],
+                memory_mib=profile["memoryMB"],
+                core_percent=profile["core"],
+                slice_count=profile["sliceCount"],
+                placements=tuple(Placement(**place) for place in profile["placements"]),
+            )
+            for profile in device.get("migProfiles", ())
+        ),
+        healthy=device.get("health", False),
+    )
+
+
+JSON = "register_decode_json"
+COLON = "register_decode_colon"
+EMPTY = f"{COLON}-017"
+SCORE = "register_encode_json-185"
+DECODED_OTHERWISE = {
+    f"{JSON}-028": "a scheduler calls null `no gpu found`: an error here too",
+    f"{JSON}-029": "a scheduler calls an empty list `no gpu found`: an error too",
+    **{f"{JSON}-{number}": "holds a second annotation, tested below" for number in range(181, 185)},
+    EMPTY: "no GPU is an error here",
+}
+
+
+@pytest.mark.parametrize(
+    "vector", cases("register_encode_json", without={SCORE: "another annotation"}), ids=str
 )
+def test_the_text_is_byte_for_byte_what_hami_writes(vector: Vector):
+    assert vector.expected == encode_register([gpu_of(device) for device in vector.given])
 
 
-@given(st.lists(gpus, min_size=1, max_size=4).map(tuple))
-def test_decoding_what_was_encoded_gives_the_same_gpus(several: tuple[RegisteredGpu, ...]):
-    assert several == decode_register(encode_register(several))
+@pytest.mark.parametrize(
+    "vector",
+    [
+        *cases("register_encode_colon"),
+        *(vectors("legacy")[f"legacy-{number}"] for number in ("203", "213", "223")),
+    ],
+    ids=str,
+)
+def test_the_text_of_records_is_byte_for_byte_what_every_version_of_nine_fields_wrote(vector):
+    assert vector.expected == encode_register_colon(map(gpu_of, vector.given))
+
+
+@pytest.mark.parametrize("group", [JSON, COLON])
+def test_a_text_is_read_or_refused_as_hami_does(group: str):
+    read = decode_register if group == JSON else decode_register_colon
+    without = {name: why for name, why in DECODED_OTHERWISE.items() if name.startswith(group)}
+    for vector in cases(group, without=without):
+        if vector.expected["error"] is None:
+            expected = tuple(gpu_of(device) for device in vector.expected["devices"])
+            assert expected == read(vector.given), vector
+        else:
+            with pytest.raises(MalformedText):
+                read(vector.given)
+
+
+@pytest.mark.parametrize("number", ["023", "024", "025", "027"])
+def test_beside_an_error_no_half_read_gpu_is_handed_out(number: str):
+    vector = vectors(JSON)[f"{JSON}-{number}"]
+    assert vector.expected["devices"], "HAMi hands out what it read before the error"
+    with pytest.raises(MalformedText, match=r"GPU 0, (count|index|devmem)"):
+        decode_register(vector.given)
+
+
+@pytest.mark.parametrize("number", ["028", "029", "017"])
+def test_a_text_without_a_gpu_is_an_error_as_for_a_scheduler(number: str):
+    group, read = (COLON, decode_register_colon) if number == "017" else (JSON, decode_register)
+    with pytest.raises(MalformedText, match="names no GPU"):
+        read(vectors(group)[f"{group}-{number}"].given)
+
+
+@pytest.mark.parametrize("number", ["181", "182", "183", "184"])
+def test_a_score_annotation_beside_it_changes_nothing(number: str):
+    register = vectors(JSON)[f"{JSON}-{number}"].given["register"]
+    if register == "[]":
+        with pytest.raises(MalformedText, match="names no GPU"):
+            decode_register(register)
+    else:
+        assert (RegisteredGpu(uuid=G1, split_count=1),) == decode_register(register)
+
+
+@given(gpus_with(gojson.UINT64[1], st.lists(profiles, max_size=2).map(tuple)))
+def test_decoding_what_was_encoded_gives_the_same_gpus(several: list[RegisteredGpu]):
+    assert tuple(several) == decode_register(encode_register(several))
+
+
+@given(gpus_with(gojson.INT64[1], st.just(())))
+def test_records_are_read_back_but_for_separators_in_words(found: list[RegisteredGpu]):
+    def cleaned(gpu: RegisteredGpu) -> RegisteredGpu:
+        uuid, name, mode = (
+            word.replace(",", " ").replace(":", " ") for word in (gpu.uuid, gpu.type_name, gpu.mode)
+        )
+        return msgspec.structs.replace(gpu, uuid=GpuUuid(uuid), type_name=name, mode=mode)
+
+    text = encode_register_colon(found)
+
+    assert tuple(map(cleaned, found)) == decode_register_colon(text)
+    assert same_meaning_colon(text, encode_register_colon(reversed(found)))
 
 
 keys = st.sampled_from(["id", "Count", "numa", "migProfiles", "placements", "health", "new"])
@@ -60,72 +194,101 @@ structures = st.recursive(
 )
 
 
-@given(st.text() | structures.map(json.dumps) | st.lists(structures).map(json.dumps))
+@given(
+    st.text()
+    | structures.map(json.dumps)
+    | st.lists(structures).map(json.dumps)
+    | st.text(alphabet="0123456789,:-+truefalsGPU ", max_size=80)
+)
 def test_any_text_is_read_or_refused_and_nothing_else(text: str):
-    try:
-        found = decode_register(text)
-    except MalformedText:
-        return
-    assert found == decode_register(encode_register(found))
+    for read, write in (
+        (decode_register, encode_register),
+        (decode_register_colon, encode_register_colon),
+    ):
+        try:
+            found = read(text)
+        except MalformedText:
+            continue
+        assert found == read(write(found))
+
+
+RECORD = f"{G1},10,1,100,T,0,true,0,hami-core:"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "says"),
     [
-        "[" * 100_000,
-        "[" + "9" * 5_000 + "]",
-        "[NaN]",
-        "\ufeff[{}]",
-        "[null]",
-        '["GPU-1"]',
-        '[{"health":1}]',
-        '[{"id":1}]',
-        '[{"id":[[]]}]',
-        '[{"count":true}]',
-        '[{"count":{}}]',
-        '[{"migProfiles":{}}]',
-        '[{"migProfiles":[{"placements":[{"start":-1}]}]}]',
-        " " * (TEXT_LIMIT + 1),
+        ("[" * 100_000, ""),
+        ("[" + "9" * 5_000 + "]", ""),
+        ("[NaN]", ""),
+        ("\ufeff[{}]", ""),
+        ("[null]", ""),
+        ('["GPU-1"]', ""),
+        ('[{"health":1}]', ""),
+        ('[{"id":1}]', ""),
+        ('[{"id":[[]]}]', ""),
+        ('[{"count":true}]', ""),
+        ('[{"count":{}}]', ""),
+        ('[{"migProfiles":{}}]', ""),
+        ('[{"migProfiles":[{"placements":[{"start":-1}]}]}]', ""),
+        (" " * (TEXT_LIMIT + 1), "is over 262144 characters"),
+        (
+            '[{"id":"a"},{"migProfiles":[{"placements":[{"size":"x"}]}]}]',
+            r"GPU 1, migprofiles\[0\], placements\[0\], size is 'x'",
+        ),
     ],
     ids=lambda text: text[:30],
 )
-def test_a_text_that_no_scheduler_could_use_is_refused(text: str):
-    with pytest.raises(MalformedText, match=r"^register annotation"):
+def test_a_text_that_no_scheduler_could_use_is_refused(text: str, says: str):
+    with pytest.raises(MalformedText, match=rf"^register annotation.*{says}"):
         decode_register(text)
 
 
-def test_a_refusal_says_which_gpu_and_which_field():
-    text = '[{"id":"a"},{"migProfiles":[{"placements":[{"size":"x"}]}]}]'
-    with pytest.raises(
-        MalformedText, match=r"GPU 1, migprofiles\[0\], placements\[0\], size is 'x'"
-    ):
-        decode_register(text)
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (f"{G1},2147483648,1,100,T,0,true,0,m:", "GPU 1, count is '2147483648'"),
+        (f"{G1},10,-2147483649,100,T,0,true,0,m:", "GPU 1, memory is"),
+        (f"{G1},10,1,1_0,T,0,true,0,m:", "GPU 1, cores is '1_0'"),
+        (f"{G1},10,1,100,T,,true,0,m:", "GPU 1, NUMA node is ''"),
+        (f"{G1},10,1,100,T,0,yes,0,m:", "GPU 1, health is 'yes'"),
+        (f"{G1},10,1,100,T,0,true,9223372036854775808,m:", "GPU 1, index is"),
+        (f"{G1},10,1,100,T,0,true,0,m,x:", "GPU 1: .* has 10 fields; expected 7 or 9"),
+        (":" * TEXT_LIMIT, "over 262144 characters"),
+    ],
+    ids=lambda text: text[-30:],
+)
+def test_a_mistake_in_a_record_is_told_with_its_gpu_and_field(record: str, says: str):
+    with pytest.raises(MalformedText, match=says):
+        decode_register_colon(RECORD + record)
 
 
-def test_keys_of_later_versions_and_null_fields_are_ignored():
+def test_odd_texts_are_read_as_go_reads_them():
     text = '[{"id":"a","count":3,"custominfo":{"deep":[1,{}]},"COUNT":null,"newKey":7}]'
     assert (RegisteredGpu(uuid=GpuUuid("a"), split_count=3),) == decode_register(text)
-
-
-def test_the_last_of_two_equal_keys_wins():
     assert 2 == decode_register('[{"Count":1,"count":2}]')[0].split_count
-
-
-def test_half_a_character_becomes_the_replacement_character_both_ways():
     assert "\ufffd" == decode_register('[{"id":"\\ud800"}]')[0].uuid
+    (gpu,) = decode_register('[{"migProfiles":[null,{"placements":[null]}]}]')
+    assert (MigProfile(), MigProfile(placements=(Placement(),))) == gpu.mig_profiles
+    (gpu,) = decode_register_colon(f"{G1},+010,00,100,T,0,F,0000000000000000000000007,:")
+    assert (10, 0, 7, False) == (gpu.split_count, gpu.registered_mib, gpu.index, gpu.healthy)
+
+
+def test_odd_words_are_written_as_go_writes_them_and_spoil_no_other_gpu():
     assert '[{"id":"\ufffd"}]' == encode_register([RegisteredGpu(uuid=GpuUuid("\udc80"))])
-
-
-def test_line_separators_are_escaped_as_go_does():
     text = encode_register([RegisteredGpu(type_name="a\u2028b\u2029c\td")])
     assert r'[{"type":"a\u2028b\u2029c\td"}]' == text
+    odd, plain = decode_register_colon(
+        encode_register_colon([RegisteredGpu(G1, type_name="A:B,C"), RegisteredGpu(G2)])
+    )
+    assert ("A B C", G2) == (odd.type_name, plain.uuid)
 
 
-def test_a_healthy_gpu_is_registered_with_all_its_facts():
-    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=1, numa=1), registered_mib=122338, mode="mps")
+def test_gpus_are_registered_with_all_their_facts_by_index_but_those_never_described():
+    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, numa=1), registered_mib=122338, mode="mps")
     expected = RegisteredGpu(
         uuid=G1,
-        index=1,
+        index=3,
         split_count=10,
         registered_mib=122338,
         core_percent=100,
@@ -134,20 +297,12 @@ def test_a_healthy_gpu_is_registered_with_all_its_facts():
         mode="mps",
         healthy=True,
     )
-    assert (expected,) == registered(an_inventory(gpus=[shared]))
-
-
-def test_a_gpu_that_was_never_described_is_left_out():
+    first = a_shared_gpu(gpu=a_gpu(uuid=G2, index=2, numa=None))
     unknown = a_shared_gpu(gpu=a_gpu(index=1, name="", memory_mib=None), present=False)
+    found = registered(an_inventory(gpus=[shared, first, unknown]))
 
-    assert () == registered(an_inventory(gpus=(unknown,)))
-
-
-def test_gpus_are_registered_by_index_and_an_unknown_numa_node_is_zero():
-    second = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, numa=None))
-    first = a_shared_gpu(gpu=a_gpu(uuid=G2, index=2))
-    found = registered(an_inventory(gpus=[second, first]))
-    assert [(2, G2, 0), (3, G1, 0)] == [(gpu.index, gpu.uuid, gpu.numa) for gpu in found]
+    assert ((2, G2, 0), expected) == ((found[0].index, found[0].uuid, found[0].numa), found[1])
+    assert 2 == len(found)
 
 
 @pytest.mark.parametrize(
@@ -161,26 +316,60 @@ def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
     assert "health" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("NVIDIA H20-3e", "NVIDIA-NVIDIA H20-3e"), ("Tesla P4", "NVIDIA-Tesla P4")],
+)
+def test_every_name_in_a_record_has_the_prefix_that_these_versions_wrote(name, expected):
+    inventory = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(name=name))])
+
+    assert [expected] == [gpu.type_name for gpu in registered_colon(inventory)]
+
+
 ONE = '[{"id":"a","count":1},{"id":"b","index":1}]'
+SHORTER = f"{G1},10,1,100,T,0,true:"
+OTHER = f"{G2},10,1,100,T,0,true,1,hami-core:"
+SCORES = '[{"uuid":"a","score":{"b":10,"c":200}},{"uuid":"b","score":{}}]'
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("compare", "text", "other", "same"),
     [
-        (None, None, True),
-        (ONE, ONE, True),
-        (ONE, None, False),
-        (None, ONE, False),
-        (ONE, '[ {"index":1,"id":"b","devicepairscore":{}}, {"count":1,"id":"a"} ]', True),
-        (ONE, '[{"id":"a","count":1},{"id":"b","index":1},{"id":"b","index":1}]', False),
-        (ONE, '[{"id":"a","count":1,"health":true},{"id":"b","index":1}]', False),
-        ("broken", "broken", True),
-        (ONE, "broken", False),
-        (ONE, "[]", False),
+        *((compare, None, None, True) for compare in (same_meaning, same_meaning_colon)),
+        *((same_meaning, ONE, other, same) for other, same in [
+            (ONE, True),
+            (None, False),
+            ('[ {"index":1,"id":"b","devicepairscore":{}}, {"count":1,"id":"a"} ]', True),
+            ('[{"id":"a","count":1},{"id":"b","index":1},{"id":"b","index":1}]', False),
+            ('[{"id":"a","count":1,"health":true},{"id":"b","index":1}]', False),
+            ("broken", False),
+            ("[]", False),
+        ]),
+        *((same_meaning_colon, RECORD, other, same) for other, same in [
+            (None, False),
+            (RECORD.replace("true", "T"), True),
+            (RECORD.replace("true", "false"), False),
+            (RECORD + RECORD, False),
+            (SHORTER, False),
+            ('[{"id":"a"}]', False),
+        ]),
+        (same_meaning_colon, RECORD + OTHER, OTHER + ":" + RECORD, True),
+        *((same_scores, SCORES, other, same) for other, same in [
+            (None, False),
+            ('[{"score":{},"uuid":"b"}, {"uuid":"a","score":{"c":200,"b":10}}]', True),
+            (SCORES.replace("200", "300"), False),
+            (SCORES.replace('"uuid"', '"UUID"'), True),
+            (SCORES.replace("}}]", '},"SCORE":5}]'), False),
+            ("broken", False),
+        ]),
+        *((compare, "broken", "broken", True) for compare in (same_meaning_colon, same_scores)),
+        (same_meaning, "broken", "broken", True),
+        (same_scores, None, None, True),
     ],
-)
-def test_texts_are_the_same_when_a_scheduler_reads_the_same(one, other, same):
-    assert same is same_meaning(one, other)
+)  # fmt: skip
+def test_texts_are_the_same_when_a_scheduler_reads_the_same(compare, text, other, same):
+    assert same is compare(text, other)
+    assert same is compare(other, text)
 
 
 SINGLE = '[{"id":"a","count":1}]'
@@ -230,6 +419,177 @@ def test_a_text_that_hamis_decoder_takes_says_what_it_says_without_the_unread(fi
     assert same_meaning(SINGLE, SINGLE.replace('"id"', f'{field},"id"'))
 
 
-def test_a_null_profile_is_one_without_any_field():
-    (gpu,) = decode_register('[{"migProfiles":[null,{"placements":[null]}]}]')
-    assert (MigProfile(), MigProfile(placements=(Placement(),))) == gpu.mig_profiles
+# The score annotation.
+
+uuids = st.text(alphabet="GPU-0123456789abcdef", min_size=1, max_size=12).map(GpuUuid)
+
+
+def test_scores_are_written_and_read_as_by_hami():
+    vector = vectors("register_encode_json")[SCORE]
+    given = {GpuUuid(one["uuid"]): one["score"] for one in vector.given}
+    assert vector.expected == encode_scores(given) == gojson.encode(vector.given)
+    vector = vectors(JSON)[f"{JSON}-181"]
+    (expected,) = (device["scores"] for device in vector.expected["devices"])
+    assert {G1: {G2: 200}} == {G1: expected} == decode_scores(vector.given["score"])
+
+
+@pytest.mark.parametrize(("number", "is_error"), [("182", True), ("184", False)])
+def test_scores_for_which_hami_rejects_the_node_are_malformed_and_so_is_null(number, is_error):
+    """HAMi takes null for no scores; nobody writes it."""
+    vector = vectors(JSON)[f"{JSON}-{number}"]
+
+    assert is_error == bool(vector.expected["error"])
+    with pytest.raises(MalformedText, match=r"^score annotation is JSON, but not an array"):
+        decode_scores(vector.given["score"])
+
+
+@given(st.dictionaries(uuids, st.dictionaries(uuids, st.integers(0, 1860), max_size=4), max_size=4))
+def test_scores_are_read_back(found):
+    assert found == decode_scores(encode_scores(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", ", GPU 0 is 1, not an object"),
+        ('[{"uuid":1}]', ", GPU 0, uuid is 1, not a text"),
+        ('[{"uuid":"a","score":[]}]', ", GPU 0, score is an array, not an object"),
+        ('[{"uuid":"a","score":{"b":1.5}}]', ", GPU 0, score, b is 1.5, not an integer"),
+        ('[{"uuid":"a","score":{"b":NaN}}]', "is not JSON: NaN is not a JSON value"),
+        ('[{"uuid":"a","score":{"b":true}}]', ", GPU 0, score, b is True, not an integer"),
+        (f'[{{"uuid":"a","score":{{"b":{gojson.INT64[1] + 1}}}}}]', ".* not an integer from"),
+        (" " * (TEXT_LIMIT + 1), "is over 262144 characters"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_mistake_in_scores_is_told(text: str, says: str):
+    with pytest.raises(MalformedText, match=f"^score annotation ?{says}"):
+        decode_scores(text)
+
+
+# What HAMi's own decoders of five versions read from the agent's register annotation.
+#
+# The golden file was made by running those decoders on the texts; the scheduler's model must read
+# the same, and the agent must go on writing those very texts.
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "register-annotation.json"
+READ: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["read"]
+TEXTS: dict[str, str] = json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]
+VERSIONS = {
+    "2.4": Version.V2_4,
+    "2.7.1": Version.V2_7,
+    "2.8": Version.V2_8,
+    "2.9": Version.V2_9,
+    "2.10": Version.V2_10,
+}
+
+
+def all_sorts() -> Inventory:
+    """Another NUMA node, oversold memory, an old name, an ill GPU and an odd name."""
+    oversold = a_gpu(index=1, numa=1)
+    old = a_gpu(index=2, name="Tesla P4", memory_mib=7680)
+    odd = a_gpu(index=3, name='NVIDIA A<B>&C "é"', memory_mib=16384)
+    return an_inventory(
+        gpus=[
+            a_shared_gpu(gpu=a_gpu(index=0, numa=None)),
+            a_shared_gpu(gpu=oversold, registered_mib=122338, core_percent=114, split_count=7),
+            a_shared_gpu(gpu=old, health=a_health(condition=Condition.BAD)),
+            a_shared_gpu(gpu=odd, mode="mps"),
+            a_shared_gpu(gpu=a_gpu(index=4), present=False),
+        ]
+    )
+
+
+def the_report(profile: ReportProfile) -> NodeReport:
+    report = report_of(all_sorts(), {}, ReportSettings(profile))
+    assert report is not None
+    return report
+
+
+def golden(version: str, profile: str) -> tuple[RegisteredGpu, ...] | None:
+    read = READ[version][profile]
+    return tuple(map(gpu_of, read["gpus"])) if "gpus" in read else None
+
+
+@pytest.mark.parametrize("profile", ReportProfile)
+def test_the_agent_writes_the_text_that_was_read(profile: ReportProfile):
+    assert TEXTS[profile] == the_report(profile).register
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_each_version_reads_its_own_form_whole_and_the_model_reads_what_it_reads(version, text):
+    read = golden(version, text)
+    forms = {"2.4": {"colon-7"}, "2.7.1": {"colon", "colon-7"}}.get(version, {"json"})
+    assert (read is not None) is (text in forms)
+    if read and text in set(ReportProfile):
+        assert read == the_report(ReportProfile(text)).gpus
+        assert all("nvidia" in gpu.type_name.lower() for gpu in read)
+    assert read == decode(TEXTS[text], VERSIONS[version])
+
+
+# The handshake: which word it says, and when it was written, as HAMi's scheduler takes it.
+
+MOMENT = dt.datetime(2026, 8, 21, 10, 0, 0)  # noqa: DTZ001 -- the scheduler names no zone
+EAST = dt.timezone(dt.timedelta(hours=8))
+NANOS = dt.datetime(2026, 8, 21, 18, 0, 0, 123456, tzinfo=EAST)
+
+
+@pytest.mark.parametrize(
+    "vector",
+    cases("handshake_check", without={"handshake_check-145": "an absent annotation"}),
+    ids=str,
+)
+def test_the_scheduler_reads_again_whatever_is_no_request_of_its_own(vector: Vector):
+    found = decode_handshake(vector.given["handshake"])
+    assert vector.expected["needUpdate"] is (found.word is not HandshakeWord.REQUESTING)
+
+
+@pytest.mark.parametrize(
+    ("number", "dated"), [("148", True), ("149", True), ("150", False), ("151", False)]
+)
+def test_a_request_without_a_time_never_runs_out(number: str, *, dated: bool):
+    (vector,) = (v for v in cases("handshake_check") if v.id.endswith(number))
+    stamp = decode_handshake(vector.given["handshake"]).stamp
+    assert dated is (stamp is not None)
+    if vector.given["allocatable"] == "0":
+        assert dated is not vector.expected["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "stamp"),
+    [
+        ("Requesting_2026-08-21 10:00:00", HandshakeWord.REQUESTING, MOMENT),
+        ("Requesting_2026.08.21 10:00:00", HandshakeWord.REQUESTING, MOMENT),
+        ("Deleted_2026-08-21 10:00:00", HandshakeWord.DELETED, MOMENT),
+        (
+            "Reported 2026-08-21 18:00:00.123456789 +0800 CST m=+12.3",
+            HandshakeWord.REPORTED,
+            NANOS,
+        ),
+        ("Reported anything", HandshakeWord.REPORTED, None),
+        ("Requesting_2026-13-21 10:00:00", HandshakeWord.REQUESTING, None),
+    ],
+)
+def test_each_writers_form_is_read(text: str, word: HandshakeWord, stamp: dt.datetime | None):
+    assert Handshake(word, stamp) == decode_handshake(text)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "reported", " Reported"])
+def test_a_text_without_one_of_the_words_is_refused(text: str):
+    with pytest.raises(MalformedText, match="none of Reported, Requesting, Deleted"):
+        decode_handshake(text)
+
+
+@given(st.text(max_size=60).map(lambda text: f"Reported {text}"))
+def test_whatever_follows_the_word_is_a_time_or_none(text: str):
+    assert HandshakeWord.REPORTED is decode_handshake(text).word
+
+
+@given(st.datetimes(min_value=dt.datetime(1000, 1, 1), timezones=st.just(dt.UTC)))  # noqa: DTZ001 -- the strategy adds the zone
+def test_our_stamp_has_the_form_of_the_old_plugin_and_is_read_back(moment: dt.datetime):
+    assert Handshake(HandshakeWord.REPORTED, moment) == decode_handshake(encode_reported(moment))
+    east = NANOS.replace(microsecond=42)
+    assert "Reported 2026-08-21 10:00:00.000042 +0000 UTC" == encode_reported(east)

@@ -61,8 +61,10 @@ def test_the_same_bytes_are_no_news_and_other_bytes_are(sources, tmp_path):
     assert 5 == split_count(look(sources, good))
 
 
-def test_a_refused_file_hides_no_other_one(sources, tmp_path):
-    (tmp_path / "d.yaml").write_text("nvidia: [")
+@pytest.mark.parametrize("text", ["nvidia: [", None])
+def test_a_refused_file_hides_no_other_one(sources, tmp_path, text):
+    if text is not None:
+        (tmp_path / "d.yaml").write_text(text)
     found = look(Sources(None, {}, {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}))
 
     assert f"{tmp_path}/d.yaml" in str(found.refusal)
@@ -233,10 +235,8 @@ def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(sources, 
 def test_what_is_kept_is_what_is_recalled(sources):
     plan = begin(sources).taken()
     copy = last_good(plan.sources, NodeFacts("node-a", {"pool": "big"}))
-    again = recalled(copy, plan.sources)
 
-    assert again is not None
-    assert plan.sources == again.sources
+    assert plan.sources == recalled(copy, plan.sources).sources
     assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
 
 

@@ -259,17 +259,6 @@ def test_a_wrong_source_is_refused_with_its_place(sources: dict[str, object], sa
     assert str(refusal(**sources)).startswith(says)
 
 
-def test_all_that_is_wrong_is_one_refusal():
-    error = refusal(
-        own="allocation: {deviceListStrategy: [x], cdiKind: y}\nweb: {port: z}",
-        devices="nvidia: {overwriteEnv: 1}",
-        environ={"HAMI_AGENT_X": "1"},
-    )
-
-    assert 5 == len(error.every)
-    assert str(error).endswith("(and 4 more)")
-
-
 @pytest.mark.parametrize("value", [HUGE, f"-{HUGE}", CLOCK, "0" + 9000 * "7", 5000 * "9"])
 def test_a_number_beyond_all_bounds_is_refused_by_every_setting(value: str):
     for key in {one.key for one in FIELDS if "." in one.key} - {"library.cudaLogLevel"}:

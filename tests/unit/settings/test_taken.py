@@ -90,12 +90,6 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
 
 ZERO = "devicesplitcount 0 overrides nothing, as in HAMi's plugin: sharing.splitCount of all nodes"
 IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
-ZERO_COUNTS: list[tuple[dict[str, object], int, tuple[str, ...]]] = [
-    ({}, 10, (f"{ZERO} is 10 (default)",)),
-    ({"own": OWN}, 4, (f"{ZERO} is 3 (c.yaml:2:23)",)),
-    ({"devices": DEVICES}, 2, (f"{ZERO} is 2 (d.yaml:1:28)",)),
-    ({"environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"}}, 5, ()),
-]
 VALUES = [
     # files that say nothing
     *(({"own": text}, {COUNT: 10}, ()) for text in ("# x\n", "---\n# later\n", "null\n", "~")),
@@ -154,8 +148,17 @@ VALUES = [
     ),
     # zeros of config.json
     *(
-        ({"nodes": entry(devicesplitcount=0), **more}, {COUNT: count}, warned)
-        for more, count, warned in ZERO_COUNTS
+        ({"nodes": entry(devicesplitcount=0), name: text}, {COUNT: count}, (f"{ZERO} is {said}",))
+        for name, text, count, said in [
+            ("own", "", 10, "10 (default)"),
+            ("own", OWN, 4, "3 (c.yaml:2:23)"),
+            ("devices", DEVICES, 2, "2 (d.yaml:1:28)"),
+        ]
+    ),
+    (
+        {"nodes": entry(devicesplitcount=0), "environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"}},
+        {COUNT: 5},
+        (),
     ),
     ({"nodes": entry(enablenumatopology=False, operatingmode="")}, {}, ()),
     # labels: null is an empty text, as in Go

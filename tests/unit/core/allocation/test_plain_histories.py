@@ -58,7 +58,7 @@ class PlainContainer:
 
 
 class PlainHistories(RuleBasedStateMachine):
-    """A kubelet with its kubelet, its file and its containers, and the agent's ledger."""
+    """A kubelet with its books, its file and its containers, and the agent's ledger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class PlainHistories(RuleBasedStateMachine):
         return row
 
     def start(self, name: str, wanted: tuple[SliceId, ...], *, init: bool) -> None:
-        """The kubelet asks, kubelet the answer, writes its file and starts the container."""
+        """The kubelet asks, books the answer, writes its file and starts the container."""
         row = self.answer(wanted)
         self.running[name] = PlainContainer(row.key, frozenset(wanted), init)
         self.booked[name] = frozenset(wanted)
@@ -284,9 +284,17 @@ def _equal_ids(wanted, rows, _epoch):
     return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
 
 
-def _any_kubelet(row, kubelet):
+def _named_only(ledger, seen, resource):
+    """A pod that is listed without ids is taken for one that is not listed."""
+    named = [pod for pod in seen.holdings if any(each.ids for each in pod.containers)]
+    return by_kubelet.judge_by_kubelet(
+        ledger, msgspec.structs.replace(seen, holdings=named), resource
+    )
+
+
+def _any_kubelet(row, seen, _left):
     """Who was seen under any kubelet is gone when this one does not name him."""
-    if row.epoch == kubelet.seen.epoch or kubelet.pods:
+    if row.epoch == seen.epoch or seen.holdings:
         return by_kubelet.GONE_GRACE
     return None
 
@@ -296,8 +304,8 @@ def _any_kubelet(row, kubelet):
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("_lives", lambda row, kubelet: row.key in kubelet.owners),
-        ("_grace", lambda row, _: by_kubelet.GONE_GRACE),
+        ("judge_by_kubelet", _named_only),
+        ("_grace", lambda *_: by_kubelet.GONE_GRACE),
         ("_grace", _any_kubelet),
         ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
         ("asked_again", _equal_ids),

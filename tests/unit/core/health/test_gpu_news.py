@@ -1,13 +1,23 @@
-"""What people are told when GPUs change, and what is not worth an Event."""
+"""What people are told when GPUs change, and the Node condition GpuDegraded."""
 
-import msgspec
+import datetime as dt
+from pathlib import Path
+
 import pytest
 
 from agent.cluster import Phase, PodTable
 from agent.health.judge import switched_off
-from agent.health.news import believed, gpu_events, holders, named, turning
+from agent.health.news import (
+    TEXT_LIMIT,
+    believed,
+    gpu_degraded,
+    gpu_events,
+    holders,
+    named,
+    turning,
+)
 from agent.ledger import Holder, Ledger
-from agent.model import NO_INDEX, Condition, Inventory
+from agent.model import NO_INDEX, Condition, Health, Inventory
 from tests.builders import (
     NOON,
     a_gpu,
@@ -22,162 +32,75 @@ from tests.builders import (
 )
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
-OK = a_health()
-WATCH = a_health(condition=Condition.WATCH, cause="xid", text="XID 94: contained [H-094]")
-BAD = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC [H-048]")
-LOST = a_health(condition=Condition.LOST, cause="lost", text="lost [H-LOST]")
-DEAF = a_health(condition=Condition.UNMONITORED, cause="monitor", text="no events [H-DEAF]")
-SILENT = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
-REFUSED = msgspec.structs.replace(SILENT, serving=False)
-OFF = switched_off(NOON)
+LATER = NOON + dt.timedelta(hours=1)
 NOBODY = Ledger()
 GPU_0 = f"GPU 0 ({a_uuid(0)})"
+DRAINED = "XID 48: ECC; reset the GPU [H-048]"
+STATES = {
+    "ok": a_health(),
+    "watch": a_health(condition=Condition.WATCH, cause="xid", text="XID 94: contained [H-094]"),
+    "bad": a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC [H-048]"),
+    "reset": Health(Condition.BAD, NOON, "xid", DRAINED, serving=False, runbook="H-048"),
+    "lost": a_health(condition=Condition.LOST, cause="lost", text="lost [H-LOST]"),
+    "deaf": a_health(condition=Condition.UNMONITORED, cause="monitor", text="no events [H-DEAF]"),
+    "silent": a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer"),
+    "hung": a_health(
+        condition=Condition.UNMONITORED, cause="driver", text="does not answer", serving=False
+    ),
+    "released": a_health(
+        condition=Condition.UNMONITORED, cause="released", text="released", serving=False
+    ),
+    "off": switched_off(NOON),
+    "none": None,
+}
 
 
-def holding(*healths, absent=(), mig=(), filtered=()) -> Inventory:
-    """GPUs 0, 1, … of these healths."""
+def holding(words: str) -> Inventory:
+    """GPUs 0, 1, … in these states. `-`: it is gone, `%`: in MIG mode, `/`: filtered out."""
     return an_inventory(
         gpus=[
             a_shared_gpu(
-                gpu=a_gpu(index=n, mig_enabled=n in mig),
+                gpu=a_gpu(index=n, mig_enabled=word.endswith("%")),
                 health=health,
-                present=n not in (*absent, *mig, *filtered),
-                there=n not in absent,
+                present=not word.endswith(("-", "%", "/")),
+                there=not word.endswith("-"),
             )
-            for n, health in enumerate(healths)
+            for n, word in enumerate(words.split())
+            if (health := STATES[word.rstrip("-%/")]) is not None
         ]
     )
 
 
-def told(old: Inventory, new: Inventory, ledger: Ledger = NOBODY) -> list[tuple[str, str, bool]]:
-    return [(event.reason, event.text, event.warning) for event in gpu_events(old, new, ledger)]
+def told(change: str) -> str:
+    """The Events about a change; `!`: a warning, `later`: they wait, because it may turn again."""
+    old, new = map(holding, change.split(" > "))
+    doubted = turning(old, new)
+    events = [
+        f"{event.reason}{'!' * event.warning} {event.text}"
+        for event in gpu_events(old, new, NOBODY)
+    ]
+    assert old.gpus == believed(old, new, {gpu.uuid for gpu in (*old.gpus, *new.gpus)}).gpus
+    assert new == believed(old, new, ())
+    for number in range(3):
+        events = [event.replace(f" ({a_uuid(number)})", "") for event in events]
+    return " ".join(["later"] * bool(doubted) + [" & ".join(events) or "nothing"])
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "reason"),
-    [
-        (OK, BAD, "GpuUnhealthy"),
-        (WATCH, LOST, "GpuUnhealthy"),
-        (SILENT, REFUSED, "GpuUnhealthy"),
-        (DEAF, BAD, "GpuUnhealthy"),
-        (OK, DEAF, "GpuUnmonitored"),
-        (BAD, DEAF, "GpuUnmonitored"),
-        (OK, OFF, "GpuUnmonitored"),
-        (WATCH, SILENT, "GpuDriverUnresponsive"),
-        (DEAF, SILENT, "GpuDriverUnresponsive"),
-    ],
+CHANGES = dict(
+    line.split(" => ")
+    for line in Path(__file__).with_name("news.txt").read_text().splitlines()
+    if " => " in line and not line.startswith("#")
 )
-def test_what_gets_worse_is_a_warning_with_its_reason(before, now, reason):
-    ((said, text, warning),) = told(holding(before), holding(now))
-
-    assert (reason, True) == (said, warning)
-    assert text.startswith(f"{GPU_0}: ")
-    assert now.text in text
+"""By change of the GPUs: what people are told."""
 
 
-@pytest.mark.parametrize("before", [BAD, LOST, SILENT, REFUSED, DEAF])
-def test_what_is_well_again_is_said_without_a_warning(before):
-    ((reason, _, warning),) = told(holding(before), holding(OK))
-
-    assert ("GpuRecovered", False) == (reason, warning)
-
-
-def test_what_is_well_again_is_told_what_it_had_and_not_what_to_do():
-    bad = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC; reset the GPU [H-048]")
-    bad = msgspec.structs.replace(bad, runbook="H-048")
-    ((_, text, _),) = told(holding(bad), holding(OK))
-
-    assert f"{GPU_0}: healthy again, after: XID 48: ECC [H-048]" == text
-
-
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        (OK, OK),
-        (OK, WATCH),
-        (WATCH, OK),
-        (BAD, LOST),
-        (LOST, BAD),
-        (OFF, OK),
-        (SILENT, msgspec.structs.replace(SILENT, text="other words")),
-        (BAD, msgspec.structs.replace(BAD, passed_probes=2)),
-    ],
-)
-def test_what_changes_nothing_for_people_is_no_event(before, now):
-    assert [] == told(holding(before), holding(now))
-
-
-def test_equal_words_of_several_gpus_are_one_event():
-    old, new = holding(OK, OK, OK), holding(SILENT, OK, SILENT)
-
-    assert [("GpuDriverUnresponsive", "GPUs 0, 2: does not answer", True)] == told(old, new)
-
-
-def test_gpus_that_come_and_go_are_one_event_and_a_lost_one_is_not_gone():
-    old = holding(OK, OK)
-    new = msgspec.structs.replace(old, gpus=(*old.gpus[1:], a_shared_gpu(gpu=a_gpu(index=7))))
-    lost = holding(LOST, OK, absent=(0,))
-
-    assert [
-        (
-            "GpuInventoryChanged",
-            f"no longer shared: {GPU_0}; shared now: GPU 7 ({a_uuid(7)})",
-            False,
-        )
-    ] == told(old, new)
-    assert ["GpuUnhealthy"] == [reason for reason, _, _ in told(old, lost)]
-    assert [("GpuInventoryChanged", f"no longer shared: {GPU_0}", False)] == told(
-        old, holding(OK, OK, absent=(0,))
-    )
-
-
-@pytest.mark.parametrize("health", [BAD, LOST, REFUSED])
-def test_a_gpu_that_comes_and_is_not_served_is_not_said_to_be_shared(health):
-    (event,) = told(holding(OK), holding(OK, health))
-
-    assert "GpuUnhealthy" == event[0]
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_gpus_is_told_like_this(change):
+    assert CHANGES[change] == told(change)
 
 
 def test_a_gpu_that_another_event_tells_of_is_not_said_to_be_gone():
-    assert () == gpu_events(holding(OK), holding(), NOBODY, {a_uuid(0)})
-
-
-@pytest.mark.parametrize(
-    ("said", "new"),
-    [
-        (holding(SILENT), holding(OK)),
-        (holding(REFUSED), holding(WATCH)),
-        (holding(REFUSED), holding(DEAF)),
-        (holding(DEAF), holding(OK)),
-        (holding(DEAF), holding()),
-        (holding(OK), holding(OK, absent=(0,))),
-        (holding(BAD), holding(BAD, absent=(0,))),
-        (holding(LOST, absent=(0,)), holding(BAD)),
-        (holding(BAD), holding()),
-    ],
-)
-def test_what_may_turn_again_in_a_moment_is_doubted_until_it_is_believed(said, new):
-    assert {a_uuid(0)} == turning(said, new)
-    assert said.gpus == believed(said, new, {a_uuid(0)}).gpus
-    assert new == believed(said, new, ())
-
-
-@pytest.mark.parametrize(
-    ("said", "new"),
-    [
-        (holding(OK), holding(SILENT)),
-        (holding(SILENT), holding(BAD)),
-        (holding(DEAF), holding(SILENT)),
-        (holding(BAD), holding(OK)),
-        (holding(BAD), holding(BAD)),
-        (holding(OFF), holding(OK)),
-        (holding(OFF), holding(OFF, absent=(0,))),
-        (holding(OK), holding()),
-        (holding(), holding(BAD)),
-    ],
-)
-def test_what_gets_worse_or_has_rested_is_believed_at_once(said, new):
-    assert frozenset() == turning(said, new)
+    assert () == gpu_events(holding("ok"), holding(""), NOBODY, {a_uuid(0)})
 
 
 def test_gpus_of_unknown_index_are_named_by_their_uuid():
@@ -195,7 +118,7 @@ def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
         a_row(pod_uid=a_pod_uid(1), pod="one", container="b", shares=(share,)),
         a_row(pod_uid=a_pod_uid(2), pod="two", shares=(other,)),
     )
-    events = gpu_events(holding(OK, OK), holding(BAD, OK), Ledger(rows))
+    events = gpu_events(holding("ok ok"), holding("bad ok"), Ledger(rows))
 
     assert [("GpuUnhealthy", ""), ("GpuDegradedForPod", "one")] == [
         (event.reason, event.pod) for event in events
@@ -210,8 +133,8 @@ def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
 
 def test_the_pods_of_a_gpu_that_is_gone_are_told():
     row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    gone = gpu_events(holding(OK), holding(OK, absent=(0,)), Ledger((row,)))
-    ill = gpu_events(holding(BAD), holding(BAD, absent=(0,)), Ledger((row,)))
+    gone = gpu_events(holding("ok"), holding("ok-"), Ledger((row,)))
+    ill = gpu_events(holding("bad"), holding("bad-"), Ledger((row,)))
 
     assert "not on the node any more" in gone[-1].text
     assert "GpuDegradedForPod" not in {event.reason for event in ill}
@@ -219,7 +142,7 @@ def test_the_pods_of_a_gpu_that_is_gone_are_told():
 
 def test_the_pods_of_a_gpu_that_was_switched_to_mig_mode_are_told():
     row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    events = gpu_events(holding(OK, OK), holding(OK, OK, mig=(0,)), Ledger((row,)))
+    events = gpu_events(holding("ok ok"), holding("ok% ok"), Ledger((row,)))
 
     assert ["GpuInventoryChanged", "GpuDegradedForPod"] == [event.reason for event in events]
     assert "switched to MIG mode" in events[1].text
@@ -228,7 +151,7 @@ def test_the_pods_of_a_gpu_that_was_switched_to_mig_mode_are_told():
 
 def test_a_gpu_that_is_filtered_out_serves_the_pods_that_have_it():
     row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    events = gpu_events(holding(OK), holding(OK, filtered=(0,)), Ledger((row,)))
+    events = gpu_events(holding("ok"), holding("ok/"), Ledger((row,)))
 
     assert ["GpuInventoryChanged"] == [event.reason for event in events]
 
@@ -240,7 +163,7 @@ def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():
         a_plain_row(holder=Holder("team-a", "train-1", "one"), slice_ids=ids(0, gpu=1)),
         a_plain_row(slice_ids=ids(2)),
     )
-    events = gpu_events(holding(OK, OK), holding(BAD, OK), Ledger(rows))
+    events = gpu_events(holding("ok ok"), holding("bad ok"), Ledger(rows))
 
     (event,) = [one for one in events if one.reason == "GpuDegradedForPod"]
     assert ("", "", "") == (event.namespace, event.pod, event.pod_uid)
@@ -263,3 +186,73 @@ def test_while_nobody_knows_the_pods_each_row_counts_as_held(table):
     row = a_row(pod="p0", shares=(a_share(uuid=a_uuid(0)),))
 
     assert ("team-a/p0",) == holders(Ledger((row,)), [a_uuid(0)], table)
+
+
+def test_a_node_whose_gpus_are_all_served_is_not_degraded():
+    found = gpu_degraded(an_inventory(count=2), LATER)
+
+    assert ("GpuDegraded", False, "all 2 GPUs are served", NOON) == (
+        found.kind,
+        found.status,
+        found.message,
+        found.since,
+    )
+
+
+def test_a_node_without_gpus_is_not_degraded():
+    found = gpu_degraded(Inventory(), LATER)
+
+    assert (False, "there are no GPUs to share", LATER) == (
+        found.status,
+        found.message,
+        found.since,
+    )
+
+
+def test_a_gpu_that_is_not_served_degrades_the_node_and_is_named():
+    ill = a_health(condition=Condition.BAD, since=LATER, text="XID 48 [H-048]")
+    gpus = (
+        a_shared_gpu(),
+        a_shared_gpu(gpu=a_gpu(index=1), health=ill),
+        a_shared_gpu(gpu=a_gpu(index=2), present=False, there=False),
+    )
+    found = gpu_degraded(an_inventory(gpus=gpus), LATER)
+
+    assert (True, LATER) == (found.status, found.since)
+    assert (
+        f"GPU 1 ({a_uuid(1)}) is bad: XID 48 [H-048]; "
+        f"GPU 2 ({a_uuid(2)}) is not on the node any more"
+    ) == found.message
+
+
+def test_a_gpu_of_unknown_index_is_called_that():
+    gone = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=a_uuid(9)), present=False, there=False)
+
+    assert gpu_degraded(an_inventory(gpus=(gone,)), LATER).message.startswith(
+        f"GPU of unknown index ({a_uuid(9)}) is"
+    )
+
+
+def test_the_message_has_a_bound():
+    ill = a_health(condition=Condition.BAD, text="x" * 300)
+    gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=ill) for n in range(16)]
+
+    assert TEXT_LIMIT == len(gpu_degraded(an_inventory(gpus=gpus), LATER).message)
+
+
+def test_a_gpu_that_is_filtered_out_while_it_is_held_degrades_nothing():
+    kept = a_shared_gpu(gpu=a_gpu(index=1), present=False, wanted=False)
+
+    found = gpu_degraded(an_inventory(gpus=(a_shared_gpu(), kept)), LATER)
+
+    assert (False, "the only GPU is served") == (found.status, found.message)
+
+
+def test_a_gpu_that_is_only_not_described_degrades_the_node_from_now_on():
+    unseen = a_gpu(uuid=a_uuid(1), index=NO_INDEX, name="")
+    kept = a_shared_gpu(gpu=unseen, present=False, obstacle="no answer in time")
+
+    found = gpu_degraded(an_inventory(gpus=(a_shared_gpu(), kept)), LATER)
+
+    assert (True, LATER) == (found.status, found.since)
+    assert f"GPU of unknown index ({a_uuid(1)}) is not shared: no answer in time" == found.message

@@ -1,5 +1,7 @@
 """The XID table, and the two variables of HAMi's and NVIDIA's plugin that change it."""
 
+from pathlib import Path
+
 import pytest
 
 from agent.health.judge import judge
@@ -83,59 +85,27 @@ def test_items_that_say_nothing_are_named():
     assert () == malformed("")
 
 
-CATALOG = {
-    "IGNORE": "14 37 38 43 44 63 66 67 92 93 106-108 121 137 141 152 153 157 160 161",
-    "RESTART_APP": "8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 139",
-    "RESET_GPU": "46 62 64 95 109 110 119 120 136 140 143 155 156 158",
-    "RESTART_BM": "79",
-    "RESTART_VM": "151",
-    "CHECK_MECHANICALS": "54",
-    "CHECK_UVM": "159",
-    "UPDATE_SWFW": "78",
-    "WORKFLOW_XID_45": "45",
-    "WORKFLOW_XID_48": "48",
-    "WORKFLOW_NVLINK_ERR": "74",
-    "WORKFLOW_NVLINK5_ERR": "144-150",
-    "XID_154": "154",
-    "": "162-172",
-    "CONTACT_SUPPORT": "1-7 9 10 12 15-24 26-30 33-36 42 47 49-53 55-59 61 65 73 81 87 90 91 "
-    "111-118 122-125 138 142",
+MEANINGS = {
+    XidClass.APPLICATION: (Condition.OK, False, False),
+    XidClass.CONTAINED: (Condition.WATCH, False, False),
+    XidClass.FATAL: (Condition.BAD, False, False),
+    XidClass.NEEDS_RESET: (Condition.BAD, True, False),
+    XidClass.NEEDS_REBOOT: (Condition.BAD, True, True),
 }
-"""NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, R590): numbers by immediate action."""
-
-CLASSES: dict[XidClass, tuple[tuple[Condition, bool, bool], str]] = {
-    XidClass.APPLICATION: (
-        (Condition.OK, False, False),
-        (
-            "8 11 13 14 25 31 32 37-41 43-45 60 66-72 75-77 80 82-86 88 89 93 96-108 "
-            "121 126-135 137 139 141 147 148 152 153 157 160-165"
-        ),
-    ),
-    XidClass.CONTAINED: ((Condition.WATCH, False, False), "63 92 94 144-146 149 154"),
-    XidClass.FATAL: ((Condition.BAD, False, False), ""),
-    XidClass.NEEDS_RESET: (
-        (Condition.BAD, True, False),
-        "46 48 62 64 74 79 95 109 110 119 120 136 140 143 150 155 156 158 169",
-    ),
-    XidClass.NEEDS_REBOOT: ((Condition.BAD, True, True), "151"),
-}
-"""The condition after an XID of that class, whether a reset and a reboot are needed, and its
-numbers in the catalog. Numbers of no other class are fatal."""
+"""The condition after an XID of that class, and whether a reset and a reboot are needed."""
 
 
-def numbers(text: str) -> set[int]:
-    """`1-3 7` is 1, 2, 3 and 7."""
-    ends = [[int(end) for end in item.split("-")] for item in text.split()]
-    return {number for pair in ends for number in range(pair[0], pair[-1] + 1)}
+def test_the_table_is_the_catalog_with_the_class_and_the_name_of_each_number():
+    lines = Path(__file__).with_name("xids.txt").read_text().splitlines()
+    catalog = [line for line in lines if line and not line.startswith("#")]
 
-
-def test_no_number_of_the_catalog_is_missing_and_each_has_the_catalogs_action():
-    known = {action: numbers(text) for action, text in CATALOG.items()}
-
-    assert set(range(1, 173)) == set().union(*known.values()) == XIDS.keys()
-    assert known == {
-        action: {row.number for row in XIDS.values() if row.action == action} for action in known
-    }
+    assert list(range(1, 173)) == [int(line.split()[0]) for line in catalog]
+    assert catalog == [
+        f"{number} {row.action or '-'} {row.kind} {row.name}"
+        for number, row in sorted(XIDS.items())
+    ]
+    assert all(number == row.number for number, row in XIDS.items())
+    assert ("a driver error", XidClass.FATAL) == (xid_name(54321), xid_class(54321))
 
 
 @pytest.mark.parametrize("kind", XidClass)
@@ -146,16 +116,7 @@ def test_each_class_of_xids_has_its_own_meaning(kind):
         Health(Condition.OK, since=NOON), report, NOON, HealthSettings(xids={54321: kind})
     )
 
-    assert CLASSES[kind][0] == (health.condition, health.needs_reset, health.needs_reboot)
-
-
-def test_what_leaves_the_hardware_as_it_was_costs_no_gpu():
-    known = {kind: numbers(text) for kind, (_, text) in CLASSES.items()}
-    others = XIDS.keys() - set().union(*known.values())
-
-    assert known | {XidClass.FATAL: others} == {
-        kind: {row.number for row in XIDS.values() if row.kind is kind} for kind in XidClass
-    }
+    assert MEANINGS[kind] == (health.condition, health.needs_reset, health.needs_reboot)
 
 
 def test_what_the_plugins_skip_counts_here_where_the_catalog_wants_a_reset():
@@ -163,8 +124,3 @@ def test_what_the_plugins_skip_counts_here_where_the_catalog_wants_a_reset():
     assert [109] == [n for n in PLUGINS_SKIP if xid_class(n) is not XidClass.APPLICATION]
     assert XidClass.NEEDS_RESET is xid_class(109)
     assert XidClass.APPLICATION is xid_class(109, settings("94"))  # as both plugins read it
-
-
-def test_every_row_has_a_name():
-    assert all(row.name and row.name == xid_name(number) for number, row in XIDS.items())
-    assert "a driver error" == xid_name(54321)

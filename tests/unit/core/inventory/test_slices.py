@@ -1,4 +1,4 @@
-"""Slices and the arithmetic of what is registered."""
+"""Slices, the arithmetic of what is registered, and what a GPU serves."""
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,9 @@ from agent.kubelet.door import encode_list
 from agent.model import (
     INT32_MAX,
     MIB,
+    NO_INDEX,
+    Condition,
+    GpuFault,
     GpuUuid,
     SharingSettings,
     SliceGroup,
@@ -23,7 +26,12 @@ from agent.model import (
     split_slice_id,
     type_name,
 )
-from tests.builders import G1, G2
+from tests.builders import (
+    G1,
+    G2,
+    a_health,
+    a_shared_gpu,
+)
 from tests.hami_vectors import Vector, cases, vectors
 
 MEMORY_DIFFERENT = {
@@ -155,3 +163,48 @@ def test_a_list_just_below_the_bound_is_taken_and_one_above_it_is_not():
     check_list_size(8, 6950, "here")
     with pytest.raises(SettingsError, match=r"^here: sharing\.splitCount: 8 GPUs x 6951 slices"):
         check_list_size(8, 6951, "here")
+
+
+# Inventory snapshots, what a GPU serves, and what kubelet and pods are asked by.
+
+
+@pytest.mark.parametrize(
+    ("present", "condition", "serving"),
+    [
+        (True, Condition.OK, True),
+        (True, Condition.WATCH, True),
+        (True, Condition.BAD, False),
+        (False, Condition.OK, False),
+    ],
+)
+def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
+    shared = a_shared_gpu(present=present, health=a_health(condition=condition))
+    assert serving is shared.serving
+
+
+@pytest.mark.parametrize(
+    ("parts", "plight"),
+    [
+        ({}, ""),
+        ({"health": a_health(condition=Condition.BAD, text="XID 48")}, "is bad: XID 48"),
+        ({"health": a_health(condition=Condition.LOST, cause="lost")}, "is lost: lost"),
+        ({"present": False, "obstacle": "no name; wait"}, "is not shared: no name; wait"),
+        ({"present": False, "wanted": False}, "is filtered out by the settings"),
+        ({"present": False, "there": False}, "is not on the node any more"),
+        ({"present": False, "wanted": False, "there": False}, "is not on the node any more"),
+    ],
+)
+def test_why_a_gpu_is_given_to_nobody_reads_behind_its_name(parts, plight):
+    assert plight == a_shared_gpu(**parts).plight
+
+
+@pytest.mark.parametrize(
+    ("gpu", "index", "name"),
+    [
+        ("GPU-a", 3, "GPU 3 (GPU-a)"),
+        ("GPU-a", NO_INDEX, "GPU GPU-a"),
+        ("index 3", 3, "GPU index 3"),
+    ],
+)
+def test_a_fault_names_its_gpu_by_what_is_known(gpu: str, index: int, name: str):
+    assert f"{name}: it is lost" == GpuFault(gpu, "it is lost", index=index).sentence

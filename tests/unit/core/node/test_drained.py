@@ -34,14 +34,28 @@ def said(ledger: Ledger, **settings: str) -> str:
     return str(undrained(wanted(**settings), ledger, NODE) or "")
 
 
-@pytest.mark.parametrize("settings", [wanted(), wanted("none"), wanted("none", NEW)])
-def test_on_a_drained_node_every_setting_can_change(settings):
-    assert undrained(settings, Ledger(), NODE) is None
+ADOPTED = a_plain_row(adopted=True, holder=Holder("a", "adopted", "c"))
+UNNAMED = a_plain_row(slice_ids=ids(1, 2))
+BOTH_NAMES = Ledger((*rows("p").rows, *rows("q", resource=NEW).rows))
+"""Only a file of an earlier agent has such: it would fit no settings at all."""
 
 
-def test_the_settings_that_the_rows_were_answered_under_stay_as_they_are():
-    assert "" == said(rows("p"))
-    assert "" == said(Ledger((a_plain_row(),)), scheduler="none")
+@pytest.mark.parametrize(
+    ("ledger", "settings"),
+    [
+        *((Ledger(), settings) for settings in ({}, {"scheduler": "none", "resource": NEW})),
+        (rows("p"), {}),
+        (Ledger((a_plain_row(),)), {"scheduler": "none"}),
+        # What has no value fits every one.
+        (Ledger((ADOPTED,)), {}),
+        (Ledger((ADOPTED,)), {"scheduler": "none"}),
+        (rows("p", resource=""), {"resource": NEW}),
+        (BOTH_NAMES, {}),
+        (BOTH_NAMES, {"resource": NEW}),
+    ],
+)
+def test_settings_that_all_rows_fit_can_be_had(ledger: Ledger, settings: dict[str, str]):
+    assert undrained(wanted(**settings), ledger, NODE) is None
 
 
 def test_another_name_is_refused_with_its_place_the_pods_and_what_to_do():
@@ -62,10 +76,6 @@ def test_another_name_and_another_scheduler_are_told_together():
         "while slices are held by a/p; running pods go on: "
     )
     assert "what holds them, then restart the agent, or set it back;" in told
-
-
-ADOPTED = a_plain_row(adopted=True, holder=Holder("a", "adopted", "c"))
-UNNAMED = a_plain_row(slice_ids=ids(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -89,15 +99,6 @@ def test_containers_of_one_pod_are_one_pod():
     assert said(Ledger((row,)), resource=NEW) == said(Ledger((row, second)), resource=NEW)
 
 
-def test_what_has_no_value_fits_every_one():
-    assert "" == said(Ledger((ADOPTED,))) == said(Ledger((ADOPTED,)), scheduler="none")
-    assert "" == said(rows("p", resource=""), resource=NEW)
-
-
-def test_rows_by_two_names_fit_both_and_a_third_is_refused():
-    """Only a file of an earlier agent has such: it would fit no settings at all."""
-    both = Ledger((*rows("p").rows, *rows("q", resource=NEW).rows))
-
-    assert "" == said(both) == said(both, resource=NEW)
+def test_rows_by_two_names_refuse_a_third():
     other = "example.com/other"
-    assert f"cannot change from {NEW} to {other} while" in said(both, resource=other)
+    assert f"cannot change from {NEW} to {other} while" in said(BOTH_NAMES, resource=other)

@@ -1,17 +1,20 @@
-"""A fault is wrong in one line; what follows from it says where it comes from."""
+"""A fault is wrong in one line; what follows from it says where it comes from. Readiness."""
 
 import pytest
 
 from agent.node.findings import (
     CHECKS,
+    Check,
     CheckGroup,
     Finding,
     PreflightCheck,
     PreflightVerdict,
     consequence,
     counted,
+    degraded,
     group_of,
     in_groups,
+    is_ready,
     traced,
 )
 
@@ -25,17 +28,15 @@ def verdicts(findings) -> list[str]:
     return [one.verdict.value for one in findings]
 
 
-def test_what_follows_from_a_fault_is_a_note_that_names_it():
-    _, offer = traced([KUBELET, OFFER])
+@pytest.mark.parametrize("make", [Finding.wrong, Finding.note])
+def test_what_follows_from_a_fault_is_a_note_that_names_it(make):
+    offer = make(PreflightCheck.OFFER, "n", "0, not 20", "look")
+    _, found = traced([KUBELET, offer.because_of(PreflightCheck.KUBELET, PreflightCheck.AGENT)])
 
-    assert PreflightVerdict.NOTE is offer.verdict
-    assert "0, not 20 (follows from P-KUBELET)" == offer.said
-
-
-def test_a_note_that_follows_from_a_fault_names_it_too():
-    note = Finding.note(PreflightCheck.AGENT, "offer", "none").because_of(PreflightCheck.KUBELET)
-
-    assert "none (follows from P-KUBELET)" == traced([KUBELET, note])[1].said
+    assert (PreflightVerdict.NOTE, "0, not 20 (follows from P-KUBELET)") == (
+        found.verdict,
+        found.said,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,15 @@ def test_a_finding_may_have_a_consequence_of_its_own():
 
 def test_one_thing_is_told_in_the_singular():
     assert ("1 GPU", "2 GPUs") == (counted(1, "GPU"), counted(2, "GPU"))
+
+
+GOOD = Check("state", ok=True)
+BAD = Check("stream", ok=False, text="The kubelet is away.")
+WEAK = Check("api", ok=False, text="The watch is down.", required=False)
+
+
+def test_every_required_check_must_hold_and_the_others_degrade():
+    assert is_ready([GOOD, WEAK])
+    assert is_ready([])
+    assert not is_ready([GOOD, BAD])
+    assert (WEAK,) == degraded([GOOD, BAD, WEAK, Check("extra", ok=True, required=False)])

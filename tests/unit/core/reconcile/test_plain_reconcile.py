@@ -76,93 +76,85 @@ def closes_after(*rows, **seen):
 
 
 def test_the_kubelet_confirms_a_row_by_its_ids():
-    (row,) = look(ROW, holdings=[holds(HOLDER, *ids(0))], epoch=NEXT).confirmed
+    (row,) = look(ROW, holdings=HELD, epoch=NEXT).confirmed
 
     assert (HOLDER, NEXT) == (row.holder, row.epoch)
 
 
-def test_ids_of_another_resource_confirm_nothing():
-    held = holds(HOLDER, *ids(0), resource="example.com/fpga")
-
-    assert () == look(ROW, holdings=[held], recorded=()).confirmed
-
-
-def test_what_is_confirmed_already_is_no_news():
-    assert () == look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))]).confirmed
-
-
 def test_a_confirmed_row_is_confirmed_again_by_the_next_kubelet():
-    (row,) = look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))], epoch=NEXT).confirmed
+    (row,) = look(CONFIRMED, holdings=HELD, epoch=NEXT).confirmed
 
     assert NEXT == row.epoch
 
 
-def test_a_holder_that_goes_away_under_one_kubelet_ends_its_row_after_a_moment():
-    assert GONE_GRACE == closes_after(CONFIRMED)
+HELD = [holds(HOLDER, *ids(0))]
+RECORDED = [frozenset(ids(0))]
+NEW = a_plain_row(uid=SECOND, slice_ids=ids(5), minute=1)
+MINE = a_plain_row(uid=SECOND, holder=OTHER)
+INIT = a_plain_row(confirmed=True)
+ANEW = [holds(HOLDER, *ids(5))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seen", "grace"),
+    [
+        # A holder that goes away under one kubelet, and an answer that nobody booked.
+        ([CONFIRMED], {}, GONE_GRACE),
+        ([ROW], {}, UNSEEN_GRACE),
+        # The ids are held by a holder that nobody was seen as.
+        ([ROW], {"holdings": [holds(OTHER, *ids(0, 1))]}, None),
+        # After a lost checkpoint, a container that runs on.
+        ([CONFIRMED], {"holdings": [holds(HOLDER)], "epoch": NEXT, "recorded": ()}, None),
+        # A kubelet that knows no pod yet: its checkpoint names the ids, is empty or unreadable.
+        ([CONFIRMED], {"epoch": NEXT, "recorded": RECORDED}, None),
+        *(([row], {"epoch": NEXT, "recorded": ()}, None) for row in (ROW, CONFIRMED)),
+        *(([row], {"epoch": NEXT, "recorded": None}, None) for row in (ROW, CONFIRMED)),
+        # A holder of an earlier kubelet is gone when the checkpoint agrees, or after long.
+        ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER]}, UNSEEN_GRACE),
+        ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER], "recorded": None}, UNREAD_GRACE),
+        ([ROW], {"recorded": None}, UNREAD_GRACE),
+        # The ids went to the next holder.
+        ([CONFIRMED, MINE], {"epoch": NEXT, "holdings": [holds(OTHER, *ids(0))]}, UNSEEN_GRACE),
+        # An init container that a lost checkpoint forgot.
+        *(([INIT], {"epoch": NEXT, "recorded": recorded}, LOST_GRACE) for recorded in (None, ())),
+        # A container that was answered anew lives by its new row, or by one of hami mode.
+        ([CONFIRMED, NEW], {"holdings": ANEW}, GONE_GRACE),
+        ([NEW, CONFIRMED], {"holdings": ANEW}, None),
+        ([CONFIRMED], {"holdings": ANEW}, GONE_GRACE),
+    ],
+)
+def test_a_row_is_over_after_its_grace_once_no_container_can_live_by_it(rows, seen, grace):
+    assert grace == closes_after(*rows, **seen)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seen"),
+    [
+        ([CONFIRMED], {"holdings": HELD}),  # confirmed already
+        ([ROW], {"holdings": [holds(HOLDER, *ids(0), resource="example.com/fpga")]}),
+        ([], {"holdings": [holds(HOLDER, SliceId(G1))]}),  # ids that are no slices
+    ],
+)
+def test_what_is_explained_or_not_ours_is_no_news(rows, seen):
+    found = look(*rows, **seen)
+
+    assert ((), ()) == (found.confirmed, found.strangers)
 
 
 def test_a_holder_that_comes_back_in_time_keeps_its_row():
     first = look(CONFIRMED)
-    back = look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))], idle=first.idle, at=GONE_GRACE)
+    back = look(CONFIRMED, holdings=HELD, idle=first.idle, at=GONE_GRACE)
 
     assert () == back.over
     assert {} == back.idle
 
 
-def test_a_row_stays_while_its_ids_are_held_by_a_holder_that_nobody_was_seen_as():
-    assert None is closes_after(ROW, holdings=[holds(OTHER, *ids(0, 1))])
-
-
-def test_after_a_lost_checkpoint_a_running_container_keeps_its_row_for_as_long_as_it_runs():
-    assert None is closes_after(CONFIRMED, holdings=[holds(HOLDER)], epoch=NEXT, recorded=())
-
-
-def test_a_kubelet_that_knows_no_pods_yet_closes_no_row_that_its_checkpoint_names():
-    assert None is closes_after(CONFIRMED, epoch=NEXT, recorded=[frozenset(ids(0))])
-
-
-def test_a_holder_of_an_earlier_kubelet_is_gone_when_the_checkpoint_agrees():
-    assert UNSEEN_GRACE == closes_after(CONFIRMED, epoch=NEXT, holdings=[BYSTANDER])
-
-
-@pytest.mark.parametrize("recorded", [None, ()])
-def test_a_kubelet_without_any_pod_closes_nothing_of_an_earlier_one(recorded):
-    assert None is closes_after(CONFIRMED, epoch=NEXT, recorded=recorded)
-    assert None is closes_after(ROW, epoch=NEXT, recorded=recorded)
-
-
-def test_an_unreadable_checkpoint_makes_it_wait_longer():
-    seen = {"holdings": [BYSTANDER], "recorded": None}
-
-    assert UNREAD_GRACE == closes_after(CONFIRMED, epoch=NEXT, **seen)
-    assert UNREAD_GRACE == closes_after(ROW, recorded=None)
-
-
-def test_ids_that_went_to_the_next_holder_keep_nobody_elses_row():
-    mine = a_plain_row(uid=SECOND, holder=OTHER)
-
-    assert UNSEEN_GRACE == closes_after(
-        CONFIRMED, mine, holdings=[holds(OTHER, *ids(0))], epoch=NEXT
-    )
-
-
-def test_an_answer_that_nobody_booked_is_over_after_a_minute():
-    assert UNSEEN_GRACE == closes_after(ROW)
-
-
 def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
-    (row,) = look(ROW, recorded=[frozenset(ids(0))]).confirmed
+    (row,) = look(ROW, recorded=RECORDED).confirmed
 
     assert (True, None) == (row.confirmed, row.holder)
-    assert None is closes_after(row, recorded=[frozenset(ids(0))])
+    assert None is closes_after(row, recorded=RECORDED)
     assert UNSEEN_GRACE == closes_after(row)
-
-
-def test_an_init_container_that_a_lost_checkpoint_forgot_keeps_its_row_for_a_day():
-    row = a_plain_row(confirmed=True)
-
-    for recorded in (None, ()):
-        assert LOST_GRACE == closes_after(row, epoch=NEXT, recorded=recorded)
 
 
 def test_the_grace_begins_anew_with_an_answer():
@@ -210,7 +202,7 @@ def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
 
 def test_beside_an_init_container_with_the_same_ids_nobody_says_which_row_is_whose():
     rows = (ROW, a_plain_row(uid=SECOND, minute=1))
-    seen = {"holdings": [holds(HOLDER, *ids(0))], "recorded": [frozenset(ids(0))] * 2}
+    seen = {"holdings": HELD, "recorded": RECORDED * 2}
 
     assert [None, None] == [row.holder for row in look(*rows, **seen).confirmed]
     assert None is closes_after(*rows, recorded=seen["recorded"])
@@ -234,7 +226,7 @@ def test_the_second_holder_of_the_same_ids_takes_the_row_that_is_left():
 
 def test_two_answers_of_which_one_is_lived_by_both_stay():
     rows = (CONFIRMED, a_plain_row(uid=SECOND, minute=1))
-    held = [holds(HOLDER, *ids(0))]
+    held = HELD
 
     (row,) = look(*rows, holdings=held).confirmed
 
@@ -243,34 +235,10 @@ def test_two_answers_of_which_one_is_lived_by_both_stay():
         assert None is closes_after(*one, holdings=held)
 
 
-def test_a_container_that_was_answered_anew_lives_by_its_new_row():
-    new = a_plain_row(uid=SECOND, slice_ids=ids(5), minute=1)
-    held = [holds(HOLDER, *ids(5))]
-
-    assert GONE_GRACE == closes_after(CONFIRMED, new, holdings=held)
-    assert None is closes_after(new, CONFIRMED, holdings=held)
-
-
-def test_a_container_that_was_answered_anew_for_a_row_of_hami_mode_lives_by_that_one():
-    held = [holds(HOLDER, *ids(5))]
-
-    assert GONE_GRACE == closes_after(CONFIRMED, holdings=held)
-
-
 def test_a_holder_without_a_row_is_adopted():
     (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).strangers
 
     assert Stranger(HOLDER, ids(2, 3), RESOURCE) == found
-
-
-def test_a_holder_that_is_explained_is_not_adopted():
-    held = [holds(HOLDER, *ids(0))]
-
-    assert () == look(CONFIRMED, holdings=held).strangers
-
-
-def test_ids_that_are_no_slices_are_not_adopted():
-    assert () == look(holdings=[holds(HOLDER, SliceId(G1))]).strangers
 
 
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])

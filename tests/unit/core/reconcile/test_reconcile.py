@@ -61,11 +61,6 @@ def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
     assert (OTHER_IDS, 0) == (findings.confirmed[0].slice_ids, findings.drifted)
 
 
-@pytest.mark.parametrize("holding", [(), (held(POD),), (held(POD, *IDS, container="other"),)])
-def test_a_kubelet_that_names_no_ids_confirms_nothing(holding):
-    assert () == found(a_row(), holdings=holding).confirmed
-
-
 def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
     row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
     known, recorded = (held(POD),), {row.key: frozenset(IDS)}
@@ -74,12 +69,6 @@ def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_
     assert () == found(row, holdings=known, recorded={}).confirmed
     (confirmed,) = found(row, holdings=known, recorded=recorded).confirmed
     assert (True, NOW_KUBELET) == (confirmed.confirmed, confirmed.epoch)
-
-
-def test_an_init_container_of_a_pod_that_a_new_kubelet_has_not_taken_up_is_not_confirmed():
-    row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
-
-    assert () == found(row, recorded=dict.fromkeys({row.key}, frozenset(IDS))).confirmed
 
 
 def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
@@ -100,13 +89,6 @@ def test_a_clock_that_was_set_keeps_no_row_of_a_deleted_pod(hours):
     assert (a_row(),) == found(a_row(), pods=(), gone=(POD,), now=now, epoch=young).over
     assert (a_row(),) == found(a_row(), pods=(), now=now, epoch=young).over
     assert 1 == found(a_row(), now=now).unconfirmed
-
-
-def test_an_answer_of_the_future_hides_no_row_and_its_pod_has_a_minute_since_we_look():
-    row = a_row(answered_at=NOON + dt.timedelta(hours=9))
-
-    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).over
-    assert (row,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).over
 
 
 def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
@@ -181,68 +163,57 @@ def test_a_pod_that_has_ended_takes_nothing_from_the_next_one_of_its_name():
     assert (old,) == findings.over
 
 
-@pytest.mark.parametrize(("seconds", "vanished"), [(59, 0), (60, 1)])
-def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute(seconds, vanished):
-    row = a_row(answered_at=NOON - 9 * MINUTE)
-    now = NOON + dt.timedelta(seconds=seconds)
-
-    assert vanished == len(found(row, pods=(), gone=(POD,), now=now).over)
-
-
-def test_a_pod_that_was_deleted_while_nobody_looked_may_have_been_just_before():
-    row = a_row(answered_at=NOON - 9 * MINUTE)
-
-    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).over
-    assert (row,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).over
-
-
-def test_a_kubelet_that_just_started_does_not_say_that_a_pod_is_gone():
-    row, later = a_row(answered_at=NOON - 9 * MINUTE), NOON + 9 * MINUTE
-    born = later - dt.timedelta(seconds=29)
-    young = KubeletEpoch(7, int(born.timestamp() * 1e9))
-
-    assert () == found(row, pods=(), gone=(POD,), now=later, epoch=young).over
-    assert (row,) == found(
-        row, pods=(), gone=(POD,), now=later + dt.timedelta(seconds=1), epoch=young
-    ).over
-
-
-def test_a_pod_deleted_before_we_looked_is_gone_since_its_answer():
-    other = msgspec.structs.replace(POD, uid=a_pod_uid(9), name="other")
-
-    assert () == found(a_row(), pods=(), gone=(other,)).over
-    assert 1 == len(found(a_row(), pods=(), gone=(other,), now=NOON + MINUTE).over)
-
-
-def test_a_deleted_pod_that_the_kubelet_still_has_keeps_its_row():
-    row = a_row()
-    later = NOON + 9 * MINUTE
-
-    assert () == found(row, pods=(), holdings=(held(POD, *IDS),), now=later).over
-
-
-def test_a_successor_of_the_same_name_does_not_keep_the_row():
-    successor = msgspec.structs.replace(POD, uid=a_pod_uid(9))
-    later = NOON + MINUTE
-
-    findings = found(
-        a_row(), pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),), now=later
-    )
-
-    assert (a_row(),) == findings.over
+OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
+SECOND = dt.timedelta(seconds=1)
+LATER = NOON + 9 * MINUTE
+YOUNG = KubeletEpoch(7, int((LATER - 29 * SECOND).timestamp() * 1e9))
+SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
+FUTURE = a_row(answered_at=NOON + dt.timedelta(hours=9))
+HELD = (held(POD, *IDS),)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("row", "seen", "is_over"),
     [
-        {"complete": False},
-        {"table": PodTable()},
-        {"table": PodTable(synced=True, stale=True)},
+        # A deleted pod: its row outlives it by a minute.
+        (OLD_ROW, {"gone": (POD,), "now": NOON + 59 * SECOND}, False),
+        (OLD_ROW, {"gone": (POD,), "now": NOON + 60 * SECOND}, True),
+        # One that was deleted while nobody looked may have been just before; or its answer counts.
+        (OLD_ROW, {"since": NOON, "now": NOON + MINUTE / 2}, False),
+        (OLD_ROW, {"since": NOON, "now": NOON + MINUTE}, True),
+        (FUTURE, {"since": NOON, "now": NOON + MINUTE / 2}, False),
+        (FUTURE, {"since": NOON, "now": NOON + MINUTE}, True),
+        (a_row(), {"gone": (msgspec.structs.replace(SUCCESSOR, name="other"),)}, False),
+        (a_row(), {"now": NOON + MINUTE}, True),
+        # A kubelet that just started does not say that a pod is gone.
+        (OLD_ROW, {"gone": (POD,), "now": LATER, "epoch": YOUNG}, False),
+        (OLD_ROW, {"gone": (POD,), "now": LATER + SECOND, "epoch": YOUNG}, True),
+        # The kubelet still has the deleted pod, or its successor.
+        (a_row(), {"holdings": HELD, "now": LATER}, False),
+        (a_row(), {"pods": (SUCCESSOR,), "holdings": HELD, "now": NOON + MINUTE}, True),
+        # Half a view: a partial look; pods are not listed yet; the watch is down.
+        (a_row(), {"now": LATER, "complete": False}, False),
+        (a_row(), {"now": LATER, "table": PodTable()}, False),
+        (a_row(), {"now": LATER, "table": PodTable(synced=True, stale=True)}, False),
     ],
-    ids=["a partial look", "pods are not listed yet", "the watch is down"],
 )
-def test_nothing_vanishes_on_half_a_view(changes):
-    assert () == found(a_row(), now=NOON + 9 * MINUTE, **changes).over
+def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(row, seen, is_over):
+    assert is_over == bool(found(row, **{"pods": (), **seen}).over)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {},
+        {"holdings": (held(POD),)},
+        {"holdings": (held(POD, *IDS, container="other"),)},
+        # An init container of a pod that a new kubelet has not taken up.
+        {"recorded": {a_row().key: frozenset(IDS)}},
+    ],
+)
+@pytest.mark.parametrize("role", [Role.APP, Role.INIT])
+def test_a_kubelet_that_names_no_ids_confirms_nothing(seen, role):
+    assert () == found(a_row(role=role, epoch=OLD_KUBELET), **seen).confirmed
 
 
 def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
@@ -252,61 +223,37 @@ def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
     assert IDS + OTHER_IDS == adoption.ids
 
 
+WAITING = msgspec.structs.replace(SUCCESSOR, phase=Phase.PENDING)
+NAMED = msgspec.structs.replace(POD, phase=Phase.PENDING, reusable_name=True)
+ANOTHERS = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
+
+
 @pytest.mark.parametrize(
-    "pod",
+    ("rows", "pod", "seen", "count"),
     [
-        msgspec.structs.replace(POD, phase=Phase.FAILED),
-        msgspec.structs.replace(POD, groups=None),
-        msgspec.structs.replace(POD, containers=(a_container(count=0),)),
-        msgspec.structs.replace(POD, name="another"),
+        ([], POD, {}, 1),
+        ([], POD, {"complete": False}, 0),
+        ([], POD, {"holdings": (held(POD),)}, 0),
+        ([a_row()], POD, {}, 0),
+        # Who holds without a right: ended, not placed, asks for none, unknown.
+        ([], msgspec.structs.replace(POD, phase=Phase.FAILED), {}, 0),
+        ([], msgspec.structs.replace(POD, groups=None), {}, 0),
+        ([], msgspec.structs.replace(POD, containers=(a_container(count=0),)), {}, 0),
+        ([], msgspec.structs.replace(POD, name="another"), {}, 0),
+        # The ids may be those of a deleted pod of that name, until its successor runs.
+        ([], WAITING, {}, 1),
+        ([], WAITING, {"gone": (POD,)}, 0),
+        ([], SUCCESSOR, {"gone": (POD,)}, 1),
+        ([OLD_ROW], WAITING, {}, 0),
+        ([OLD_ROW], SUCCESSOR, {}, 1),
+        ([a_row(pod="another", answered_at=NOON - 9 * MINUTE)], WAITING, {}, 1),
+        # The kubelet's file has them under another UID: that counts where a name can return.
+        ([], NAMED, {"recorded": ANOTHERS}, 0),
+        ([], NAMED, {"recorded": None}, 1),
+        ([], NAMED, {"recorded": {ContainerKey(POD.uid, "main"): frozenset(IDS)}}, 1),
+        ([], msgspec.structs.replace(NAMED, phase=Phase.RUNNING), {"recorded": ANOTHERS}, 1),
+        ([], msgspec.structs.replace(NAMED, reusable_name=False), {"recorded": ANOTHERS}, 1),
     ],
-    ids=["terminal", "not placed", "asks for none", "unknown"],
 )
-def test_who_holds_without_a_right_to_a_row_is_not_taken_over(pod):
-    assert () == found(pods=(pod,), holdings=(held(POD, *IDS),)).adopt
-
-
-def test_a_holder_with_a_row_or_without_ids_is_not_taken_over():
-    assert () == found(a_row(), holdings=(held(POD, *IDS),)).adopt
-    assert () == found(holdings=(held(POD),)).adopt
-
-
-def test_the_ids_of_a_deleted_pod_are_not_taken_for_its_successors():
-    successor = msgspec.structs.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
-    running = msgspec.structs.replace(successor, phase=Phase.RUNNING)
-
-    assert () == found(pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt
-    assert 1 == len(found(pods=(running,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt)
-    assert 1 == len(found(pods=(successor,), holdings=(held(POD, *IDS),)).adopt)
-
-
-def test_the_ids_of_a_pod_that_went_while_nobody_looked_are_not_taken_for_its_successors():
-    successor = msgspec.structs.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
-    running = msgspec.structs.replace(successor, phase=Phase.RUNNING)
-    orphan = a_row(answered_at=NOON - 9 * MINUTE)
-    other = a_row(pod="another", answered_at=NOON - 9 * MINUTE)
-
-    findings = found(orphan, pods=(successor,), holdings=(held(POD, *IDS),))
-
-    assert ((orphan,), ()) == (findings.over, findings.adopt)
-    assert 1 == len(found(orphan, pods=(running,), holdings=(held(POD, *IDS),)).adopt)
-    assert 1 == len(found(other, pods=(successor,), holdings=(held(POD, *IDS),)).adopt)
-
-
-def test_ids_that_the_kubelets_file_has_under_another_uid_are_no_holders_whose_name_can_return():
-    pod = msgspec.structs.replace(POD, phase=Phase.PENDING, reusable_name=True)
-    another = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
-    holdings = (held(POD, *IDS),)
-
-    assert () == found(pods=(pod,), holdings=holdings, recorded=another).adopt
-    own = {ContainerKey(pod.uid, "main"): frozenset(IDS)}
-    assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=own).adopt)
-    running = msgspec.structs.replace(pod, phase=Phase.RUNNING)
-    generated = msgspec.structs.replace(pod, reusable_name=False)
-    for one in (running, generated):
-        assert 1 == len(found(pods=(one,), holdings=holdings, recorded=another).adopt)
-    assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=None).adopt)
-
-
-def test_a_short_look_after_an_answer_takes_nobody_over():
-    assert () == found(holdings=(held(POD, *IDS),), complete=False).adopt
+def test_a_holder_is_taken_over_if_it_has_a_right_and_the_ids_are_its_own(rows, pod, seen, count):
+    assert count == len(found(*rows, **{"pods": (pod,), "holdings": HELD, **seen}).adopt)

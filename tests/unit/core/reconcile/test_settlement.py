@@ -1,17 +1,18 @@
-"""What is owed: for pods that we refused, and for locks that nobody needs any more."""
+"""What is owed: to pods that were answered or refused, and for locks that nobody needs any more."""
 
 import datetime as dt
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import Ledger
+from agent.ledger import KubeletEpoch, Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
     UNCLAIMED,
-    EffectKind,
+    Effect,
     SettlementFacts,
     owed,
     refusal_text,
@@ -23,97 +24,86 @@ MESSAGE = (
     "Pod was rejected: Allocate failed due to rpc error: code = FailedPrecondition desc = "
     f"{SENTENCE}, which is unexpected"
 )
+PHASE = "hami.io/bind-phase"
 BOUND = {
     "hami.io/vgpu-node": "node-1",
-    "hami.io/bind-phase": "allocating",
+    PHASE: "allocating",
     "hami.io/bind-time": str(int(NOON.timestamp())),
 }
+SUCCESS = {**BOUND, PHASE: "success"}
 LATER = NOON + dt.timedelta(seconds=10)
+LONG = 9 * UNCLAIMED
+POD = a_pod(annotations=BOUND)
+
+
+def changed(pod: PodView, **changes: object) -> PodView:
+    return msgspec.structs.replace(pod, **changes)
 
 
 def rejected(**changes: object) -> PodView:
-    pod = a_pod(
-        annotations=BOUND,
-        phase=Phase.FAILED,
-        reason="UnexpectedAdmissionError",
-        message=MESSAGE,
-    )
-    return msgspec.structs.replace(pod, **changes)
+    """A pod that we refused."""
+    status = {"phase": Phase.FAILED, "reason": "UnexpectedAdmissionError", "message": MESSAGE}
+    return changed(POD, **{**status, **changes})
 
 
 def a_scene(
     *pods: PodView,
     gone: tuple[PodView, ...] = (),
     ledger: Ledger | None = None,
-    lock_stamp: dt.datetime | None = None,
-    now: dt.datetime = LATER,
-    synced: bool = True,
+    lock_stamp: dt.datetime | None = NOON,
     standing: dt.timedelta = dt.timedelta(0),
+    **table: object,
 ) -> SettlementFacts:
-    table = PodTable(
-        {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=synced
+    """A scene in which train-0 has the lock since NOON, unless told otherwise."""
+    seen = PodTable(
+        {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
-    lock = a_lock(stamp=lock_stamp) if lock_stamp is not None else None
-    return SettlementFacts(table, ledger or Ledger(), lock, now, standing)
+    lock = None if lock_stamp is None else a_lock(stamp=lock_stamp)
+    seen = msgspec.structs.replace(seen, **table)
+    return SettlementFacts(seen, ledger or Ledger(), lock, LATER, standing)
 
 
-def kinds(scene: SettlementFacts) -> list[EffectKind]:
-    return [effect.kind for effect in owed(scene)]
+def told(effects: Iterable[Effect]) -> list[str]:
+    """Each effect in words: its kind, its phase, and whether it removes a lock."""
+    return [
+        " ".join(filter(None, (one.kind.value, one.phase, "+ lock" * one.frees_lock)))
+        for one in effects
+    ]
 
 
-RELEASED = [EffectKind.RELEASE_LOCK]
-PROVED = [EffectKind.SETTLE_POD]
+RELEASED = ["release-lock + lock"]
+PROVED = ["settle-pod + lock"]
 """A patch with the pod's UID, and the lock behind it."""
 
 
 @pytest.mark.parametrize(
-    ("message", "text"),
+    ("changes", "text"),
     [
-        (MESSAGE, SENTENCE),
-        (SENTENCE, SENTENCE),
-        (f"{SENTENCE} and more [x]", SENTENCE),
-        ("Pod was rejected: no healthy devices present", ""),
+        ({}, SENTENCE),
+        ({"message": SENTENCE}, SENTENCE),
+        ({"message": f"{SENTENCE} and more [x]"}, SENTENCE),
+        ({"message": "Pod was rejected: no healthy devices present"}, ""),
+        ({"phase": Phase.PENDING}, ""),
+        ({"reason": "OutOfcpu"}, ""),
     ],
 )
-def test_our_sentence_is_found_in_the_words_of_the_kubelet(message, text):
-    assert text == refusal_text(rejected(message=message))
+def test_our_sentence_is_found_in_the_words_of_the_kubelet(changes, text):
+    assert text == refusal_text(rejected(**changes))
 
 
-@pytest.mark.parametrize("changes", [{"phase": Phase.PENDING}, {"reason": "OutOfcpu"}])
-def test_a_pod_that_was_not_rejected_by_us_has_no_sentence(changes):
-    assert "" == refusal_text(rejected(**changes))
-
-
-def test_a_refused_pod_is_settled_as_failed_and_told_why():
-    settle, event = owed(a_scene(rejected()))
-
-    assert (EffectKind.SETTLE_POD, "failed", ()) == (settle.kind, settle.phase, settle.groups)
-    assert (EffectKind.POST_EVENT, REFUSED_EVENT, SENTENCE) == (
-        event.kind,
-        event.reason,
-        event.value,
-    )
-
-
-def test_only_the_refused_pod_is_settled():
+@pytest.mark.parametrize("annotations", [BOUND, {}], ids=["placed", "never placed"])
+def test_only_the_refused_pod_is_settled_as_failed_and_told_why_until_it_shows(annotations):
     running = a_pod(uid=a_pod_uid(7), name="other", annotations=BOUND, phase=Phase.RUNNING)
     ended = a_pod(uid=a_pod_uid(8), name="done", annotations=BOUND, phase=Phase.FAILED)
+    refused = rejected(annotations=annotations)
 
-    assert {rejected().uid} == {
-        effect.pod_uid for effect in owed(a_scene(running, rejected(), ended))
-    }
+    settle, event = owed(a_scene(running, refused, ended, lock_stamp=None))
 
-
-def test_a_pod_that_is_settled_already_is_left_alone():
-    settled = {**BOUND, "hami.io/bind-phase": "failed"}
-
-    assert () == owed(a_scene(rejected(annotations=settled)))
-
-
-def test_a_pod_that_was_never_placed_is_told_as_well():
-    settle, event = owed(a_scene(rejected(annotations={})))
-
-    assert ("failed", "AllocationRefused") == (settle.phase, event.reason)
+    assert {refused.uid} == {settle.pod_uid, event.pod_uid}
+    assert ["settle-pod failed", "post-event"] == told((settle, event))
+    assert ((), REFUSED_EVENT, SENTENCE) == (settle.groups, event.reason, event.value)
+    settled = changed(refused, annotations={**annotations, PHASE: "failed"})
+    assert () == owed(a_scene(settled, lock_stamp=None))
 
 
 STAMPS = [NOON, NOON - dt.timedelta(days=9000), NOON + dt.timedelta(days=9000)]
@@ -121,151 +111,53 @@ BIND_TIMES = ["", "soon", "0", "99999999999", str(int(NOON.timestamp()))]
 """A tenant can write bind-time, and the scheduler's clock is not ours."""
 
 
-def lock_of(scene: SettlementFacts) -> str:
-    assert scene.lock is not None
-    return scene.lock.value
-
-
 @pytest.mark.parametrize("stamp", STAMPS)
 @pytest.mark.parametrize("bind_time", BIND_TIMES)
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
 def test_the_lock_of_a_terminal_owner_goes_behind_a_patch_with_its_uid(phase, bind_time, stamp):
-    ended = a_pod(phase=phase, annotations={**BOUND, "hami.io/bind-time": bind_time})
-    scene = a_scene(ended, lock_stamp=stamp)
+    ended = changed(POD, phase=phase, annotations={**BOUND, "hami.io/bind-time": bind_time})
 
-    (effect,) = owed(scene)
+    (effect,) = owed(a_scene(ended, lock_stamp=stamp))
 
-    assert (EffectKind.SETTLE_POD, ended.uid) == (effect.kind, effect.pod_uid)
-    assert ("", lock_of(scene)) == (effect.phase, effect.value)
+    assert (PROVED, ended.uid) == (told([effect]), effect.pod_uid)
+    assert a_lock(stamp=stamp).value == effect.value
+    assert () == owed(a_scene(ended, lock_stamp=stamp, synced=False))
 
 
 def test_a_refused_owner_is_settled_told_and_its_lock_goes():
-    settle, event, release = owed(a_scene(rejected(), lock_stamp=NOON))
+    expected = ["settle-pod failed", "post-event", "settle-pod failed + lock"]
 
-    assert ("failed", "") == (settle.phase, settle.value)
-    assert EffectKind.POST_EVENT is event.kind
-    assert ("failed", a_lock().value) == (release.phase, release.value)
-
-
-@pytest.mark.parametrize("stamp", STAMPS)
-@pytest.mark.parametrize("noted", [a_lock(stamp=NOON).value, "another", ""])
-def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_a_patch(
-    noted, stamp
-):
-    """Whatever its answer noted: a late watch shows a lock that its scheduler gave up since."""
-    ledger = Ledger((a_row(answered_at=NOON, lock=noted),))
-    namesake = a_pod(uid=a_pod_uid(9), annotations={})
-    text = a_lock(stamp=stamp).value
-
-    scene = a_scene(a_pod(annotations=BOUND), ledger=ledger, lock_stamp=stamp)
-    (effect,) = (one for one in owed(scene) if one.frees_lock)
-    kind = EffectKind.RELEASE_LOCK if noted == text else EffectKind.SETTLE_POD
-    assert (kind, "", text) == (effect.kind, effect.phase, effect.value)
-
-    # Its name may be another pod's by now, which took over the lock as it is.
-    for pods in ((), (namesake,)):
-        assert () == owed(a_scene(*pods, ledger=ledger, lock_stamp=stamp))
-
-
-def test_the_lock_of_a_namesake_that_took_it_in_the_same_second_stays():
-    lock = a_lock(stamp=NOON)
-    ledger = Ledger((a_row(answered_at=NOON, lock=lock.value),))
-    waiting = a_pod(uid=a_pod_uid(9), annotations=BOUND)
-    scene = a_scene(waiting, gone=(a_pod(annotations=BOUND),), ledger=ledger, lock_stamp=NOON)
-
-    assert [] == kinds(scene)
-
-
-def test_a_later_lock_of_an_answered_pods_name_stays():
-    earlier = a_lock(stamp=NOON - dt.timedelta(seconds=5)).value
-    ledger = Ledger((a_row(answered_at=NOON, lock=earlier),))
-    waiting = a_pod(uid=a_pod_uid(9), annotations=BOUND)
-
-    assert () == owed(a_scene(ledger=ledger, lock_stamp=NOON))
-    assert () == owed(a_scene(waiting, ledger=ledger, lock_stamp=NOON, standing=9 * UNCLAIMED))
-
-
-@pytest.mark.parametrize("stamp", STAMPS)
-@pytest.mark.parametrize(
-    "pods",
-    [
-        (),
-        (a_pod(uid=a_pod_uid(9), name="other", annotations=BOUND),),
-    ],
-    ids=["nobody", "another pod"],
-)
-def test_a_lock_that_nobody_waits_for_goes_when_it_stood_before_our_eyes(pods, stamp):
-    young = a_scene(*pods, lock_stamp=stamp, standing=UNCLAIMED - dt.timedelta(seconds=1))
-    scene = msgspec.structs.replace(young, standing=UNCLAIMED)
-
-    (effect,) = owed(scene)
-
-    assert () == owed(young)
-    assert (EffectKind.RELEASE_LOCK, lock_of(scene)) == (effect.kind, effect.value)
-    stale = msgspec.structs.replace(scene.table, stale=True)
-    assert () == owed(msgspec.structs.replace(scene, table=stale))
-
-
-def test_a_pod_that_asks_us_for_nothing_is_let_alone_until_its_lock_stood_for_long():
-    """Another vendor's plugin may be about to answer it: HAMi has one lock for several."""
-    pod = a_pod(annotations=BOUND, containers=(a_container(count=0),))
-    scene = a_scene(pod, lock_stamp=NOON)
-
-    assert () == owed(scene)
-    assert RELEASED == kinds(msgspec.structs.replace(scene, standing=UNCLAIMED))
-    over = msgspec.structs.replace(pod, phase=Phase.FAILED)
-    assert PROVED == kinds(a_scene(over, lock_stamp=NOON))
-
-
-def test_an_owner_that_waits_keeps_its_lock_however_long():
-    waiting = a_pod(annotations={})
-
-    assert () == owed(a_scene(waiting, lock_stamp=STAMPS[1], standing=99 * UNCLAIMED))
-
-
-def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
-    init = a_container(name="init", role=Role.INIT)
-    first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
-    started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
-    crashing = msgspec.structs.replace(a_container(name="b"), has_run=True)
-    looping = msgspec.structs.replace(started, containers=(init, first, crashing))
-    half = msgspec.structs.replace(started, containers=(init, first, a_container(name="b")))
-    held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
-
-    def released(pod: PodView, ledger: Ledger | None = None) -> bool:
-        """After a while; at once the status may be that of before a reboot."""
-        young = a_scene(pod, lock_stamp=NOON, ledger=ledger)
-        assert [] == kinds(young)
-        return PROVED == kinds(msgspec.structs.replace(young, standing=UNCLAIMED))
-
-    assert released(started)
-    assert released(looping)
-    assert not released(half)
-    assert not released(half, held)
-
-
-def test_no_lock_is_released_before_the_pods_are_known():
-    ended = a_pod(annotations=BOUND, phase=Phase.FAILED)
-
-    assert () == owed(a_scene(ended, lock_stamp=NOON, synced=False))
-
-
-def test_a_legacy_lock_is_nobodys():
-    scene = a_scene(a_pod(annotations=BOUND, phase=Phase.FAILED))
-
-    assert () == owed(msgspec.structs.replace(scene, lock=a_lock(name="")))
+    assert expected == told(owed(a_scene(rejected())))
 
 
 def answered(*containers: str, lock: str = a_lock().value) -> Ledger:
     return Ledger(tuple(a_row(container=name, answered_at=NOON, lock=lock) for name in containers))
 
 
-SUCCESS = {**BOUND, "hami.io/bind-phase": "success"}
+@pytest.mark.parametrize("stamp", STAMPS)
+@pytest.mark.parametrize("noted", [a_lock().value, "another", ""])
+def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_a_patch(
+    noted, stamp
+):
+    """Whatever its answer noted: a late watch shows a lock that its scheduler gave up since."""
+    ledger, text = answered("main", lock=noted), a_lock(stamp=stamp).value
+    namesake = a_pod(uid=a_pod_uid(9), annotations={})
+
+    scene = a_scene(POD, ledger=ledger, lock_stamp=stamp)
+    (effect,) = (one for one in owed(scene) if one.frees_lock)
+    assert (RELEASED if noted == text else PROVED) == told([effect])
+    assert text == effect.value
+
+    # Its name may be another pod's by now, which took over the lock as it is.
+    for pods in ((), (namesake,)):
+        assert () == owed(a_scene(*pods, ledger=ledger, lock_stamp=stamp))
+
+
 TWO = a_pod(annotations=SUCCESS, containers=(a_container(name="a"), a_container(name="b")))
 
 
 @pytest.mark.parametrize(
-    ("containers", "after", "kinds_expected"),
+    ("containers", "after", "expected"),
     [
         (("a", "b"), 2.0, PROVED),
         (("a", "b"), 1.9, []),
@@ -276,29 +168,95 @@ TWO = a_pod(annotations=SUCCESS, containers=(a_container(name="a"), a_container(
     ids=["long ago", "just now", "the clock was set back", "one is missing", "none"],
 )
 def test_the_lock_of_a_pod_answered_in_full_goes_at_once_if_a_row_notes_it_else_after_two_seconds(
-    containers, after, kinds_expected
+    containers, after, expected
 ):
-    now = NOON + dt.timedelta(seconds=after)
-    noted, other = answered(*containers), answered(*containers, lock="another")
+    def at_last(ledger: Ledger) -> list[str]:
+        now = NOON + dt.timedelta(seconds=after)
+        return told(owed(msgspec.structs.replace(a_scene(TWO, ledger=ledger), now=now)))
 
-    assert kinds_expected == kinds(a_scene(TWO, ledger=other, lock_stamp=NOON, now=now))
+    assert expected == at_last(answered(*containers, lock="another"))
     at_once = RELEASED if len(containers) == len(TWO.containers) else []
-    assert at_once == kinds(a_scene(TWO, ledger=noted, lock_stamp=NOON, now=now))
+    assert at_once == at_last(answered(*containers))
 
 
-def test_the_lock_of_a_half_answered_pod_that_is_over_goes_behind_a_patch_with_its_uid():
-    over = msgspec.structs.replace(TWO, phase=Phase.FAILED)
+def test_a_container_that_ended_under_the_kubelet_that_was_answered_needs_no_answer():
+    epoch = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
+    init = msgspec.structs.replace(a_container(name="a", role=Role.INIT), ended_at=LATER)
+    pod = changed(POD, containers=(init, a_container(name="b")))
 
-    (effect,) = owed(a_scene(over, ledger=answered("a"), lock_stamp=NOON))
+    (settle,) = owed(
+        a_scene(pod, ledger=Ledger((a_row(container="b", epoch=epoch),)), lock_stamp=None)
+    )
 
-    assert (EffectKind.SETTLE_POD, a_lock().value) == (effect.kind, effect.value)
+    assert "success" == settle.phase
+    earlier = KubeletEpoch(7, epoch.ctime_ns + 60 * 10**9)
+    ledger = Ledger((a_row(container="b", epoch=earlier),))
+    assert () == owed(a_scene(pod, ledger=ledger, lock_stamp=None))
 
 
-def test_the_lock_of_a_half_answered_pod_that_is_gone_may_be_its_successors():
-    young = a_scene(ledger=answered("a"), lock_stamp=NOON)
+NAMESAKE = a_pod(uid=a_pod_uid(9), annotations=BOUND)
+EARLIER = answered("main", lock=a_lock(stamp=NOON - dt.timedelta(seconds=5)).value)
+BARE = a_pod(annotations=BOUND, containers=(a_container(count=0),))
+OVER = changed(TWO, phase=Phase.FAILED)
+OTHER = a_pod(uid=a_pod_uid(9), name="other", annotations=BOUND)
 
-    assert [] == kinds(young)
-    assert RELEASED == kinds(msgspec.structs.replace(young, standing=UNCLAIMED))
+
+@pytest.mark.parametrize(
+    ("pods", "seen", "at_once", "after_long"),
+    [
+        # A namesake that took the lock in the same second, or a later one.
+        ([NAMESAKE], {"gone": (POD,), "ledger": answered("main")}, [], []),
+        ([NAMESAKE], {"ledger": EARLIER}, [], []),
+        ([], {"ledger": EARLIER}, [], RELEASED),
+        # Nobody waits for it.
+        *(([], {"lock_stamp": stamp}, [], RELEASED) for stamp in STAMPS),
+        *(([OTHER], {"lock_stamp": stamp}, [], RELEASED) for stamp in STAMPS),
+        ([], {"stale": True}, [], []),
+        # Another vendor's plugin may be about to answer it: HAMi has one lock for several.
+        ([BARE], {}, [], RELEASED),
+        ([changed(BARE, phase=Phase.FAILED)], {}, PROVED, PROVED),
+        # An owner that waits, however long.
+        ([changed(POD, annotations={})], {"lock_stamp": STAMPS[1]}, [], []),
+        # A half-answered pod that is over; gone, the lock may be its successor's.
+        ([OVER], {"ledger": answered("a")}, PROVED, PROVED),
+        ([], {"ledger": answered("a")}, [], RELEASED),
+    ],
+)
+def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our_eyes(
+    pods, seen, at_once, after_long
+):
+    scene = a_scene(*pods, **seen)
+    young = msgspec.structs.replace(scene, standing=UNCLAIMED - dt.timedelta(seconds=1))
+
+    assert at_once == told(owed(young))
+    assert after_long == told(owed(msgspec.structs.replace(scene, standing=LONG)))
+
+
+def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
+    init = a_container(name="init", role=Role.INIT)
+    first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
+    started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
+    crashing = msgspec.structs.replace(a_container(name="b"), has_run=True)
+    looping = changed(started, containers=(init, first, crashing))
+    half = changed(started, containers=(init, first, a_container(name="b")))
+    held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
+
+    for pod, ledger, goes in (
+        (started, None, True),
+        (looping, None, True),
+        (half, None, False),
+        (half, held, False),
+    ):
+        # At once the status may be that of before a reboot.
+        assert [] == told(owed(a_scene(pod, ledger=ledger)))
+        after = told(owed(a_scene(pod, ledger=ledger, standing=UNCLAIMED)))
+        assert (PROVED if goes else []) == after
+
+
+def test_a_legacy_lock_is_nobodys():
+    scene = a_scene(changed(POD, phase=Phase.FAILED))
+
+    assert () == owed(msgspec.structs.replace(scene, lock=a_lock(name="")))
 
 
 def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():
@@ -306,11 +264,11 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
         rejected(uid=a_pod_uid(number), name=f"many-{number}", namespace="tenant")
         for number in range(2, 2000)
     ]
-    settled = msgspec.structs.replace(many[0], annotations={"hami.io/bind-phase": "failed"})
+    settled = changed(many[0], annotations={PHASE: "failed"})
     other = rejected()
 
-    first = {effect.pod_uid for effect in owed(a_scene(*many, other))}
-    then = {effect.pod_uid for effect in owed(a_scene(settled, *many[1:], other))}
+    first = {one.pod_uid for one in owed(a_scene(*many, other, lock_stamp=None))}
+    then = {one.pod_uid for one in owed(a_scene(settled, *many[1:], other, lock_stamp=None))}
 
     assert {*(pod.uid for pod in many[:REFUSED_AT_ONCE]), other.uid} == first
     assert {*(pod.uid for pod in many[1 : REFUSED_AT_ONCE + 1]), other.uid} == then

@@ -1,18 +1,102 @@
 """Limits engage while a neighbour on the same GPU is active, and release when it is not."""
 
+import dataclasses
 import datetime as dt
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hami.region import RegionChange, RegionReading, RegionState
-from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0
+from agent.hami.region import Region, RegionChange, RegionReading, RegionState
+from agent.ledger import Row
+from agent.model import GpuUuid
+from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0, HamiCoreLibrary
 from agent.usage import ACTIVE_FOR, HIGHEST_RECENT, Feedback, feedback, region_user, uses_sm
 from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
-from tests.fakes.regions import a_process, a_region
-from tests.unit.core.usage.shared_gpu import SharedGpus
+from tests.fakes.limiter import LimitedProcess
+from tests.fakes.regions import a_process, a_region, changed
+from tests.fakes.scheduler_vectors import load_cases
+
+# Containers on GPUs of a simulated node: kernels of HAMi-core, and rounds of feedback.
+
+ROUND = dt.timedelta(seconds=5)
+
+
+@dataclasses.dataclass
+class SharingContainer:
+    """One container: its row, its region, and its process once it has started one."""
+
+    row: Row
+    region: Region
+    process: LimitedProcess | None = None
+    last_work: dt.datetime | None = None
+
+
+class SharedGpus:
+    """Containers that run a release of HAMi-core, limited to 30 percent of each GPU."""
+
+    def __init__(self, release: HamiCoreLibrary) -> None:
+        self.release = release
+        self.now = NOON
+        self.containers: dict[str, SharingContainer] = {}
+        self.last = Feedback()
+
+    def start(self, name: str, priority: int = 1, gpus: Iterable[GpuUuid] = (G1,)) -> None:
+        """The first process of a container starts, and makes its region."""
+        uuids = tuple(gpus)
+        row = msgspec.structs.replace(
+            a_row(shares=[a_share(uuid=uuid) for uuid in uuids]), priority=priority
+        )
+        region = a_region(*uuids, priority=priority, last_kernel=self.now)
+        process = LimitedProcess(self.release, 30, "default", region.is_limiting)
+        self.containers[name] = SharingContainer(row, region, process)
+
+    def restart(self, name: str) -> None:
+        """The process of a container is followed by another one."""
+        one = self.containers[name]
+        one.process = LimitedProcess(self.release, 30, "default", one.region.is_limiting)
+        one.region = msgspec.structs.replace(one.region, last_kernel=self.now)
+
+    def launch(self, name: str, sm: int = 50) -> bool:
+        """A kernel that uses so much of each GPU; whether it was launched."""
+        one = self.containers[name]
+        assert one.process is not None
+        after = one.process.launch(one.region, self.now)
+        one.region = msgspec.structs.replace(
+            after or msgspec.structs.replace(one.region, last_kernel=self.now),
+            processes=(a_process(*[2**30] * len(one.region.gpus), sm=sm if after else 0),),
+        )
+        return after is not None
+
+    def rest(self, name: str) -> None:
+        """No kernel of the container runs."""
+        one = self.containers[name]
+        processes = (a_process(*[2**30] * len(one.region.gpus)),)
+        one.region = msgspec.structs.replace(one.region, processes=processes)
+
+    def round(self, *, alive: bool = True) -> Feedback:
+        """Five seconds later, one round; `alive`: the agent knows that the processes live."""
+        self.now += ROUND
+        users = {}
+        for name, one in self.containers.items():
+            living = frozenset({1}) if alive else None
+            reading = RegionReading(RegionState.READABLE, one.region, alive=living)
+            if uses_sm(reading.sums(), self.now):
+                one.last_work = self.now
+            users[name] = region_user(one.row, one.region, self.now, one.last_work)
+        self.last = feedback(users)
+        for name, change in self.last.changes.items():
+            self.containers[name].region = changed(self.containers[name].region, change)
+        return self.last
+
+    def is_limited(self, name: str) -> bool:
+        """Whether launches of the container take tokens now."""
+        one = self.containers[name]
+        assert one.process is not None
+        return one.process.is_limited(one.region)
+
 
 EACH = [HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0]
 RELEASES = st.sampled_from(EACH)
@@ -48,18 +132,6 @@ def test_two_that_start_minutes_apart_are_limited_while_both_work(release):
     rounds(node, LETS_GO, "first")
     assert not node.is_limited("first")
     assert not node.is_limited("second")
-
-
-def test_by_recent_kernel_alone_as_in_hami_the_same_two_never_meet():
-    node = SharedGpus(HAMI_2_9_0)
-    node.start("first")
-    rounds(node, 20, "first")
-    node.start("second")
-    node.launch("first")
-    node.launch("second")
-
-    first, second = node.containers["first"].region, node.containers["second"].region
-    assert (0, 2) == (first.recent_kernel, second.recent_kernel)
 
 
 @pytest.mark.parametrize("release", KEEPING)
@@ -128,29 +200,24 @@ def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
 
 
 @pytest.mark.parametrize(
-    ("last_kernel", "alive", "expected"),
+    ("last_kernel", "alive", "sm", "expected"),
     [
-        (NOON, None, True),
-        (NOON - ACTIVE_FOR, None, True),
-        (NOON - 2 * ACTIVE_FOR, None, False),
-        (NOON + 2 * ACTIVE_FOR, None, False),
-        (None, None, False),
-        (None, frozenset({1}), True),
-        (NOON, frozenset({2}), False),
-        (NOON, frozenset(), False),
+        (NOON, None, 9, True),
+        (NOON - ACTIVE_FOR, None, 9, True),
+        (NOON - 2 * ACTIVE_FOR, None, 9, False),
+        (NOON + 2 * ACTIVE_FOR, None, 9, False),
+        (None, None, 9, False),
+        (None, frozenset({1}), 9, True),
+        (NOON, frozenset({1}), 0, False),
+        (NOON, frozenset({2}), 9, False),
+        (NOON, frozenset(), 9, False),
     ],
 )
-def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, expected):
-    region = a_region(G1, processes=(a_process(1, sm=9),), last_kernel=last_kernel)
+def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, sm, expected):
+    region = a_region(G1, processes=(a_process(1, sm=sm),), last_kernel=last_kernel)
     assert expected == uses_sm(
         RegionReading(RegionState.READABLE, region, alive=alive).sums(), NOON
     )
-
-
-def test_an_sm_that_is_not_used_is_no_use():
-    region = a_region(G1, processes=(a_process(1),), last_kernel=NOON)
-    reading = RegionReading(RegionState.READABLE, region, alive=frozenset({1}))
-    assert not uses_sm(reading.sums(), NOON)
 
 
 def a_user(region, *, priority=1, gpus=(G1,), work=None):
@@ -292,3 +359,39 @@ def test_whatever_a_region_has_a_second_round_changes_nothing_but_the_countdown(
     assert {name: user.is_limiting for name, user in users.items()} == {
         name: name in first.limited for name in users
     }
+
+
+# Feedback decides as HAMi's monitor did on the same regions.
+
+CASES = load_cases("feedback")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_each_round_leaves_the_regions_as_hami_leaves_them(case):
+    rows, regions = {}, {}
+    for before in case["before"]:
+        uuids = [GpuUuid(uuid) for uuid in before["uuids"]]
+        row = a_row(shares=[a_share(uuid=uuid) for uuid in uuids])
+        rows[before["name"]] = msgspec.structs.replace(row, priority=before["priority"])
+        regions[before["name"]] = a_region(
+            *uuids,
+            priority=before["priority"],
+            recent_kernel=before["recent_kernel"],
+            is_limiting=bool(before["utilization_switch"]),
+        )
+    for expected in case["after_each_tick"]:
+        users = {name: region_user(rows[name], regions[name], NOON, None) for name in rows}
+        for name, change in feedback(users).changes.items():
+            regions[name] = changed(regions[name], change)
+
+        assert expected == {
+            name: {
+                "recent_kernel": region.recent_kernel,
+                "utilization_switch": int(region.is_limiting),
+            }
+            for name, region in regions.items()
+        }
+
+
+def test_all_of_hamis_rounds_are_there():
+    assert 11 == len(CASES)

@@ -1,4 +1,4 @@
-"""What a container uses: the sums over its live processes."""
+"""What a container uses: the sums over its live processes, and whose GPU a number is."""
 
 import datetime as dt
 
@@ -17,13 +17,15 @@ from agent.hami.region import (
     RegionSums,
 )
 from agent.usage import ContainerGpuUse, ContainerUse, use_of
+from tests.builders import G1, G2, NOON, a_uuid
+from tests.fakes.regions import a_process, a_region
 
 NOW = dt.datetime(2026, 11, 26, 12, tzinfo=dt.UTC)
 BEFORE = NOW - dt.timedelta(seconds=30)
 GPUS = (RegionGpu(0, "GPU-a", 100, 30), RegionGpu(1, "", 0, 100))
 
 
-def a_process(pid, *totals, sm=0):
+def a_sum_process(pid, *totals, sm=0):
     memory = tuple(
         MemoryUse(context=1, module=2, buffer=total - 3, total=total) for total in totals
     )
@@ -36,7 +38,7 @@ def reading(*processes, alive=None, last_kernel=BEFORE, gpus=GPUS):
 
 
 def test_each_gpu_has_the_sum_of_all_processes():
-    use = use_of(reading(a_process(7, 10, 20, sm=60), a_process(9, 30, 40, sm=50)), NOW)
+    use = use_of(reading(a_sum_process(7, 10, 20, sm=60), a_sum_process(9, 30, 40, sm=50)), NOW)
 
     assert (
         ContainerGpuUse(0, "GPU-a", 100, 30, MemoryUse(2, 4, 34, 40), 110),
@@ -59,7 +61,7 @@ def test_each_gpu_has_the_sum_of_all_processes():
 def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes):
     alive = None if alive is None else frozenset(alive)
 
-    use = use_of(reading(a_process(7, 10, 10), a_process(9, 30, 30), alive=alive), NOW)
+    use = use_of(reading(a_sum_process(7, 10, 10), a_sum_process(9, 30, 30), alive=alive), NOW)
 
     assert (total, processes) == (use.gpus[0].memory.total, use.processes)
 
@@ -69,7 +71,7 @@ def test_what_a_process_freed_in_the_slot_of_another_is_taken_from_the_sum(other
     freed = MemoryUse(buffer=-150, total=-150)
     lost = RegionProcess(7, 7, 0, (freed, freed), (0, 0))
 
-    use = use_of(reading(lost, a_process(9, other, other)), NOW)
+    use = use_of(reading(lost, a_sum_process(9, other, other)), NOW)
 
     assert (total, max(0, other - 153)) == (use.gpus[0].memory.total, use.gpus[0].memory.buffer)
 
@@ -95,7 +97,7 @@ words = st.integers(3, 2**63 - 1)
 
 @given(st.lists(st.tuples(words, words), max_size=20), st.sets(st.integers(0, 19)))
 def test_the_uses_of_living_and_dead_add_up_to_those_of_all(totals, alive):
-    processes = [a_process(pid, *one) for pid, one in enumerate(totals)]
+    processes = [a_sum_process(pid, *one) for pid, one in enumerate(totals)]
     dead = frozenset(range(20)) - alive
 
     everybody = use_of(reading(*processes), NOW)
@@ -107,3 +109,33 @@ def test_the_uses_of_living_and_dead_add_up_to_those_of_all(totals, alive):
                 getattr(part.gpus[index].memory, field) for part in parts
             )
     assert everybody.processes == sum(part.processes for part in parts)
+
+
+# Whose GPU a number of a region is: the GPUs that the container was given decide.
+
+G3 = a_uuid(3)
+
+
+def used(uuids, given):
+    region = a_region(*uuids, processes=(a_process(*range(1, len(uuids) + 1)),))
+    use = use_of(RegionReading(RegionState.READABLE, region).sums(), NOON, given)
+    return [(gpu.uuid, gpu.memory.total) for gpu in use.gpus]
+
+
+@pytest.mark.parametrize(
+    ("uuids", "given", "expected"),
+    [
+        ((G1, G2), (G1, G2), [(G1, 1), (G2, 2)]),
+        ((G2, G1), (G1, G2), [(G2, 1), (G1, 2)]),
+        ((G2,), (G1, G2), [(G2, 1)]),
+        (("", ""), (G1, G2), [(G1, 1), (G2, 2)]),
+        ((G3, G2), (G1, G2), [(G1, 1), (G2, 2)]),
+        ((G2, G2), (G1, G2), [(G1, 1), (G2, 2)]),
+        ((G1, G3), (G1,), [(G1, 1)]),
+        ((G1,), (G1, G1), [(G1, 1)]),
+        ((G3,), (), [(G3, 1)]),
+        ((), (G1,), []),
+    ],
+)
+def test_a_region_that_names_other_gpus_counts_by_position(uuids, given, expected):
+    assert expected == used(uuids, given)

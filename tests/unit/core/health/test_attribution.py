@@ -1,10 +1,32 @@
-"""What all GPUs say alike, and fail, is the driver's trouble."""
+"""Whose a fault is: what all GPUs say alike is the driver's, a rising count tells one GPU."""
 
+import msgspec
 import pytest
 
-from agent.health.attribution import OF_ALL, fail_alike, of_the_driver, same_fault
-from agent.model import GpuFault, GpuSigns, GpuUuid, Probe, ProbeOutcome, Scan, Trouble
-from tests.builders import a_gpu
+from agent.health.attribution import (
+    NOT_COUNTED,
+    OF_ALL,
+    ErrorCount,
+    compared,
+    fail_alike,
+    of_the_driver,
+    same_fault,
+)
+from agent.model import (
+    Condition,
+    DriverEvent,
+    EventKind,
+    GpuFault,
+    GpuSigns,
+    GpuUuid,
+    Health,
+    Probe,
+    ProbeOutcome,
+    Scan,
+    Trouble,
+)
+from tests.builders import G1, NOON, a_gpu, a_health
+from tests.unit.core.health.test_judge import later
 
 A, B, C = (GpuUuid(f"GPU-{letter}") for letter in "abc")
 ERROR, LOST = "Unknown Error", "GPU is lost"
@@ -74,3 +96,60 @@ def test_gpus_that_wake_or_must_be_reset_are_no_drivers_trouble(trouble):
     faults = tuple(GpuFault(uuid, ERROR, trouble) for uuid in (A, B))
 
     assert same_fault(Scan("570", (), faults), nobody) is None
+
+
+NEAR = 20.0
+OK = a_health()
+SUSPECTED = a_health(condition=Condition.WATCH, cause="ecc")
+HERS = DriverEvent(EventKind.ECC_DOUBLE, G1)
+
+
+def counting(count: int | None) -> Probe:
+    return Probe(G1, ProbeOutcome.PASSED, signs=GpuSigns(ecc_uncorrected=count))
+
+
+def told(known: ErrorCount, count: int | None, health: Health = SUSPECTED, at: float = 0.0):
+    return compared(known, counting(count), health, later(at), NEAR)
+
+
+@pytest.mark.parametrize(
+    ("known", "count", "found"),
+    [
+        (NOT_COUNTED, 7, (ErrorCount(7), None)),
+        (ErrorCount(7), 7, (ErrorCount(7), None)),
+        (ErrorCount(7), 8, (ErrorCount(8), HERS)),
+        (ErrorCount(7, NOON), None, (ErrorCount(7, NOON), None)),
+        (ErrorCount(7), 0, (ErrorCount(0), None)),
+        (ErrorCount(0), 1, (ErrorCount(1), HERS)),
+    ],
+)
+def test_a_count_that_rises_under_suspicion_is_told_once(known, count, found):
+    assert found == told(known, count)
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        OK,
+        a_health(condition=Condition.WATCH, cause="xid"),
+        a_health(condition=Condition.BAD, cause="ecc"),
+    ],
+)
+def test_a_count_that_rises_without_suspicion_is_kept_for_one_that_follows(health):
+    known, event = told(ErrorCount(7), 8, health, at=-NEAR)
+
+    assert (ErrorCount(8, later(-NEAR)), None) == (known, event)
+    assert (ErrorCount(8), HERS) == told(known, 8)
+
+
+@pytest.mark.parametrize("at", [-NEAR - 1, NEAR + 1])
+def test_a_count_that_rose_too_far_from_the_suspicion_is_not_its_cause(at):
+    known, _ = told(ErrorCount(7), 8, OK, at=at)
+
+    assert (known, None) == told(known, 8, at=NEAR)
+
+
+def test_a_later_suspicion_of_the_same_gpu_counts_too():
+    suspected = msgspec.structs.replace(SUSPECTED, quiet_since=later(100))
+
+    assert (ErrorCount(8), HERS) == told(ErrorCount(7), 8, suspected, at=100)

@@ -1,5 +1,6 @@
-"""`doctor --pre` on a node of models: it sees what is there, and what was taken away."""
+"""`doctor` on a node of models, and over the C stub: it sees what is there, and what is not."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,7 +20,8 @@ from agent.hami.register import RegisteredGpu, encode_register
 from agent.host.process import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.findings import CheckGroup, Finding, PreflightCheck, PreflightVerdict
+from agent.node.findings import ALL_GROUPS, CheckGroup, Finding, PreflightCheck, PreflightVerdict
+from agent.node.scheduling import AgentAnswer
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -28,7 +30,11 @@ from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from tests.fakes.http import a_session, stream
 
-pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
+pytestmark = [
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("forgetful"),
+]
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -100,112 +106,88 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
     return {one.point.value for one in findings if one.verdict is PreflightVerdict.WRONG}
 
 
-async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
-    server = PreflightServer()
-    found = await examined(server, tmp_path)
-
-    assert set() == wrong(found)
-    assert ["ok"] == of(found, "P-DRIVER") == of(found, "P-WITNESS") == of(found, "P-PLUGIN")
-    assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL") == of(found, "P-RIGHTS")
-
-
-async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: Path):
-    server = PreflightServer()
-    server.denied = {("patch", "nodes")}
-    found = await examined(server, tmp_path)
-
-    assert {"P-RIGHTS"} == wrong(found)
-    assert 8 == len(server.asked)
-    assert [] == of(found, "P-NODE")
-    assert {"status"} == {str(one["subresource"]) for one in server.asked if "subresource" in one}
+THEIR_POD = {
+    "metadata": {
+        "namespace": "hami",
+        "name": "x",
+        "labels": {"app.kubernetes.io/component": "hami-device-plugin"},
+    }
+}
+A_POD = {"metadata": {"namespace": "team-a", "name": "one"}}
+WRITES = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
+READER = {"reader": True}
+NODE_SEEN = {"P-NODE": ["ok"], "P-LABEL": ["ok"]}
+ALL_WELL = NODE_SEEN | {
+    point: ["ok"] for point in ("P-DRIVER", "P-WITNESS", "P-PLUGIN", "P-RIGHTS")
+}
+THEIRS = {"P-MONITOR": ["note"]}
 
 
-async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("server", "given", "faults", "lines", "said"),
+    [
+        ({}, {}, set(), ALL_WELL, ()),
+        ({"denied": {("patch", "nodes")}}, {}, {"P-RIGHTS"}, {"P-NODE": []}, ("patch nodes",)),
+        ({"denied": {("list", "pods")}}, READER, {"P-RIGHTS"}, {}, ("list pods",)),
+        (
+            {"denied": WRITES},
+            READER,
+            set(),
+            NODE_SEEN | {"P-RIGHTS": ["note"]},
+            ("patch nodes", "create events"),
+        ),
+        ({"denied": {("get", "pods")}, "pods": [A_POD]}, {}, {"P-RIGHTS"}, {}, ("get pods",)),
+        ({"node": None}, {}, {"P-NODE"}, {}, ()),
+        ({"pods": [THEIR_POD, A_POD]}, {}, {"P-PLUGIN"}, THEIRS | {"P-PLUGIN": ["WRONG"]}, ()),
+        ({"pods": [THEIR_POD]}, {"takeover": True}, set(), THEIRS | {"P-PLUGIN": ["note"]}, ()),
+    ],
+)
+async def test_what_the_api_server_says_is_told(
+    tmp_path: Path, server: dict, given: dict, faults: set, lines: dict, said: tuple
+):
+    model = PreflightServer()
+    vars(model).update(server)
+    found = await examined(model, tmp_path, **given)
+    rights = " ".join(one.said for one in found if one.point is PreflightCheck.RIGHTS)
+
+    assert faults == wrong(found)
+    assert lines == {point: of(found, point) for point in lines}
+    assert [] == [word for word in said if word not in rights]
+    if given == READER:
+        assert {"get", "list", "watch"} == {one["verb"] for one in model.asked}
+    if "pods" in server:
+        asked = [one for one in model.asked if ("get", "pods") == (one["verb"], one["resource"])]
+        name = server["pods"][0]["metadata"]
+        wanted = {"namespace": name["namespace"], "name": name["name"]}
+        assert [{"verb": "get", "resource": "pods", **wanted}] == asked
+
+
+@pytest.mark.parametrize(("condition", "number"), [(False, 8), (True, 9)])
+async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number: int):  # noqa: FBT001 -- a case
     server = PreflightServer()
     server.denied = {("patch", "nodes")}
     async with a_node() as cluster, a_session(server, tmp_path):
-        flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
-        await examine(msgspec.structs.replace(settings(cluster, **flags), node_condition=True))
+        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
+        await examine(msgspec.structs.replace(chosen, node_condition=condition))
 
-    assert 9 == len(server.asked)
-    assert {("nodes", "status"), ("pods", "status")} == {
+    assert number == len(server.asked)
+    assert {("pods", "status"), *([("nodes", "status")] if condition else [])} == {
         (one["resource"], one["subresource"]) for one in server.asked if "subresource" in one
     }
 
 
-async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
+async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     server = PreflightServer()
-    server.denied = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
-    found = await examined(server, tmp_path, reader=True)
-
-    assert set() == wrong(found)
-    assert {"get", "list", "watch"} == {one["verb"] for one in server.asked}
-    assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL")
-    assert ["note"] == of(found, "P-RIGHTS")
-    (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
-    assert "patch nodes" in told
-    assert "create events" in told
-
-
-async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_path: Path):
-    server = PreflightServer()
-    server.denied = {("list", "pods")}
-    found = await examined(server, tmp_path, reader=True)
-
-    assert {"P-RIGHTS"} == wrong(found)
-
-
-async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: Path):
-    server = PreflightServer()
-    server.pods = [{"metadata": {"namespace": "team-a", "name": "one"}}]
-    server.denied = {("get", "pods")}
-    found = await examined(server, tmp_path)
-
-    assert {"P-RIGHTS"} == wrong(found)
-    (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
-    assert "get pods" in told
-    assert [{"verb": "get", "resource": "pods", "name": "one", "namespace": "team-a"}] == [
-        one for one in server.asked if ("get", "pods") == (one["verb"], one["resource"])
-    ]
-
-
-async def test_a_node_of_another_name_is_told(tmp_path: Path):
-    server = PreflightServer()
-    server.node = None
-    found = await examined(server, tmp_path)
-
-    assert {"P-NODE"} == wrong(found)
-
-
-async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path):
-    labels = {"app.kubernetes.io/component": "hami-device-plugin"}
-    server = PreflightServer()
-    server.pods = [
-        {"metadata": {"namespace": "hami", "name": "x", "labels": labels}},
-        {"metadata": {"namespace": "a", "name": "web-0"}},
-    ]
     async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
+        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
         with socket.socket(socket.AF_UNIX) as theirs:
             theirs.bind(str(cluster.places.plugins / "nvidia-gpu.sock"))
             theirs.listen()
-            both = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}))
-        server.pods = []
-        left = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}))
+            there = await examine(chosen)
+        left = await examine(chosen)
 
-    assert ["WRONG", "WRONG"] == of(both, "P-PLUGIN")
-    assert ["note"] == of(both, "P-MONITOR")
-    assert ["note", "ok"] == of(left, "P-PLUGIN")
-    assert set() == wrong(left)
-
-
-async def test_with_takeover_another_plugin_is_a_note(tmp_path: Path):
-    server = PreflightServer()
-    server.pods = [{"metadata": {"namespace": "hami", "name": "hami-device-plugin-x"}}]
-    found = await examined(server, tmp_path, takeover=True)
-
-    assert set() == wrong(found)
-    assert ["note"] == of(found, "P-PLUGIN") == of(found, "P-MONITOR")
+    assert (["WRONG"], ["note"]) == (of(there, "P-PLUGIN"), of(there, "P-MONITOR"))
+    assert (["note", "ok"], set()) == (of(left, "P-PLUGIN"), wrong(left))
 
 
 async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_path: Path):
@@ -240,46 +222,107 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: P
     assert "readable kubeconfig" not in told.said, "the remedy is said once"
 
 
-async def test_the_directory_above_hami_core_may_be_read_only_but_not_open_to_all():
+async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged():
+    """The directory above HAMi-core's may be read-only, but not open to all."""
+    found = {}
     async with a_node() as cluster:
-        plain = settings(cluster, **{"--scheduler": "none"})
-        cluster.places.hook.chmod(0o555)
-        read_only = await examine(plain)
-        cluster.places.hook.chmod(0o777)
-        open_to_all = await examine(plain)
-        cluster.places.hook.chmod(0o755)
+        for mode in (0o555, 0o777, 0o755):
+            cluster.places.hook.chmod(mode)
+            found[mode] = await examine(settings(cluster, **{"--scheduler": "none"}))
 
-    assert set() == wrong(read_only)
-    assert {"P-PATHS"} == wrong(open_to_all)
+    assert [set(), {"P-PATHS"}, set()] == [wrong(each) for each in found.values()]
+    assert [] == of(found[0o755], "P-NODE") + of(found[0o755], "P-RIGHTS")
 
 
-async def test_in_plain_mode_no_api_server_is_asked():
-    async with a_node() as cluster:
-        found = await examine(settings(cluster, **{"--scheduler": "none"}))
-
-    assert set() == wrong(found)
-    assert [] == of(found, "P-NODE") + of(found, "P-RIGHTS")
-
-
-async def test_an_empty_host_lacks_everything(tmp_path: Path):
+@pytest.fixture
+def bare(tmp_path: Path, stub_path: Path) -> Settings:
+    """A host in plain mode with the GPUs of the C stub of NVIDIA's library, and nothing else."""
+    for name in ("dev", "proc"):
+        (tmp_path / name).mkdir()
     flags = {
         "--scheduler": "none",
-        "--nvml-library": str(tmp_path / "none.so"),
+        "--nvml-library": str(stub_path),
         "--kubelet-socket": str(tmp_path / "plugins/kubelet.sock"),
         "--pod-resources-socket": str(tmp_path / "resources.sock"),
         "--hook-path": str(tmp_path / "hook"),
         "--state-dir": str(tmp_path / "state"),
         "--run-dir": str(tmp_path / "run"),
     }
-    plan = make_plan(Sources(flags=flags, host="host"))
+    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
 
-    found = await examine(plan.settings(NodeFacts()))
+
+async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
+    await asyncio.to_thread(stub_path.unlink)
+    found = await examine(bare)
 
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)
     (told,) = [one for one in found if one.point.value == "P-DRIVER"]
     assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"
+
+
+async def beside(settings: Settings, path: Path, *groups: CheckGroup) -> list[tuple[str, str]]:
+    """What is found beside an agent that is ready."""
+    (path / "hook").mkdir(mode=0o755, exist_ok=True)
+    found = await examine(
+        settings,
+        groups=frozenset(groups) or ALL_GROUPS,
+        agent=AgentAnswer("/run/api.sock", 200, "[+]state ok\nreadyz check passed\n"),
+        device_files=path / "dev",
+        processes=path / "proc",
+    )
+    return [(one.point.value, one.verdict.value) for one in found]
+
+
+async def test_the_device_files_are_held_against_the_gpus_of_the_driver(bare, stub, tmp_path: Path):
+    stub.order([0, 1, 3])
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    fewer = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    (tmp_path / "dev/nvidia2").touch()
+    all_three = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    (tmp_path / "dev/nvidia-uvm").unlink()
+    without = await beside(bare, tmp_path, CheckGroup.DRIVER)
+
+    assert [("P-DRIVER", "ok"), ("P-ACCESS", "note")] == fewer
+    assert [("P-DRIVER", "ok"), ("P-ACCESS", "ok")] == all_three
+    assert [("P-DRIVER", "ok"), ("P-ACCESS", "WRONG")] == without
+
+
+async def test_without_a_driver_missing_device_files_are_its_consequence(
+    bare, stub_path: Path, tmp_path: Path
+):
+    await asyncio.to_thread(stub_path.unlink)
+
+    found = await beside(bare, tmp_path, CheckGroup.DRIVER)
+
+    assert [("P-DRIVER", "WRONG"), ("P-ACCESS", "note"), ("P-ACCESS", "note")] == found
+
+
+async def test_in_plain_mode_no_api_server_is_asked_and_none_is_missed(bare, stub, tmp_path: Path):
+    stub.order([0])
+    found = await beside(bare, tmp_path)
+
+    assert set() == {"P-NODE", "P-RIGHTS", "P-OFFER", "P-REPORT"} & {point for point, _ in found}
+    assert "unknown" not in {verdict for _, verdict in found}
+    assert ("P-AGENT", "ok") in found
+    assert ("P-KUBELET", "WRONG") in found
+    assert ("P-WITNESS", "note") in found, "it follows from the kubelet"
+
+
+async def test_the_largest_container_directories_are_named(bare, tmp_path: Path):
+    containers = tmp_path / "hook/vgpu/containers"
+    uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
+    for number, entries in enumerate((2, 10_001, 10_500, 11_000, 12_000)):
+        leaf = containers / f"{uid}{number}_main"
+        leaf.mkdir(parents=True)
+        for entry in range(entries):
+            (leaf / f"{entry}").touch()
+
+    found = await beside(bare, tmp_path, CheckGroup.PATHS)
+
+    assert 3 == found.count(("P-PATHS", "note"))
 
 
 def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent():

@@ -1,0 +1,493 @@
+"""What `doctor` makes of what it saw, check by check: each fault, and that a note is none.
+
+A case is the findings and a line for each: id, verdict and what its text must say, after bars.
+"""
+
+import datetime as dt
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+
+from agent.cluster import HANDSHAKE, REGISTER, SCORE
+from agent.hami.pod import encode_node_lock
+from agent.hami.register import ReportProfile, encode_reported
+from agent.ledger import EditSettings, HookFacts
+from agent.model import GpuFault, Scan
+from agent.node import devices, preflight, scheduling
+from agent.node.devices import DeviceNode, LibraryFile, NodeAccess
+from agent.node.findings import Finding
+from agent.node.preflight import ClusterAnswer, PathFacts, PluginSocket, Right
+from agent.node.scheduling import (
+    AgentAnswer,
+    NamedNode,
+    NodeTraces,
+    OfferSeen,
+    ReportSeen,
+    judge_handshake,
+    judge_present_report,
+)
+from tests.builders import NODE, NOON, a_gpu
+
+Case = tuple[Finding | Iterable[Finding], list[str]]
+
+
+def ago(seconds: float) -> dt.datetime:
+    return NOON - dt.timedelta(seconds=seconds)
+
+
+def text_of(one: Finding) -> str:
+    causes = " ".join(f"cause={cause.value}" for cause in one.causes)
+    words = (one.point.value, one.verdict.value, one.subject, one.said, one.advice, one.means)
+    return " ".join((*words, causes))
+
+
+def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
+    every = [found] if isinstance(found, Finding) else list(found)
+    texts = [text_of(one) for one in every]
+
+    assert len(expected) == len(every), texts
+    for one, text, line in zip(every, texts, expected, strict=True):
+        head, *parts = line.split("|")
+        assert text.startswith(f"{head} "), text
+        assert [] == [part for part in parts if part not in text], text
+        assert one.said
+        assert one.advice or one.verdict.value == "ok", "a fault has a remedy"
+        assert "\x1b" not in text, "nothing that a terminal obeys"
+
+
+DIRECTORY = PathFacts("/d", "directory", mode=0o750, writable=True)
+OPEN = replace(DIRECTORY, mode=0o707)
+THEIRS = replace(DIRECTORY, owner=7, ours=False)
+CHOWN = "chown root and chmod 0755 /d"
+SOCKET = PathFacts("/d/kubelet.sock", "socket")
+NO_SLICE = "no new pod gets a GPU of this node"
+SCAN = Scan("570", (a_gpu(),))
+MIG = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), (GpuFault("index 2", "fell off the bus"),))
+CDI = EditSettings(device_list_strategies=("cdi-cri",))
+TWO = [a_gpu(index=number).uuid for number in range(2)]
+NAMES = frozenset(f"nvidia.com/gpu={uuid}" for uuid in TWO)
+DIRS = "/etc/cdi, /var/run/cdi"
+
+HOST: list[Case] = [
+    (preflight.judge_path(DIRECTORY, made=False), ["P-PATHS ok"]),
+    (preflight.judge_path(replace(DIRECTORY, mode=0o775), made=False), ["P-PATHS ok"]),
+    (preflight.judge_path(PathFacts("/d", "", writable=True), made=True), ["P-PATHS ok"]),
+    (preflight.judge_path(PathFacts("/d", ""), made=True), ["P-PATHS WRONG|cannot be created"]),
+    (preflight.judge_path(PathFacts("/d", ""), made=False), ["P-PATHS WRONG|does not exist"]),
+    (preflight.judge_path(PathFacts("/d", "file"), made=True), ["P-PATHS WRONG|is a file"]),
+    (
+        preflight.judge_path(OPEN, made=True),
+        [f"P-PATHS WRONG|every user may write there (mode 0707)|{CHOWN}"],
+    ),
+    (preflight.judge_path(THEIRS, made=True), [f"P-PATHS WRONG|belongs to uid 7|{CHOWN}"]),
+    (
+        preflight.judge_path(replace(DIRECTORY, writable=False), made=False),
+        ["P-PATHS WRONG|cannot be written"],
+    ),
+    (preflight.judge_path(replace(DIRECTORY, full=True), made=True), ["P-PATHS WRONG|no space"]),
+    (preflight.judge_bytecode("/agent", 0), ["P-BYTECODE ok"]),
+    (preflight.judge_bytecode("/agent", 2), ["P-BYTECODE note|2 modules"]),
+    (preflight.judge_kubelet(DIRECTORY, SOCKET), ["P-KUBELET ok"]),
+    (preflight.judge_kubelet(DIRECTORY, replace(SOCKET, kind="")), ["P-KUBELET WRONG|no socket"]),
+    (preflight.judge_kubelet(DIRECTORY, replace(SOCKET, kind="file")), ["P-KUBELET WRONG"]),
+    (preflight.judge_kubelet(PathFacts("/d", ""), SOCKET), ["P-KUBELET WRONG|does not exist"]),
+    (preflight.judge_kubelet(THEIRS, SOCKET), [f"P-KUBELET WRONG|belongs to uid 7|{CHOWN}"]),
+    (preflight.judge_kubelet(OPEN, SOCKET), [f"P-KUBELET WRONG|mode 0707|{CHOWN}"]),
+    (preflight.judge_witness("/s", 0, "", asks=True), ["P-WITNESS ok|0 containers hold"]),
+    (preflight.judge_witness("/s", 1, "", asks=True), ["P-WITNESS ok|1 container holds slices"]),
+    (preflight.judge_witness("/s", 3, "", asks=True), ["P-WITNESS ok|takes them over"]),
+    (preflight.judge_witness("/s", 0, "", asks=False), ["P-WITNESS note|cannot say which pod"]),
+    (
+        preflight.judge_witness("/s", None, "no answer", asks=True),
+        ["P-WITNESS WRONG|no answer|cause=P-KUBELET"],
+    ),
+    (preflight.judge_driver("NVML", SCAN, ""), ["P-DRIVER ok|driver 570, 1 GPU: "]),
+    (
+        preflight.judge_driver("NVML", MIG, ""),
+        ["P-DRIVER ok|driver 570, 2 GPUs", "P-DRIVER note|MIG mode", "P-DRIVER note|fell off"],
+    ),
+    (preflight.judge_driver("NVML", Scan("570", ()), ""), ["P-DRIVER WRONG|no GPU"]),
+    # A driver that fails is repaired and not installed; a remedy that is known is said once.
+    (preflight.judge_driver("NVML", None, "Unknown Error"), ["P-DRIVER WRONG|Unknown Error|dmesg"]),
+    (
+        preflight.judge_driver("NVML", None, "lost", "install it"),
+        ["P-DRIVER WRONG|lost install it"],
+    ),
+    (preflight.judge_library("/h", (), needed=True), ["P-LIBRARY ok"]),
+    (preflight.judge_library("/h", ("libvgpu.so",), needed=True), ["P-LIBRARY WRONG|libvgpu.so"]),
+    (preflight.judge_library("/h", ("libvgpu.so",), needed=False), ["P-LIBRARY ok|not needed"]),
+    (preflight.judge_cdi(TWO, CDI, None), [f"P-CDI unknown {DIRS}"]),
+    (preflight.judge_cdi(TWO, CDI, frozenset()), [f"P-CDI WRONG {DIRS}|nvidia-ctk cdi generate"]),
+    (preflight.judge_cdi(TWO, CDI, NAMES - {max(NAMES)}), [f"P-CDI WRONG {DIRS}|nvidia-ctk"]),
+    (preflight.judge_cdi(TWO, CDI, NAMES), [f"P-CDI ok {DIRS}"]),
+]
+
+CONTROL = DeviceNode("/dev/nvidiactl", NodeAccess.OPEN)
+MEMORY = DeviceNode("/dev/nvidia-uvm", NodeAccess.OPEN)
+GPUS = [DeviceNode(f"/dev/nvidia{number}", NodeAccess.SEEN) for number in range(2)]
+BOTH = "P-ACCESS ok /dev/nvidiactl, /dev/nvidia-uvm"
+
+
+def with_memory(access: NodeAccess, reason: str = "") -> list[Finding]:
+    return list(devices.judge_access([CONTROL, replace(MEMORY, access=access, reason=reason)], 0))
+
+
+LIBRARY = LibraryFile("/h/vgpu/libvgpu.so", mode=0o644, digest="ab12")
+PRELOAD = LibraryFile("/h/vgpu/ld.so.preload", mode=0o644)
+GOOD = HookFacts("/h/vgpu/libvgpu.so", preload="/h/vgpu/libvgpu.so\n", hook_path="/h")
+UNREAD = {"failure": "cannot be read: denied"}
+
+
+def with_library(**change: object) -> tuple[Finding, ...]:
+    """The library is changed so, then ld.so.preload."""
+    of_library = devices.judge_library_files(replace(LIBRARY, **change), PRELOAD, GOOD)
+    return (*of_library, *devices.judge_library_files(LIBRARY, replace(PRELOAD, **change), GOOD))
+
+
+def with_facts(**change: object) -> tuple[Finding, ...]:
+    return devices.judge_library_files(LIBRARY, PRELOAD, replace(GOOD, **change))
+
+
+EACH_WRONG = ["P-PRELOAD WRONG /h/vgpu/libvgpu.so", "P-PRELOAD WRONG /h/vgpu/ld.so.preload"]
+EACH_UNKNOWN = [line.replace("WRONG", "unknown") for line in EACH_WRONG]
+ONLY_LINE = [f"{EACH_WRONG[1]}|make /h/vgpu/libvgpu.so its only line|{NO_SLICE}"]
+
+FILES: list[Case] = [
+    (devices.judge_access([CONTROL, MEMORY, *GPUS], 2), [BOTH]),
+    (devices.judge_access([CONTROL, MEMORY], None), [BOTH]),
+    (devices.judge_access([CONTROL, MEMORY, GPUS[0]], 2), ["P-ACCESS note /dev/nvidiaN|2 GPUs"]),
+    (with_memory(NodeAccess.MISSING), ["P-ACCESS WRONG /dev/nvidia-uvm|cause=P-DRIVER"]),
+    (with_memory(NodeAccess.FORBIDDEN), ["P-ACCESS WRONG /dev/nvidia-uvm|device cgroup"]),
+    (
+        with_memory(NodeAccess.FAILED, "No such device"),
+        ["P-ACCESS WRONG /dev/nvidia-uvm|cannot be opened (No such device)|dmesg"],
+    ),
+    (with_memory(NodeAccess.DENIED), ["P-ACCESS unknown /dev/nvidia-uvm"]),
+    (with_facts(), ["P-PRELOAD ok /h/vgpu/libvgpu.so|SHA-256 ab12"]),
+    (with_library(mode=0o664), EACH_WRONG),
+    (with_library(mode=0o646), EACH_WRONG),
+    (with_library(mode=0o640), EACH_WRONG),
+    (with_library(mode=0o600), EACH_WRONG),
+    (with_library(ours=False), EACH_WRONG),
+    (with_facts(preload=""), ONLY_LINE),
+    (with_facts(preload="/opt/x.so\n"), ONLY_LINE),
+    (with_facts(preload="/h/vgpu/libvgpu.so\r\n"), ONLY_LINE),
+    (with_facts(preload="# nothing\n"), ONLY_LINE),
+    (with_facts(preload="/opt/x.so\n/h/vgpu/libvgpu.so\n"), ["P-PRELOAD ok"]),
+    (with_facts(loadable=False), [f"{EACH_WRONG[0]}|{NO_SLICE}"]),
+    (with_library(**UNREAD), EACH_UNKNOWN),
+    (
+        devices.judge_library_files(
+            replace(LIBRARY, **UNREAD), replace(PRELOAD, **UNREAD), replace(GOOD, preload=None)
+        ),
+        EACH_UNKNOWN,
+    ),
+]
+
+LABELLED = ClusterAnswer("here", True, {"gpu": "on"})
+DENIED = ClusterAnswer("here", denied=(Right("patch", "pods/status"),))
+READS = ClusterAnswer("here", False, unasked=(Right("patch", "nodes"),))
+HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
+LEFT = replace(HAMI, alive=False)
+OTHER = PluginSocket("/d/rdma.sock", alive=True)
+THEIR_POD = ClusterAnswer("here", True, plugins=("hami/hami-device-plugin-x",))
+REGISTERED = ClusterAnswer("here", True, annotations={REGISTER: "[]"})
+MONITOR = "P-MONITOR note|vGPUmonitor|31992"
+
+
+def plugins(
+    *sockets: PluginSocket,
+    cluster: ClusterAnswer | None = None,
+    place: PathFacts = DIRECTORY,
+    takeover: bool = False,
+) -> list[Finding]:
+    return list(preflight.judge_plugins(place, sockets, cluster, takeover=takeover))
+
+
+def hami_files(*names: str, needed: bool = True, unchecked: bool = False, **there: bool) -> Finding:
+    files = {f"/{name}": exists for name, exists in there.items()}
+    return preflight.judge_hami_files(files, NODE, names, needed=needed, unchecked=unchecked)
+
+
+SERVER: list[Case] = [
+    (preflight.judge_cluster(NODE, LABELLED), ["P-NODE ok", "P-LABEL ok", "P-RIGHTS ok"]),
+    (
+        preflight.judge_cluster(NODE, replace(LABELLED, labels={})),
+        ["P-NODE ok", "P-LABEL note", "P-RIGHTS ok"],
+    ),
+    (preflight.judge_cluster(NODE, ClusterAnswer("here", False)), ["P-NODE WRONG", "P-RIGHTS ok"]),
+    (
+        preflight.judge_cluster(NODE, ClusterAnswer("here", failure="refused")),
+        ["P-NODE WRONG here refused"],
+    ),
+    (
+        preflight.judge_cluster(NODE, ClusterAnswer("here", failure="no file", remedy="name one")),
+        ["P-NODE WRONG here no file name one"],
+    ),
+    (preflight.judge_cluster(NODE, DENIED), ["P-RIGHTS WRONG|patch pods/status"]),
+    (preflight.judge_cluster(NODE, READS), ["P-NODE WRONG", "P-RIGHTS note|patch nodes"]),
+    (preflight.judge_excess("here", ()), ["P-EXCESS ok"]),
+    (
+        preflight.judge_excess("here", preflight.UNNEEDED[:2]),
+        ["P-EXCESS note|wider than needed: list nodes, delete nodes"],
+    ),
+    (preflight.judge_clock("here", None), ["P-CLOCK unknown|no time"]),
+    (preflight.judge_clock("here", 0.0), ["P-CLOCK ok|at most 2 s"]),
+    (preflight.judge_clock("here", -2.0), ["P-CLOCK ok|at most 2 s"]),
+    (preflight.judge_clock("here", 2.1), ["P-CLOCK note|2 s ahead of"]),
+    (preflight.judge_clock("here", -30.0), ["P-CLOCK note|30 s behind"]),
+    (plugins(), ["P-PLUGIN ok"]),
+    (plugins(OTHER, cluster=LABELLED), ["P-PLUGIN ok"]),
+    (plugins(LEFT), ["P-PLUGIN note", "P-PLUGIN ok"]),
+    (plugins(HAMI), ["P-PLUGIN WRONG", MONITOR]),
+    (plugins(cluster=THEIR_POD), ["P-PLUGIN WRONG", MONITOR]),
+    (plugins(cluster=REGISTERED), ["P-PLUGIN ok", MONITOR]),
+    (plugins(place=PathFacts("/d", ""), cluster=LABELLED), []),
+    (
+        plugins(HAMI, cluster=THEIR_POD, takeover=True),
+        ["P-PLUGIN note|right after", "P-PLUGIN note|right after", MONITOR],
+    ),
+    (preflight.judge_report(NODE, []), ["P-REPORT ok|says what the agent would write"]),
+    (preflight.judge_report(NODE, ["A: slices 5"]), ["P-REPORT note|A: slices 5 unless"]),
+    (preflight.judge_report(NODE, ["A", "B"]), ["P-REPORT note|A, and 1 more"]),
+    (hami_files(), ["P-HAMI note HAMi's ConfigMaps|mount its ConfigMaps"]),
+    (hami_files(a=False), ["P-HAMI note /a|not there: the agent's own settings"]),
+    (hami_files(a=False, b=True), ["P-HAMI ok /b|read"]),
+    (hami_files("m", b=True), [f"P-HAMI ok /b|read; |{NODE} is not among the nodes named"]),
+    (hami_files("m", NODE, b=True), [f"P-HAMI ok /b|read; |{NODE} is named"]),
+    (hami_files(a=False, needed=False), ["P-HAMI ok /a"]),
+    *(
+        (
+            hami_files(needed=needed, unchecked=True, **there),
+            ["P-HAMI note|not checked against what their pods request|mount its ConfigMaps"],
+        )
+        for needed in (True, False)
+        for there in ({}, {"a": False}, {"a": False, "b": True})
+    ),
+]
+
+REPORT = ReportSeen(is_there=True, gpus=2, healthy=20)
+OLD, FRESH = (replace(REPORT, written=ago(seconds)) for seconds in (90, 5))
+NONE_HEALTHY, UNREADABLE = replace(REPORT, healthy=0), ReportSeen(is_there=True)
+JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
+OTHERWISE = replace(REPORT, differences=("a",))
+MORE = replace(REPORT, differences=("a", "b"))
+TRACES = NodeTraces(NODE)
+ANOTHER = NodeTraces(NODE, reported_by="other T")
+
+
+def offer(allocatable: int, report: ReportSeen = REPORT) -> list[Finding]:
+    seen = OfferSeen("nvidia.com/gpu", allocatable, 40)
+    return list(scheduling.judge_offer(NODE, seen, report, NOON))
+
+
+def handshake(text: str, profile: ReportProfile, report: ReportSeen = REPORT) -> Finding:
+    return judge_handshake(NODE, text, report, profile, NOON)
+
+
+def a_lock(seconds: float) -> str:
+    return encode_node_lock(ago(seconds), "demo", "late")
+
+
+def lock(text: str | None) -> Finding:
+    return scheduling.judge_lock(NODE, text, NOON)
+
+
+def left(*stale: str, stamps: bool = False, scores: bool = False, **notes: str) -> list[Finding]:
+    keys = {"handshake": HANDSHAKE, "score": SCORE}
+    traces = replace(TRACES, annotations={keys[name]: text for name, text in notes.items()})
+    return list(scheduling.judge_leftovers(traces, stale, stamps=stamps, scores=scores))
+
+
+SCHEDULER: list[Case] = [
+    (offer(20), ["P-OFFER ok"]),
+    (offer(12), ["P-OFFER WRONG|kube-scheduler counts fewer"]),
+    (offer(30), ["P-OFFER WRONG|HAMi's scheduler counts fewer|cause=P-AGENT"]),
+    (offer(0, UNREADABLE), []),
+    (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
+    (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER WRONG"]),
+    (judge_present_report(NODE, REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
+    (
+        judge_present_report(NODE, ReportSeen(), JSON),
+        ["P-REPORT WRONG|does not exist"],
+    ),
+    (judge_present_report(NODE, UNREADABLE, JSON), ["P-REPORT WRONG|cannot be read"]),
+    (
+        judge_present_report(NODE, REPORT, COLON),
+        ["P-REPORT WRONG|not have the form for HAMi's scheduler 2.5 to 2.7.1|cause=P-WRITER"],
+    ),
+    (judge_present_report(NODE, replace(REPORT, is_json=False), COLON), ["P-REPORT ok|2.5 to 2.7"]),
+    (judge_present_report(NODE, OTHERWISE, JSON), ["P-REPORT note| a give this check"]),
+    (judge_present_report(NODE, MORE, JSON), ["P-REPORT note| a, and 1 more"]),
+    (handshake("Deleted_x", JSON), ["P-HANDSHAKE WRONG|dropped this node's GPUs"]),
+    (handshake("Deleted_x", COLON), ["P-HANDSHAKE WRONG|dropped this node's GPUs"]),
+    (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-HANDSHAKE ok|has read the report"]),
+    (handshake("Reported x", JSON), ["P-HANDSHAKE ok|Reported: schedulers from 2.8 on do not"]),
+    (handshake("Else x", JSON), ["P-HANDSHAKE ok|Else: schedulers from 2.8 on do not use it"]),
+    (handshake("", JSON), ["P-HANDSHAKE note|no scheduler has read the present report"]),
+    (handshake("", JSON, OLD), ["P-HANDSHAKE note|which is 90 s old"]),
+    (handshake("", JSON, FRESH), ["P-HANDSHAKE ok|the report is new"]),
+    (handshake("", JSON, ReportSeen()), ["P-HANDSHAKE ok|or there is none"]),
+    (handshake("", JSON, NONE_HEALTHY), ["P-HANDSHAKE ok|offers no slice"]),
+    (handshake("", JSON, UNREADABLE), ["P-HANDSHAKE note|no scheduler has read"]),
+    (handshake("", COLON), ["P-HANDSHAKE WRONG|the agent's stamp is absent"]),
+    (handshake(encode_reported(ago(90)), COLON), ["P-HANDSHAKE note|report of 90 s ago"]),
+    (handshake(encode_reported(ago(9)), COLON), ["P-HANDSHAKE ok|stamps are read"]),
+    (handshake("Reported 2001-01-01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
+    (handshake("Requesting_2001.01.01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
+    (scheduling.judge_writer(TRACES, OTHERWISE), ["P-WRITER ok"]),
+    (scheduling.judge_writer(ANOTHER, REPORT), ["P-WRITER ok|would write the same"]),
+    (scheduling.judge_writer(ANOTHER, OTHERWISE), ["P-WRITER note|other changed it at T"]),
+    (scheduling.judge_writer(ANOTHER, replace(REPORT, gpus=0)), ["P-WRITER note"]),
+    (lock(None), ["P-LOCK ok|free"]),
+    (lock("\x1b?"), ["P-LOCK WRONG|cannot be read"]),
+    (lock(a_lock(59)), ["P-LOCK ok|by pod demo/late for 59 s"]),
+    (lock(a_lock(61)), ["P-LOCK note|by pod demo/late for 61 s|cause=P-RIGHTS"]),
+    (lock(a_lock(301)), ["P-LOCK WRONG|for 301 s"]),
+    (lock(a_lock(301).partition(",")[0]), ["P-LOCK WRONG|an unnamed pod"]),
+    (
+        left("/d/nvidia-gpu.sock", handshake="Reported 2026", score="[]"),
+        [
+            "P-LEFTOVERS note /d/nvidia-gpu.sock",
+            f"P-LEFTOVERS note {HANDSHAKE} of Node {NODE}",
+            f"P-LEFTOVERS note {SCORE} of Node {NODE}",
+        ],
+    ),
+    (left(handshake="Reported 2026", score="[]", stamps=True, scores=True), ["P-LEFTOVERS ok"]),
+    (left(handshake="Requesting_2026"), ["P-LEFTOVERS ok"]),
+    (left(), ["P-LEFTOVERS ok"]),
+]
+
+THERE, MISSING, UNSEEN = NamedNode.THERE, NamedNode.MISSING, NamedNode.UNSEEN
+HERE = "gpu-a07.example.org"
+
+
+def entries(**names: NamedNode) -> list[Finding]:
+    named = {name.replace("_", "-"): state for name, state in names.items()}
+    return list(scheduling.judge_entries(HERE, named, "f"))
+
+
+PAGE = "[+]state ok\n[+]registered ok\n"
+
+
+def answer(text: str = "", status: int = 200, **more: object) -> list[Finding]:
+    given = replace(AgentAnswer("/s", status, text), **more)
+    return list(scheduling.judge_agent(given))
+
+
+OURS = PluginSocket("/d/hami-gpu-0123abcd.sock", alive=True)
+SECOND = replace(OURS, path="/d/hami-gpu-89abcdef.sock")
+
+
+def instances(*sockets: PluginSocket, waiting: tuple[int, ...] = (), holder: str = "") -> Finding:
+    return scheduling.judge_instances(PathFacts("/lock", "file"), holder, waiting, sockets)
+
+
+AGENT: list[Case] = [
+    (entries(), ["P-ENTRIES ok f no entry names a Node"]),
+    (
+        entries(your_node_name=MISSING, gpu_b=THERE),
+        ["P-ENTRIES note f an entry for your-node-name matches no Node"],
+    ),
+    (entries(other=UNSEEN, gpu_b=THERE), ["P-ENTRIES ok|2 Nodes named; whether 1 of them exist"]),
+    (entries(gpu_b=THERE), ["P-ENTRIES ok|1 Node named; each exists"]),
+    (entries(gpu_a07=UNSEEN), [f"P-ENTRIES note|not match this Node; did you mean {HERE}?"]),
+    (entries(gpu_a07=MISSING), [f"P-ENTRIES note|matches no Node; did you mean {HERE}?"]),
+    (scheduling.judge_entries(HERE, {HERE: THERE, "gpu-a07": UNSEEN}, "f"), ["P-ENTRIES ok"]),
+    (answer(PAGE + "readyz check passed\n"), ["P-AGENT ok|is ready; 2 checks of it passed"]),
+    (
+        answer(PAGE + "[!]gpus degraded: there are no GPUs to share\n"),
+        ["P-AGENT note gpus there are no GPUs to share|cause=P-DRIVER", "P-AGENT ok /s"],
+    ),
+    (
+        answer("[+]state ok\n[!]gpu_health degraded: GPU 2 is bad: XID 48 [H-048]\n"),
+        [
+            "P-AGENT note|`hami-agent status`|no new pod gets this GPU; pods that hold it may fail",
+            "P-AGENT ok",
+        ],
+    ),
+    (
+        answer("[-]registered failed: the kubelet is away\n[-]stream failed: no\n", 503),
+        [
+            "P-AGENT WRONG registered the kubelet is away|cause=P-KUBELET",
+            "P-AGENT WRONG stream no",
+        ],
+    ),
+    (answer("[-]novelty failed: \n", 503), ["P-AGENT WRONG novelty fails"]),
+    (answer(failure="no such file"), ["P-AGENT WRONG /s no agent answers: no such file"]),
+    (answer(failure="denied", denied=True), ["P-AGENT unknown /s denied"]),
+    (answer("nothing", 404), ["P-AGENT WRONG /s answers 404, but not as an agent"]),
+    (answer(PAGE, 301), ["P-AGENT WRONG /s answers 301, but not as an agent"]),
+    (instances(OURS, holder="pid 7"), ["P-SECOND ok|last taken by pid 7; 1 live socket of agents"]),
+    (instances(holder="pid 7"), ["P-SECOND ok|last taken by pid 7; 0 live sockets"]),
+    (instances(), ["P-SECOND ok|names no holder; 0 live sockets"]),
+    (instances(OURS, SECOND), ["P-SECOND WRONG|2 agents serve the kubelet of this node"]),
+    (instances(OURS, SECOND, waiting=(8,)), ["P-SECOND WRONG|2 agents serve"]),
+    (instances(OURS, waiting=(8, 9)), ["P-SECOND note|(pid 8, 9)"]),
+    (instances(OURS, replace(SECOND, alive=False)), ["P-SECOND ok|1 live socket of"]),
+    (
+        instances(OURS, HAMI, replace(HAMI, path="/d/hami-x.sock")),
+        ["P-SECOND ok|1 live socket of"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), [*HOST, *FILES, *SERVER, *SCHEDULER, *AGENT])
+def test_each_finding_is_one_line(found: Finding | Iterable[Finding], expected: list[str]):
+    check(found, expected)
+
+
+def test_a_driver_that_fails_is_not_installed():
+    (found,) = preflight.judge_driver("NVML", None, "Unknown Error")
+
+    assert "install" not in found.advice
+
+
+def test_a_running_agent_knows_its_containers():
+    found = preflight.judge_witness("/s", 2, "", asks=True, serving=True)
+
+    assert "the kubelet answers, and 2 containers hold slices" == found.said
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "alike"),
+    [
+        ("gpu-a07", "gpu-a07.example.org", True),
+        ("GPU-A07", "gpu-a07", True),
+        ("gpu-ao7", "gpu-a07", True),
+        ("gpu-a08", "gpu-a07", False),
+        ("your-node-name", "gpu-a07", False),
+    ],
+)
+def test_the_next_node_of_a_pool_is_no_misspelling(name, node, alike):
+    assert alike is scheduling.is_alike(name, node)
+
+
+def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
+    asked, more = preflight.rights(NODE), preflight.rights(NODE, node_condition=True)
+    pod = preflight.right_to_get(("team-a", "one"))
+
+    assert {NODE} == {right.name for right in asked if right.resource == "nodes"}
+    assert {Right("patch", "nodes/status", name=NODE)} == set(more) - set(asked)
+    assert ("get pods", "team-a", "one", True) == (pod.words, pod.namespace, pod.name, pod.reads)
+    for_all = {
+        (one.verb, one.resource) for one in (*more, pod) if not one.selector and one.name != NODE
+    }
+    assert set() == for_all & {(one.verb, one.resource) for one in preflight.UNNEEDED}
+
+
+@pytest.mark.parametrize(
+    ("server", "before", "after", "skew"),
+    [
+        (0, 0.0, 0.1, 0.0),
+        (0, 0.9, 0.95, 0.0),
+        (30, 0.2, 0.4, 29.6),
+        (-30, 0.2, 0.4, -29.2),
+        (1, 0.0, 5.0, 0.0),
+    ],
+)
+def test_only_a_difference_of_clocks_that_is_certain_counts(server, before, after, skew):
+    found = preflight.skew_of(ago(-server), ago(-before), ago(-after))
+
+    assert skew == pytest.approx(found)
