@@ -105,17 +105,14 @@ def test_beside_dead_containers_a_deleted_pod_costs_only_pods_of_other_names_the
     dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
     row = a_row(pod_uid=dead.uid, pod=dead.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G2),))
 
-    def beside(gone: PodView, *rows: Row) -> Evidence:
-        scene = a_scene(POD, dead, rows=(row, *rows), lock=POD, gone=(gone,))
+    def beside(gone: PodView) -> Evidence:
+        scene = a_scene(POD, dead, rows=(row,), lock=POD, gone=(gone,))
         scene = changed(scene, records_read=True, listed=True, alone=True)
         return knowing(scene, holding(POD), holding(dead), holding(gone))
 
     namesake = named_pod(1, uid=named_pod(5).uid)
     assert granted(beside(namesake)).candidate.pod == POD
     refused_by(beside(named_pod(5)), RefusalReason.MANY_PODS_ADMITTED)
-    # One that was answered runs: the kubelet knows the name by it, and may not know the new pod.
-    ran_before = a_row(pod_uid=namesake.uid, pod=namesake.name, epoch=OLD_KUBELET)
-    refused_by(beside(namesake, ran_before), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others() -> None:
