@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from agent.allocate.edits import looks_up_cdi, undefined
-from agent.allocate.steps import DISK_BUDGET, AllocateStep, disk_refusal
+from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.attribution import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault

@@ -372,7 +372,7 @@ class ContainerUsage:
                 await self._round()
                 await asyncio.sleep(until_tick(PERIOD, TURN))
         finally:
-            # In a task of its own, for its deadline: see agent.kubelet.server.
+            # In a task of its own, for its deadline: see agent.kubelet.door.
             await asyncio.shield(self._write(self._feedback.release))
 
     async def _round(self) -> None:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import datetime as dt
+import enum
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
-from agent.allocate.room import GpuUse, Shortage
-from agent.allocate.steps import MatchSettings
+from agent.allocate.room import GpuUse, RequestRules, Shortage
 from agent.cluster import (
     BIND_PHASE,
     PHASE_SUCCESS,
@@ -22,6 +23,51 @@ from agent.cluster import (
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row, is_over
 from agent.model import GpuUuid, Inventory, Share
+from agent.setting import Field, choice, text
+
+# Settings for matching an Allocate with a pod.
+
+
+class UnlockedPods(enum.StrEnum):
+    """Which pods without a node lock are served: none, those for which HAMi takes none, or all.
+
+    HAMi up to and including 2.10 takes none where init containers alone request GPUs.
+    """
+
+    STRICT = "strict"
+    SCHEDULED = "scheduled"
+    UNIQUE = "unique"
+
+
+class MatchSettings(msgspec.Struct, frozen=True):
+    """Which pod an Allocate is for. `node`, `resource`: of Settings and SharingSettings."""
+
+    node: str
+    resource: str = "nvidia.com/gpu"
+    unlocked_pods: Annotated[
+        UnlockedPods,
+        Field(
+            "allocation.unlockedPods",
+            choice(*UnlockedPods),
+            "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms "
+            "that they are being admitted. strict: none. scheduled: those for which HAMi's "
+            "scheduler takes none, because only init containers request GPUs; it must have bound "
+            "them, and the annotation must be what it makes of their requests. unique: all.",
+            flag="--unlocked-pods",
+            live=True,
+        ),
+    ] = UnlockedPods.SCHEDULED
+    scheduler_name: Annotated[
+        str,
+        Field(
+            "allocation.schedulerName",
+            text,
+            "spec.schedulerName of the pods that HAMi's scheduler places.",
+            live=True,
+        ),
+    ] = "hami-scheduler"
+    requests: RequestRules = RequestRules()
+
 
 # Pairs the groups of a pod's devices annotation with its containers.
 
@@ -57,18 +103,16 @@ def pair_groups(
             f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
             "of the pod request GPUs; delete the pod and create it again.",
         )
-    paired = zip(filled, asking if all_asking else regular, strict=True)
-    return tuple(_assigned(index, container, group) for (index, group), container in paired)
-
-
-def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -> Assignment:
-    if len(shares) != container.count:
-        raise Refusal(
-            RefusalReason.COUNT_MISMATCH,
-            f"container {container.name} requests {container.count} GPUs, but the scheduler wrote "
-            f"{len(shares)} for it; delete the pod and create it again.",
-        )
-    return Assignment(index, container.name, shares)
+    paired = []
+    for (index, shares), container in zip(filled, asking if all_asking else regular, strict=True):
+        if len(shares) != container.count:
+            raise Refusal(
+                RefusalReason.COUNT_MISMATCH,
+                f"container {container.name} requests {container.count} GPUs, but the scheduler "
+                f"wrote {len(shares)} for it; delete the pod and create it again.",
+            )
+        paired.append(Assignment(index, container.name, shares))
+    return tuple(paired)
 
 
 # The types of a decision about an Allocate: its evidence, its questions and its grant.
@@ -112,7 +156,7 @@ class KubeletStart(msgspec.Struct, frozen=True):
     begun: frozenset[PodUid] | None = None
 
 
-class Books(msgspec.Struct, frozen=True):
+class KubeletView(msgspec.Struct, frozen=True):
     """What is known of the kubelet besides its PodResources answers.
 
     - `recorded`: the containers in its checkpoint file, the only list with ordinary init
@@ -134,11 +178,11 @@ class Evidence(msgspec.Struct, frozen=True):
     """All facts that a decision uses.
 
     - `ledger`: includes rows that are being written.
-    - `former`: the former locks that still prove a right, the last one first.
-    - `spent`: the last locks with the pods that were answered under them. It remembers longer than
-      the rows. `outlived`: those of these locks that still stood when their pod was gone.
+    - `released_locks`: the former locks that still prove a right, the last one first.
+    - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
+      than the rows. `outlived`: those of these locks that still stood when their pod was gone.
     - `known`: the witness's answers in this call.
-    - `looked`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
+    - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
     - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
       `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
@@ -153,13 +197,13 @@ class Evidence(msgspec.Struct, frozen=True):
     ledger: Ledger
     lock: NodeLock | None
     inventory: Inventory
-    books: Books
+    kubelet: KubeletView
     now: dt.datetime
     known: Known
-    former: tuple[NodeLock, ...] = ()
-    spent: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    released_locks: tuple[NodeLock, ...] = ()
+    used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
-    looked: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
+    pod_uids_read: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
     registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
     records_read: bool = False
     checked: frozenset[str] = frozenset()
@@ -290,17 +334,22 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
 
     Without pods that another Allocate in flight has claimed or whose first Allocate was refused.
     """
-    present = (_next(count, pod, evidence, settings) for pod in _asking(count, evidence))
-    deleted = (_next(count, pod, evidence, settings) for pod in _deleted_pods(evidence))
-    every = (
-        *(each for each in present if each is not None),
-        *(msgspec.structs.replace(each, deleted=True) for each in deleted if each is not None),
-    )
-    return tuple(
-        each
-        for each in every
-        if each.pod.uid not in evidence.claimed and each.pod.key not in evidence.absent
-    )
+    found = []
+    for pod, deleted in (
+        *((pod, False) for pod in _asking(count, evidence)),
+        *((pod, True) for pod in _deleted_pods(evidence)),
+    ):
+        if pod.uid in evidence.claimed or pod.key in evidence.absent:
+            continue
+        # While the agent has not asked PodResources about the pod, the call may be for any of its
+        # containers that wait, because records may be missing here.
+        is_asked = pod.key in evidence.known or not evidence.kubelet.witnessed
+        containers = (possible if is_asked else waiting)(pod, evidence, settings.resource)
+        for each in containers:
+            if each.container.count == count:
+                found.append(msgspec.structs.replace(each, deleted=deleted))
+                break
+    return tuple(found)
 
 
 def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
@@ -313,8 +362,8 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
     return tuple(
         Candidate(pod, container, rows.get(container.name))
         for container in pod.asking(resource)
-        if not is_alive(container, evidence.books)
-        and not is_over(container, evidence.books.epoch)
+        if not is_alive(container, evidence.kubelet)
+        and not is_over(container, evidence.kubelet.epoch)
         and not _is_held(pod, container, rows.get(container.name), evidence)
     )
 
@@ -341,12 +390,12 @@ def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
 def is_new(pod: PodView, evidence: Evidence) -> bool:
     """Whether no kubelet before this one can have started a container of the pod."""
     rows = evidence.ledger.rows_of(pod.uid)
-    return not pod.has_run and all(row.epoch == evidence.books.epoch for row in rows)
+    return not pod.has_run and all(row.epoch == evidence.kubelet.epoch for row in rows)
 
 
-def is_alive(container: ContainerView, books: Books) -> bool:
+def is_alive(container: ContainerView, kubelet: KubeletView) -> bool:
     """Whether the container has a live cgroup. Its status can be late or from before a reboot."""
-    return container.running_id is not None and container.running_id in books.alive
+    return container.running_id is not None and container.running_id in kubelet.alive
 
 
 def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
@@ -356,9 +405,9 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     kubelet may have started the container again without telling. That nobody saw it run proves
     nothing either: it can have died between the kubelet's look and the agent's.
     """
-    books, started = evidence.books, candidate.container.started_at
-    has_begun_since = started is not None and started + STAMP > books.epoch.since
-    begun = books.start.begun
+    kubelet, started = evidence.kubelet, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > kubelet.epoch.since
+    begun = kubelet.start.begun
     return begun is not None and candidate.pod.uid not in begun and not has_begun_since
 
 
@@ -367,8 +416,8 @@ def _asking(count: int, evidence: Evidence) -> list[PodView]:
 
     Nearly all pods of a node are running. A call for each would make an Allocate slower with each.
     """
-    books, known = evidence.books, evidence.known
-    booked = evidence.ledger.booked_by(books.epoch) if books.recorded is None else set()
+    kubelet, known = evidence.kubelet, evidence.known
+    booked = evidence.ledger.booked_by(kubelet.epoch) if kubelet.recorded is None else set()
     pods = {
         pod.uid: pod
         for pod in evidence.table.pods.values()
@@ -383,19 +432,6 @@ def _asking(count: int, evidence: Evidence) -> list[PodView]:
     return sorted(present, key=lambda pod: (pod.created, pod.namespace, pod.name))
 
 
-def _next(
-    count: int, pod: PodView, evidence: Evidence, settings: MatchSettings
-) -> Candidate | None:
-    """The first container of the pod that an Allocate for `count` slices may be for.
-
-    While the agent has not asked PodResources about the pod it may be any that waits, because
-    records may be missing here.
-    """
-    is_asked = pod.key in evidence.known or not evidence.books.witnessed
-    found = (possible if is_asked else waiting)(pod, evidence, settings.resource)
-    return next((each for each in found if each.container.count == count), None)
-
-
 def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
     """Whether the kubelet has a record of the container, as far as is known.
 
@@ -403,16 +439,16 @@ def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: 
     killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
     name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
     """
-    books, holding = evidence.books, evidence.known.get(pod.key)
+    kubelet, holding = evidence.kubelet, evidence.known.get(pod.key)
     if holding and holding.ids_of(container.name, container.resource):
         return True
-    if books.recorded is not None and ContainerKey(pod.uid, container.name) in books.recorded:
+    if kubelet.recorded is not None and ContainerKey(pod.uid, container.name) in kubelet.recorded:
         return True
-    if container.role is Role.INIT or not books.witnessed:
-        return books.recorded is None and row is not None and row.epoch == books.epoch
+    if container.role is Role.INIT or not kubelet.witnessed:
+        return kubelet.recorded is None and row is not None and row.epoch == kubelet.epoch
     # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
-    is_unasked = holding is None and books.recorded is None
-    return is_unasked and row is not None and row.is_booked_by(books.epoch)
+    is_unasked = holding is None and kubelet.recorded is None
+    return is_unasked and row is not None and row.is_booked_by(kubelet.epoch)
 
 
 def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
@@ -423,8 +459,8 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
     - A deletion time in the future was taken before the clock was set back; the pod is left out.
     """
-    books, rows_of = evidence.books, evidence.ledger.rows_of
-    life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED
+    kubelet, rows_of = evidence.kubelet, evidence.ledger.rows_of
+    life = ASKED_AFTER_DELETION if kubelet.witnessed else ASKED_UNWITNESSED
     recent = [
         stone.pod
         for stone in evidence.table.tombstones
@@ -436,7 +472,7 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
             successor = evidence.table.named(*pod.key)
             rows = rows_of(successor.uid) if successor else ()
             is_past = successor is not None and successor.has_run  # it admits them in their order
-            if not is_past and all(row.epoch != books.epoch for row in rows):
+            if not is_past and all(row.epoch != kubelet.epoch for row in rows):
                 yield pod
 
 
@@ -454,15 +490,47 @@ checkpoint there are up to 110, and the kubelet answers 100 calls a second."""
 def to_ask(
     found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> Question | None:
-    """The next question that has to be answered before a candidate is taken; None: none is left."""
-    if not evidence.records_read and _needs_records(found, evidence):
+    """The next question that has to be answered before a candidate is taken; None: none is left.
+
+    The owner of the node lock is asked about first.
+    """
+    # The decision needs the kubelet's checkpoint file:
+    # - if Get is missing, or for init containers, which are listed nowhere else;
+    # - if this kubelet once named ids for a candidate's container and now does not: one of the two
+    #   answers was about another pod of that name;
+    # - with many candidates: those in the file need no PodResources Get.
+    if not evidence.records_read and (
+        len(found) > MANY
+        or any(
+            not evidence.kubelet.witnessed
+            or (each.row is not None and each.row.is_booked_by(evidence.kubelet.epoch))
+            or any(container.role is Role.INIT for container in each.pod.gpu_containers)
+            for each in found
+        )
+    ):
         return ReadRecords()
     containers = (container for each in found for container in each.pod.containers)
     running = frozenset(each.running_id for each in containers if each.running_id)
     unchecked = running - evidence.checked
     if unchecked:
         return CheckRunning(unchecked)
-    return _whom_to_ask(found, evidence, settings) if evidence.books.witnessed else None
+    if not evidence.kubelet.witnessed:
+        return None
+    left = [each for each in found if each.pod.key not in evidence.known]
+    # The kubelet admits one pod after the other. So with many candidates, once one is known to be
+    # admitted, only those remain whose containers the kubelet may be restarting in parallel.
+    if len(found) > MANY and any(
+        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
+        for each in admitted(found, evidence, settings)
+    ):
+        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
+    if not left:
+        return None
+    # Static pods come last: a tenant can create mirror pods that no kubelet admits.
+    owner = evidence.lock.owner if evidence.lock else None
+    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
+    first, *behind = left
+    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
 
 
 def admitted(
@@ -470,48 +538,6 @@ def admitted(
 ) -> tuple[Candidate, ...]:
     """The candidates that the kubelet is admitting by its own answer."""
     return tuple(each for each in found if _is_admitted(each, evidence, settings))
-
-
-def _needs_records(found: tuple[Candidate, ...], evidence: Evidence) -> bool:
-    """Whether the decision needs the kubelet's checkpoint file.
-
-    - Init containers are listed nowhere else.
-    - If this kubelet once named ids for a candidate's container and now does not, one of the two
-      answers was about another pod of that name.
-    - With many candidates, those in the file need no PodResources Get.
-    """
-    if not evidence.books.witnessed:
-        return bool(found)
-    epoch = evidence.books.epoch
-    return len(found) > MANY or any(
-        (each.row is not None and each.row.is_booked_by(epoch))
-        or any(container.role is Role.INIT for container in each.pod.gpu_containers)
-        for each in found
-    )
-
-
-def _whom_to_ask(
-    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> AskKubelet | None:
-    """The pod to ask about next and those behind it; None: no further pod needs a question.
-
-    The owner of the node lock comes first. Static pods come last, because a tenant can create
-    mirror pods that no kubelet admits. The kubelet admits one pod after the other. So with many
-    candidates, once one is known to be admitted, only those remain whose containers the kubelet may
-    be restarting in parallel.
-    """
-    owner = evidence.lock.owner if evidence.lock else None
-    left = [each for each in found if each.pod.key not in evidence.known]
-    if len(found) > MANY and any(
-        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
-        for each in admitted(found, evidence, settings)
-    ):
-        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
-    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
-    if not left:
-        return None
-    first, *behind = left
-    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
 
 
 def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:

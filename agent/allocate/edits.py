@@ -39,66 +39,9 @@ _ANNOTATION = "nvidia-device-plugin_"
 _ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
 
 
-def check_device_list(settings: EditSettings) -> None:
-    """Check that the settings name GPUs in a supported way.
-
-    Raises:
-        SettingsError: a strategy is unknown, there is none, or a CDI name is malformed.
-    """
-    strategies = settings.device_list_strategies
-    unknown = [name for name in strategies if name not in STRATEGIES]
-    if unknown or not strategies:
-        names = ", ".join(cap(name) for name in unknown) or "none"
-        raise SettingsError(
-            f"device list strategy {names} is not supported; use {', '.join(STRATEGIES)}"
-        )
-    if not CDI_KIND.fullmatch(settings.cdi_kind):
-        raise SettingsError(
-            f"CDI kind {cap(settings.cdi_kind)!r} is not vendor/class, such as nvidia.com/gpu"
-        )
-    if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
-        prefix = cap(settings.cdi_annotation_prefix)
-        raise SettingsError(
-            f"CDI annotation prefix {prefix!r} is not a DNS name with a slash, such as cdi.k8s.io/"
-        )
-
-
 def is_cdi_only(settings: EditSettings) -> bool:
     """Whether only CDI names the GPUs. Then the answer has no variable and no device node."""
     return not {ENVVAR, VOLUME_MOUNTS} & set(settings.device_list_strategies)
-
-
-def visible_devices(uuids: Sequence[GpuUuid], settings: EditSettings) -> str | None:
-    """The value of NVIDIA_VISIBLE_DEVICES; None: the answer does not set it."""
-    if VOLUME_MOUNTS in settings.device_list_strategies:
-        return LIST_DIRECTORY
-    return ",".join(uuids) if ENVVAR in settings.device_list_strategies else None
-
-
-def list_mounts(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[MountEdit]:
-    """The GPUs as names of mounted files. A tenant cannot set these, unlike variables."""
-    if VOLUME_MOUNTS in settings.device_list_strategies:
-        for gpu in uuids:
-            yield MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False)
-
-
-def cdi_names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
-    """The CDI names of the GPUs and of the enabled features; empty without `cdi-cri`."""
-    return _names(uuids, settings) if CDI_CRI in settings.device_list_strategies else ()
-
-
-def cdi_annotations(
-    answer: str, uuids: Sequence[GpuUuid], settings: EditSettings
-) -> tuple[tuple[str, str], ...]:
-    """The CDI names as an annotation for the runtime; empty without `cdi-annotations`.
-
-    `answer` is unique among the answers on this node. HAMi's key has a random UUID instead; here
-    equal answers give equal bytes.
-    """
-    if CDI_ANNOTATIONS not in settings.device_list_strategies:
-        return ()
-    key = f"{settings.cdi_annotation_prefix}{_ANNOTATION}{uuid.uuid5(_ANNOTATION_NAMES, answer)}"
-    return ((key, ",".join(_names(uuids, settings))),)
 
 
 def looks_up_cdi(settings: EditSettings) -> bool:
@@ -195,14 +138,41 @@ def container_edits(
         SettingsError: the mode or a device list strategy is not supported.
         Refusal: pod UID or container cannot name a directory.
     """
-    check_edit_settings(settings)
     shares = cuda_order(request.shares)
-    answer = f"{request.pod_uid}/{request.container}"
-    gpus = gpu_edits(answer, shares, settings, facts)
+    gpus = gpu_edits(f"{request.pod_uid}/{request.container}", shares, settings, facts)
+    hook = f"{facts.hook_path}/vgpu"
+    # The variables that HAMi-core reads.
+    envs = [("CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)) for granted in shares[:1]]
+    for index, granted in enumerate(shares):
+        mib = granted.share.memory_mib or granted.registered_mib
+        envs.append((f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"))
+    if len({granted.share.uuid for granted in shares}) > 1:
+        envs.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID"))
+    policy = "disable" if settings.disable_core_limit else settings.core_policy
+    cache = cache_file(request.pod_uid, request.container)
+    envs.append(("CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{hook}/{cache}"))
+    if settings.memory_scaling > 1:
+        envs.append(("CUDA_OVERSUBSCRIBE", "true"))
+    if settings.cuda_log_level:
+        envs.append(("LIBCUDA_LOG_LEVEL", settings.cuda_log_level))
+    if policy != "default":
+        envs.append((CORE_POLICY_ENV, policy))
+    own = container_directory(request.pod_uid, request.container)
+    mounts = [
+        MountEdit(mounted_library(facts), facts.library, read_only=True),
+        MountEdit(hook, f"{hook}/containers/{own}", read_only=False),
+        # A lock directory of its own: through a shared one, a tenant could block others.
+        MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False),
+    ]
+    if not request.control_disabled:
+        mounts.append(MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True))
+    if facts.has_license:
+        mounts += (
+            MountEdit("/tmp/license", f"{hook}/license", read_only=True),  # noqa: S108 -- external
+            MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True),
+        )
     return msgspec.structs.replace(
-        gpus,
-        envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings, facts)))),
-        mounts=(*gpus.mounts, *_hook_mounts(request, facts)),
+        gpus, envs=tuple(sorted((*gpus.envs, *envs))), mounts=(*gpus.mounts, *mounts)
     )
 
 
@@ -219,7 +189,21 @@ def gpu_edits(
     """
     check_edit_settings(settings)
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
-    envs, mounts = list(_visible(uuids, settings)), list(list_mounts(uuids, settings))
+    strategies = set(settings.device_list_strategies)
+    envs: list[tuple[str, str]] = []
+    mounts: list[MountEdit] = []
+    if VOLUME_MOUNTS in strategies:
+        # The GPUs as names of mounted files. A tenant cannot set these, unlike variables.
+        envs.append(("NVIDIA_VISIBLE_DEVICES", LIST_DIRECTORY))
+        mounts += (
+            MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False) for gpu in uuids
+        )
+    elif ENVVAR in strategies:
+        envs.append(("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)))
+    if not is_cdi_only(settings):
+        features = (settings.gdrcopy, settings.gds, settings.mofed)
+        names = ("NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED")
+        envs += ((name, "enabled") for name, wanted in zip(names, features, strict=True) if wanted)
     if settings.mode == "mps" and settings.mps_root:
         root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
         envs.append(("CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{pipe}"))
@@ -233,12 +217,18 @@ def gpu_edits(
         gpus = (f"/dev/nvidia{one.minor}" for one in shares if one.minor is not None)
         below = settings.dev_root.rstrip("/")
         nodes = {node: NodeEdit(node, below + node, "rw") for node in (*facts.device_nodes, *gpus)}
+    named = _names(uuids, settings)
+    annotations: tuple[tuple[str, str], ...] = ()
+    if CDI_ANNOTATIONS in strategies:
+        # HAMi's key has a random UUID at its end; here equal answers give equal bytes.
+        prefix, own = settings.cdi_annotation_prefix, uuid.uuid5(_ANNOTATION_NAMES, answer)
+        annotations = ((f"{prefix}{_ANNOTATION}{own}", ",".join(named)),)
     return ContainerEdits(
         envs=tuple(sorted(envs)),
         mounts=tuple(mounts),
         nodes=tuple(nodes.values()),
-        annotations=cdi_annotations(answer, uuids, settings),
-        cdi_names=cdi_names(uuids, settings),
+        annotations=annotations,
+        cdi_names=named if CDI_CRI in strategies else (),
     )
 
 
@@ -246,13 +236,29 @@ def check_edit_settings(settings: EditSettings) -> None:
     """Check that answers can be made with these settings.
 
     Raises:
-        SettingsError: the mode or a device list strategy is not supported.
+        SettingsError: the mode or a device list strategy is not supported, there is no strategy, or
+            a CDI name is malformed.
     """
     if settings.mode not in MODES:
         raise SettingsError(
             f"operating mode {cap(settings.mode)!r} is not supported; use hami-core"
         )
-    check_device_list(settings)
+    strategies = settings.device_list_strategies
+    unknown = [name for name in strategies if name not in STRATEGIES]
+    if unknown or not strategies:
+        names = ", ".join(cap(name) for name in unknown) or "none"
+        raise SettingsError(
+            f"device list strategy {names} is not supported; use {', '.join(STRATEGIES)}"
+        )
+    if not CDI_KIND.fullmatch(settings.cdi_kind):
+        raise SettingsError(
+            f"CDI kind {cap(settings.cdi_kind)!r} is not vendor/class, such as nvidia.com/gpu"
+        )
+    if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
+        prefix = cap(settings.cdi_annotation_prefix)
+        raise SettingsError(
+            f"CDI annotation prefix {prefix!r} is not a DNS name with a slash, such as cdi.k8s.io/"
+        )
 
 
 def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
@@ -344,58 +350,3 @@ def pci_key(pci: str) -> tuple[int, ...]:
 def _short(path: str) -> str:
     """The path without repeated slashes and `.`."""
     return re.sub(r"/(?:\.?/)+", "/", path)
-
-
-def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple[str, str]]:
-    """The variables that the container runtime reads."""
-    visible = visible_devices(uuids, settings)
-    if visible is not None:
-        yield "NVIDIA_VISIBLE_DEVICES", visible
-    by_variable = not is_cdi_only(settings)
-    for name, wanted in (
-        ("NVIDIA_GDRCOPY", settings.gdrcopy),
-        ("NVIDIA_GDS", settings.gds),
-        ("NVIDIA_MOFED", settings.mofed),
-    ):
-        if wanted and by_variable:
-            yield name, "enabled"
-
-
-def _limits(
-    request: EditRequest,
-    shares: Sequence[GrantedShare],
-    settings: EditSettings,
-    facts: HookFacts,
-) -> Iterable[tuple[str, str]]:
-    """The variables that HAMi-core reads."""
-    for index, granted in enumerate(shares):
-        mib = granted.share.memory_mib or granted.registered_mib
-        yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
-    if len({granted.share.uuid for granted in shares}) > 1:
-        yield "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-    for granted in shares[:1]:
-        yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
-    policy = "disable" if settings.disable_core_limit else settings.core_policy
-    cache = cache_file(request.pod_uid, request.container)
-    yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{facts.hook_path}/vgpu/{cache}"
-    for name, value, wanted in (
-        ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
-        ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
-        (CORE_POLICY_ENV, policy, policy != "default"),
-    ):
-        if wanted:
-            yield name, value
-
-
-def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
-    hook = f"{facts.hook_path}/vgpu"
-    own = container_directory(request.pod_uid, request.container)
-    yield MountEdit(mounted_library(facts), facts.library, read_only=True)
-    yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
-    # Each container gets its own lock directory. Through a shared one, a tenant could block others.
-    yield MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False)
-    if not request.control_disabled:
-        yield MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True)
-    if facts.has_license:
-        yield MountEdit("/tmp/license", f"{hook}/license", read_only=True)  # noqa: S108 -- external
-        yield MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True)

@@ -1,59 +1,147 @@
-"""Gathers the evidence for one Allocate: asks the kubelet and the API server until it can decide.
+"""Hami mode: asks the kubelet and the API server until a decision can be made, and makes the row.
 
-Answers are kept for this call only. Each peer has a time of its own, in which only the running time
+Answers are kept for one call only. Each peer has a time of its own, in which only the running time
 of our own loop counts.
 """
 
 import asyncio
 import contextlib
+import datetime as dt
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from itertools import chain
+from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from agent.allocate.calls import AllocationPeers, AllocationViews, Underway, Waits
 from agent.allocate.candidates import (
     NOT_HERE,
     UNREAD,
     AskKubelet,
     AwaitLock,
     AwaitOthers,
-    Books,
     CheckRunning,
     Evidence,
     Grant,
     KubeletStart,
+    KubeletView,
     ListPods,
     LookAtNode,
     LookAtPod,
+    MatchSettings,
     Question,
     ReadRecords,
+    UnlockedPods,
+    pair_groups,
 )
-from agent.allocate.match import decide, in_vain
-from agent.allocate.steps import MatchSettings, UnlockedPods, starved_refusal
-from agent.cluster import NodeView, PodKey, PodUid
+from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order
+from agent.allocate.match import decide, rejected_pod
+from agent.allocate.prefer import nearest, steer
+from agent.allocate.room import GpuUse
+from agent.allocate.service import (
+    DISK_BUDGET,
+    AllocateCall,
+    AllocateCalls,
+    AllocateStep,
+    starved_refusal,
+)
+from agent.cluster import NodeView, PodKey, PodTable, PodUid
 from agent.errors import (
+    AgentError,
     ApiError,
     KubeletError,
     Refusal,
     RefusalReason,
+    StateError,
     WitnessThrottled,
     WitnessUnsupported,
 )
 from agent.hami.pod import former_locks, held_lock
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
-from agent.kit.timing import Budget, Starved
-from agent.kit.turns import Turn
-from agent.ledger import ContainerKey, Decider, Holding, KubeletEpoch
-from agent.reconcile.rules import THROTTLED_PAUSE
+from agent.kit.timing import Budget, Lag, Starved
+from agent.kit.turns import Turns
+from agent.ledger import (
+    ContainerKey,
+    Decider,
+    EditSettings,
+    GrantedShare,
+    Holder,
+    Holding,
+    HookFacts,
+    KubeletEpoch,
+    Ledger,
+    Row,
+)
+from agent.model import GpuUuid, Inventory, Share, SliceId
+from agent.ports import Clock, Containers, HookDirs, KubeletRecords, Witness
+from agent.reconcile.rules import DEADLINE, THROTTLED_PAUSE, Adoption
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+# The facts that an Allocate reads, and the peers it may ask.
+
+
+class AllocationViews(msgspec.Struct, frozen=True):
+    """The facts that a decision reads.
+
+    - `registered`: the greatest amounts registered for each GPU in the last 60 s.
+    - `match`, `edits`: how pods are matched and how answers are made.
+    - `outlived`: the locks that still stood when the pod that was answered under them was gone.
+    """
+
+    pods: Cell[PodTable]
+    node: Cell[NodeView | None]
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+    outlived: Cell[Mapping[str, PodUid]]
+    match: Cell[MatchSettings]
+    edits: Cell[EditSettings]
+    registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
+
+
+class Refresh(Protocol):
+    """LISTs this node's pods. Raises ApiError."""
+
+    def __call__(self, *, is_owners: bool) -> Awaitable[PodTable]: ...  # noqa: D102
+
+
+class AllocationPeers(msgspec.Struct, frozen=True):
+    """The peers that an inquiry asks.
+
+    - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
+    - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
+    - `epoch`: the present kubelet instance. `streams`: how many list streams it has open.
+    - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
+      kubelet may be back before it.
+    - `lag`: extends the deadlines of all calls.
+    """
+
+    witness: Witness
+    records: KubeletRecords
+    containers: Containers
+    hooks: HookDirs
+    refresh: Refresh
+    look_at_pod: Callable[[str, str], Awaitable[PodUid]]
+    look_at_node: Callable[[], Awaitable[None]]
+    epoch: Callable[[], KubeletEpoch | None]
+    streams: Cell[int]
+    clock: Clock
+    look: Callable[[], None]
+    lag: Lag = msgspec.field(default_factory=Lag)
+
+
+# How long an inquiry waits for whom.
+
+WAIT_BURST = 16
+WAIT_REFILL = 5.0
+"""Waits of calls that nothing came of, for the node: so many at once, and then one every five
+seconds. While a call waits the kubelet admits nobody, and a tenant can make pods without end that
+are waited for in vain."""
 
 UNANSWERED_PAUSES = (0.01, 0.05)
 """Seconds until PodResources is asked again after a failure. A kubelet's restart breaks the
@@ -91,71 +179,60 @@ MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
 
 
-class _Done(msgspec.Struct, frozen=True):
-    """What this inquiry did so far."""
-
-    recorded: frozenset[ContainerKey] | None = None
-    records_read: bool = False
-    alive: frozenset[str] = frozenset()
-    checked: frozenset[str] = frozenset()
-    can_ask: bool = True
-    listed: bool = False
-    list_failed: bool = False
-    waited: bool = False
-    node_read: bool = False
-    node_unread: bool = False
-    alone: bool = False
-
-
 class Inquiry:
-    """The inquiry of one call; without `patient` it asks no API server.
+    """The inquiry of one call. Without a `call` it is a preference's, and asks no API server.
 
-    All calls share `vain`, and all Allocates `waits`. `disk`: the call's time for the disk.
-    `start`: of the present kubelet. `absent`: the names that the kubelet did not know when it began
-    this call's container.
+    All calls share `waits`. `start`: of the present kubelet.
     """
 
     def __init__(
         self,
         views: AllocationViews,
         peers: AllocationPeers,
-        settings: MatchSettings,
+        calls: AllocateCalls,
+        call: AllocateCall | None,
         *,
-        patient: bool,
-        vain: Allowance,
-        waits: Waits,
-        disk: Budget,
+        waits: Allowance,
         start: KubeletStart,
-        turn: Turn | None,
     ) -> None:
         self._views = views
         self._peers = peers
-        self._settings = settings
-        self._patient = patient
-        self._vain = vain
+        self._calls = calls
+        self._call = call
         self._waits = waits
-        self._start = start
-        self._turn = turn
+        self._settings = views.match.value
         self._known: dict[PodKey, Holding | None] = {}
-        self._looked: dict[PodKey, PodUid | None] = {}
+        self._pod_uids_read: dict[PodKey, PodUid | None] = {}
         self._api = Budget(peers.lag, OWNER_BUDGET)
         self._kubelet = Budget(peers.lag, KUBELET_BUDGET)
-        self._disk = disk
+        self._disk = call.disk if call else Budget(peers.lag, DISK_BUDGET)
         self._is_starved = False
         self._count = 0
-        is_free = not patient and settings.unlocked_pods is UnlockedPods.UNIQUE
-        self._state = _Done(waited=is_free, node_read=is_free)
         self._lagging_until: float | None = None
+        # A preference gives nothing away: it needs no right where `unique` asks for none.
+        is_free = call is None and self._settings.unlocked_pods is UnlockedPods.UNIQUE
+        self._seen = Evidence(
+            table=views.pods.value,
+            ledger=views.ledger.value,
+            lock=None,
+            inventory=views.inventory.value,
+            kubelet=KubeletView(KubeletEpoch(), start=start),
+            now=peers.clock.now(),
+            known={},
+            waited=is_free,
+            node_read=is_free,
+        )
+        """The answers so far; the views in it are those of the last step."""
 
-    async def grant(self, count: int, underway: Callable[[], Underway]) -> Grant | None:
+    async def grant(self, count: int) -> Grant | None:
         """The decision for `count` slices. Raises Refusal.
 
-        `underway` is read again for each attempt. None: the inquiry is not `patient`, and the
-        decision needs the API server because the watches did not catch up.
+        None: this is a preference, and the decision needs the API server because the watches did
+        not catch up.
         """
         self._count = count
         for _ in range(MAX_QUESTIONS):
-            evidence = self._evidence(underway())
+            evidence = self._newest()
             try:
                 step = decide(count, evidence, self._settings)
             except Refusal as refusal:
@@ -165,15 +242,15 @@ class Inquiry:
                 raise
             if isinstance(step, Grant):
                 return step
-            if self._patient or isinstance(step, AskKubelet | ReadRecords | CheckRunning):
+            if self._call or isinstance(step, AskKubelet | ReadRecords | CheckRunning):
                 await self._perform(step)
             elif isinstance(step, LookAtPod):
                 pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
-                self._looked[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
+                self._pod_uids_read[(step.namespace, step.name)] = pod.uid if pod else NOT_HERE
             elif isinstance(step, AwaitOthers):
                 return None
             elif isinstance(step, LookAtNode):  # a preference takes no lock
-                self._state = msgspec.structs.replace(self._state, node_read=True)
+                self._learn(node_read=True)
             elif self._is_restarting(evidence) or not await self._caught_up(step, evidence):
                 return None
         raise Refusal(
@@ -184,9 +261,9 @@ class Inquiry:
         """The names that the kubelet said it knows, or does not know."""
         return frozenset(key for key, one in self._known.items() if (one is not None) == known)
 
-    async def names(self, underway: Underway) -> frozenset[PodKey] | None:
+    async def names(self) -> frozenset[PodKey] | None:
         """All names that the kubelet knows, if dead containers may be asking; None: not known."""
-        if not self._is_restarting(self._evidence(underway)):
+        if not self._is_restarting(self._newest()):
             return None
         try:
             found = await retry(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
@@ -202,55 +279,55 @@ class Inquiry:
         While a preference waits, a whole other request could pass.
         """
         rows = evidence.ledger.rows_by(Decider.SCHEDULER)
-        return any(row.epoch != evidence.books.epoch for row in rows)
+        return any(row.epoch != evidence.kubelet.epoch for row in rows)
 
-    def in_vain(self, count: int, underway: Underway) -> PodUid | None:
+    def rejected_pod(self, count: int) -> PodUid | None:
         """The pod that the kubelet will not ask for again after this refusal, or None."""
-        return in_vain(count, self._evidence(underway), self._settings)
+        return rejected_pod(count, self._newest(), self._settings)
 
-    def _evidence(self, underway: Underway) -> Evidence:
-        done = self._state
-        return Evidence(
-            table=self._views.pods.value,
-            ledger=underway.ledger,
-            lock=held_lock(self._views.node.value),
-            former=former_locks(self._views.node.value, asyncio.get_running_loop().time()),
-            inventory=self._views.inventory.value,
-            books=Books(
-                self._peers.epoch() or KubeletEpoch(),
-                done.recorded,
-                done.alive,
-                done.can_ask,
-                self._start,
-            ),
+    def _newest(self) -> Evidence:
+        """The newest views, with the answers to this call."""
+        views, node = self._views, self._views.node.value
+        epoch = self._peers.epoch() or KubeletEpoch()
+        turn = self._call.turn if self._call else None
+        beside = tuple(one.all_there for one in turn.beside) if turn else ()
+        if turn and turn.overtaken:
+            beside = (None,)  # it is not known what was under way when the call began
+        self._seen = msgspec.structs.replace(
+            self._seen,
+            table=views.pods.value,
+            ledger=self._calls.with_pending(views.ledger.value),
+            lock=held_lock(node),
+            released_locks=former_locks(node, asyncio.get_running_loop().time()),
+            inventory=views.inventory.value,
+            kubelet=msgspec.structs.replace(self._seen.kubelet, epoch=epoch),
             now=self._peers.clock.now(),
             known=self._known,
-            looked=self._looked,
-            registered=self._views.registered(),
-            records_read=done.records_read,
-            checked=done.checked,
-            listed=done.listed,
-            list_failed=done.list_failed,
-            waited=done.waited,
-            node_read=done.node_read,
-            node_unread=done.node_unread,
-            claimed=underway.claimed,
-            absent=self._turn.absent if self._turn else frozenset(),
-            present=self._turn.present if self._turn else frozenset(),
-            alone=done.alone,
-            beside=self._beside(),
-            spent=underway.spent,
-            outlived=self._views.outlived.value,
+            pod_uids_read=self._pod_uids_read,
+            registered=views.registered(),
+            claimed=self._calls.claimed(epoch),
+            used_locks=self._calls.used_locks,
+            outlived=views.outlived.value,
+            absent=turn.absent if turn else frozenset(),
+            present=turn.present if turn else frozenset(),
+            beside=beside,
         )
+        return self._seen
 
-    def _beside(self) -> tuple[frozenset[PodKey] | None, ...]:
-        if self._turn is None:
-            return ()
-        known = (one.all_there for one in self._turn.beside)
-        return (None,) if self._turn.overtaken else tuple(known)
+    def _learn(self, **answers: object) -> None:
+        self._seen = msgspec.structs.replace(self._seen, **answers)
+
+    def _learn_of_kubelet(self, **answers: object) -> None:
+        self._learn(kubelet=msgspec.structs.replace(self._seen.kubelet, **answers))
 
     async def _perform(self, question: Question) -> None:
-        with self._waits.waiting(_asked(question)):
+        asked = "api-server"
+        if isinstance(question, AskKubelet | ReadRecords | AwaitOthers):
+            asked = "kubelet"
+        elif isinstance(question, CheckRunning):
+            asked = "runtime"
+        # A preference is not measured: the kubelet waits for Allocates.
+        with self._calls.waiting(asked) if self._call else contextlib.nullcontext():
             await self._answer(question)
 
     async def _answer(self, question: Question) -> None:
@@ -261,18 +338,14 @@ class Inquiry:
             case ReadRecords():
                 async with self._from_disk("the kubelet's checkpoint"):
                     read = await self._peers.records.read(self._settings.resource)
-                recorded = None if read is None else frozenset(read)
-                self._state = msgspec.structs.replace(
-                    self._state, recorded=recorded, records_read=True
-                )
+                self._learn_of_kubelet(recorded=None if read is None else frozenset(read))
+                self._learn(records_read=True)
             case CheckRunning():
                 async with self._from_disk("the containers' cgroups"):
                     alive = await self._peers.containers.running(question.ids)
-                self._state = msgspec.structs.replace(
-                    self._state,
-                    alive=self._state.alive | (question.ids if alive is None else alive),
-                    checked=self._state.checked | question.ids,
-                )
+                alive = question.ids if alive is None else alive  # silence proves no death
+                self._learn_of_kubelet(alive=self._seen.kubelet.alive | alive)
+                self._learn(checked=self._seen.checked | question.ids)
             case ListPods():
                 await self._list()
             case LookAtPod():
@@ -283,7 +356,7 @@ class Inquiry:
                 await self._look_at_node()
             case AwaitOthers():
                 await asyncio.sleep(OTHERS_PAUSE)
-                self._state = msgspec.structs.replace(self._state, alone=True)
+                self._learn(alone=True)
 
     @contextlib.asynccontextmanager
     async def _from_disk(self, what: str) -> AsyncIterator[None]:
@@ -303,7 +376,7 @@ class Inquiry:
     async def _ask_in_turn(self, question: AskKubelet) -> None:
         for key in ((question.namespace, question.name), *question.others):
             await self._ask(*key)
-            if self._known.get(key) is not None or not self._state.can_ask:
+            if self._known.get(key) is not None or not self._seen.kubelet.witnessed:
                 return
 
     async def _ask(self, namespace: str, name: str) -> None:
@@ -313,12 +386,17 @@ class Inquiry:
             try:
                 self._known[(namespace, name)] = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
             except WitnessUnsupported:
-                self._state = msgspec.structs.replace(self._state, can_ask=False)
+                self._learn_of_kubelet(witnessed=False)
                 return
             except KubeletError as error:
                 pause = next(pauses, None)
                 if pause is None:
-                    raise _silent(error) from error
+                    raise Refusal(
+                        RefusalReason.WITNESS_SILENT,
+                        f"The kubelet does not say which pod it is admitting ({error}); the pod's "
+                        "controller starts it again.",
+                        transient=True,
+                    ) from error
                 await asyncio.sleep(pause)
             else:
                 return
@@ -338,13 +416,13 @@ class Inquiry:
     ) -> bool:
         """Whether `holds` becomes true in `time`; False at once after too many waits in vain."""
         loop = asyncio.get_running_loop()
-        if not self._vain.allows(loop.time()):
+        if not self._waits.allows(loop.time()):
             return False
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
-            self._vain.spend(loop.time())
+            self._waits.spend(loop.time())
             return False
         return True
 
@@ -382,7 +460,7 @@ class Inquiry:
                 time, self._views.pods, lambda table: bool(table.pods.keys() - known)
             ):
                 return
-        self._state = msgspec.structs.replace(self._state, listed=True, list_failed=failed)
+        self._learn(listed=True, list_failed=failed)
 
     def _may_be_the_owners(self) -> bool:
         """Whether the owner of the node lock may be asking, as far as views and kubelet tell."""
@@ -400,10 +478,10 @@ class Inquiry:
             lock = held_lock(self._views.node.value)
             is_owner = lock is not None and lock.owner == key
             async with self._asking(GET_PAUSE, owner=is_owner):
-                self._looked[key] = await self._peers.look_at_pod(*key)
+                self._pod_uids_read[key] = await self._peers.look_at_pod(*key)
         except ApiError as error:
             log.warning("pods.get_failed", pod="/".join(key), err=str(error))
-            self._looked[key] = UNREAD
+            self._pod_uids_read[key] = UNREAD
 
     async def _look_at_node(self) -> None:
         failed = False
@@ -413,7 +491,7 @@ class Inquiry:
         except ApiError as error:
             log.warning("node.get_failed", err=str(error))
             failed = True
-        self._state = msgspec.structs.replace(self._state, node_read=True, node_unread=failed)
+        self._learn(node_read=True, node_unread=failed)
 
     async def _await_lock(self, wanted: AwaitLock) -> None:
         before = held_lock(self._views.node.value)
@@ -425,22 +503,224 @@ class Inquiry:
                 return lock is not None and lock != before
             return lock.owner == owner
 
-        self._state = msgspec.structs.replace(self._state, waited=True)
+        self._learn(waited=True)
         self._peers.look()
         await self._shown(self._peers.lag.within(LOCK_PAUSE), self._views.node, is_there)
 
 
-def _asked(question: Question) -> str:
-    """Whom the question is for."""
-    if isinstance(question, AskKubelet | ReadRecords | AwaitOthers):
-        return "kubelet"
-    return "runtime" if isinstance(question, CheckRunning) else "api-server"
+# Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote.
+
+PROMPT = dt.timedelta(seconds=0.5)
+"""A list that the kubelet begins to take this soon after its socket appeared comes before its first
+admission, 0.9 to 1.0 s after the socket."""
+
+LOOK_DEADLINE = 0.4
+"""Seconds for a look at the cgroups that must be over by then."""
+
+PREFER_BUDGET = 0.2
+"""Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate."""
 
 
-def _silent(error: KubeletError) -> Refusal:
-    return Refusal(
-        RefusalReason.WITNESS_SILENT,
-        f"The kubelet does not say which pod it is admitting ({error}); the pod's controller "
-        "starts it again.",
-        transient=True,
-    )
+# After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
+# whose container died, and of one that is being admitted. What the kubelet asks for depends on
+# what it saw when it started. The agent looks when the kubelet begins to take its list (run):
+#
+# - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
+#   appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
+# - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
+#   the order of the spec for each container that has no record and is not in that set, also if it
+#   has died since. A pod without a cgroup was dead: its first container that has not started
+#   since is next.
+# - It asks for nothing in an admission before it took the list: it starts those pods unasked.
+#   Only a pod that was made since then counts as new.
+# - It asks for any container that dies later, in parallel and in any order; after a refusal for
+#   the next one, and 8 to 10 s later again. All others are unknown: only a single possible
+#   container is served. A status proves no death: the former kubelet may have started the
+#   container again without telling.
+#
+# Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
+# that holds the node lock is served all the same: the kubelet knew it when it began the call, and
+# no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
+# a pod that no view shows may be the one.
+
+
+class SchedulerShares:
+    """A ShareSource: the pod's annotation says what each container gets.
+
+    Only the number of the kubelet's ids counts. The ids themselves may differ after a restart,
+    which is never a reason to refuse.
+    """
+
+    def __init__(self, views: AllocationViews, peers: AllocationPeers) -> None:
+        self._views = views
+        self._peers = peers
+        self._waits = Allowance(WAIT_BURST, WAIT_REFILL)
+        self._start = KubeletStart()
+        self._started: tuple[KubeletEpoch | None, str] = None, ""
+        """The kubelet instance of `_start`, and the resource that it began to take."""
+        self.calls = AllocateCalls(Turns(peers.epoch), peers.lag)
+
+    async def run(self) -> NoReturn:
+        """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
+
+        From then on it asks for the containers of each pod that it admits; before, if it has lost
+        its checkpoint, it does not know the resource, and starts them without asking. A new kubelet
+        starts no container before its first admission.
+        """
+        async for streams in self._peers.streams.follow():
+            epoch, now = self._peers.epoch(), self._peers.clock.now()
+            kubelet = epoch, self._views.match.value.resource
+            if streams == 0 or epoch is None or kubelet == self._started:
+                continue
+            is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
+            self._start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
+            self._started = kubelet
+            if is_prompt:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_DEADLINE):
+                        self._start = KubeletStart(begun=await self._peers.containers.begun())
+        raise AssertionError("the list streams are never closed")
+
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        """Set the row of the call, from which its effects follow. Raises Refusal."""
+        inquiry, epoch = self._inquiry(call), self._epoch()
+        try:
+            async with call.disk.within():
+                with self.calls.waiting("hook-path"):
+                    facts = await self._peers.hooks.facts()
+            call.step = AllocateStep.MATCH
+            grant = await inquiry.grant(len(ids))
+        except (Refusal, StateError, TimeoutError, asyncio.CancelledError):
+            refused = inquiry.rejected_pod(len(ids))
+            if refused is not None and epoch == self._epoch():  # else a new kubelet asks again
+                self.calls.mark_rejected(refused, self._views.pods.value, epoch)
+            raise
+        if grant is None:  # pragma: no cover -- only a preference gives up
+            raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
+        call.is_replay = call.turn.yields = grant.replay is not None
+        call.oversold = grant.oversold
+        offered = self.calls.take_offer(grant.key)
+        pod, container = grant.candidate.pod, grant.candidate.container
+        if grant.replay is not None:
+            # It keeps its answer, byte for byte, and gets the ids of this call.
+            call.row = msgspec.structs.replace(
+                grant.replay,
+                slice_ids=tuple(sorted(ids)),
+                answered_at=self._peers.clock.now(),
+                epoch=self._epoch(),
+                confirmed=False,
+                offered=offered,
+            )
+            return
+        first = self._first(Adoption(pod, container, ids), grant.group, grant.shares, facts)
+        call.row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
+        check_library(facts, container)
+
+    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
+        """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""
+        row, pods, epoch = call.row, self._views.pods.value, self._epoch()
+        if row is None or call.is_replay or refusal.gate is RefusalReason.OVERLAP:
+            return
+        if row.epoch != epoch:  # a new kubelet asks again
+            return
+        pod = pods.pods.get(row.key.pod_uid)
+        if pod is None or not pod.has_run:
+            self.calls.mark_rejected(row.key.pod_uid, pods, epoch)
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
+        turn, inquiry, grant = self.calls.turns.begin(), self._inquiry(None), None
+        try:
+            # The Allocate that follows is for the same container: of no pod that is not known now.
+            async with asyncio.timeout(PREFER_BUDGET):
+                turn.all_there = await inquiry.names()
+                grant = await inquiry.grant(size)
+        except (AgentError, TimeoutError) as error:
+            log.debug("prefer.unsteered", reason=str(error) or "out of time")
+        finally:
+            turn.absent, turn.present = inquiry.told(known=False), inquiry.told(known=True)
+        ledger = self.calls.with_pending(self._views.ledger.value)
+        held = frozenset(chain.from_iterable(ledger.held_ids().values()))
+        chosen = None
+        if grant is not None:
+            wanted = tuple(share.uuid for share in grant.shares)
+            chosen = steer(available, must_include, wanted, held)
+            self.calls.take_offer(grant.key)
+            if chosen is not None:
+                self.calls.offers.append(grant.key)
+        if chosen is None:
+            gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
+            chosen = nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen
+
+    async def adopt(self, found: Adoption) -> Row | None:
+        """The row of a container that was answered and that the ledger does not know.
+
+        Another agent answered it, or the ledger was lost. The scheduler's annotation says what it
+        holds. If the kubelet has no ids for it, the kubelet lost its checkpoint and may ask again.
+        None: the annotation cannot be read, or names a GPU that is not on this node.
+        """
+        try:
+            async with asyncio.timeout(DEADLINE):
+                facts = await self._peers.hooks.facts()
+            paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
+            for pair in paired:
+                if pair.container == found.container.name:
+                    row = self._first(found, pair.group_index, pair.shares, facts)
+                    epoch = row.epoch if found.ids else KubeletEpoch()
+                    return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
+        except (AgentError, TimeoutError) as error:
+            why = str(error) or "out of time"
+            log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
+        return None
+
+    def _first(
+        self, found: Adoption, group: int, shares: tuple[Share, ...], facts: HookFacts
+    ) -> Row:
+        """A new row, with its edits: they are made once. `group`: its place in `…-allocated`."""
+        pod, container, named = found.pod, found.container, []
+        for share in shares:
+            gpu = self._views.inventory.value.find(share.uuid)
+            if gpu is None:  # the inventory changed between the decision and here
+                raise Refusal(
+                    RefusalReason.UNKNOWN_GPU,
+                    f"GPU {share.uuid} was removed during this call; create the pod again.",
+                    transient=True,
+                )
+            registered, minor = gpu.registered_mib, gpu.gpu.minor
+            named.append(GrantedShare(share, gpu.gpu.pci, registered, minor, gpu.gpu.index))
+        granted = cuda_order(named)
+        request = EditRequest(
+            pod_uid=pod.uid,
+            container=container.name,
+            control_disabled=container.control_disabled,
+            shares=granted,
+        )
+        return Row(
+            key=ContainerKey(pod.uid, container.name),
+            holder=Holder(pod.namespace, pod.name, container.name),
+            role=container.role,
+            group=group,
+            shares=tuple(grant.share for grant in granted),
+            slice_ids=tuple(sorted(found.ids)),
+            edits=container_edits(request, self._views.edits.value, facts),
+            answered_at=self._peers.clock.now(),
+            epoch=self._epoch(),
+            resource=container.resource,
+            priority=container.priority,
+        )
+
+    def _inquiry(self, call: AllocateCall | None) -> Inquiry:
+        """The inquiry of an Allocate; None: of a preference."""
+        epoch, start = self._epoch(), self._start
+        if self._started != (epoch, self._views.match.value.resource):
+            start = KubeletStart(
+                asks_since=epoch.since
+            )  # such as one whose socket was only touched
+        return Inquiry(self._views, self._peers, self.calls, call, waits=self._waits, start=start)
+
+    def _epoch(self) -> KubeletEpoch:
+        return self._peers.epoch() or KubeletEpoch()

@@ -8,7 +8,6 @@ from agent.allocate.candidates import (
     ASKED_AFTER_DELETION,
     UNREAD,
     AskKubelet,
-    Assignment,
     AwaitLock,
     AwaitOthers,
     Candidate,
@@ -17,8 +16,10 @@ from agent.allocate.candidates import (
     ListPods,
     LookAtNode,
     LookAtPod,
+    MatchSettings,
     Question,
     ReadRecords,
+    UnlockedPods,
     admitted,
     candidates,
     is_at_admission,
@@ -27,15 +28,16 @@ from agent.allocate.candidates import (
     to_ask,
 )
 from agent.allocate.room import (
+    GpuUse,
     RoomClaim,
     Shortage,
     claim_of,
     counts,
+    read_request,
     scheduled,
     scheduled_role,
     shortage,
 )
-from agent.allocate.steps import MatchSettings, UnlockedPods, read_request
 from agent.cluster import ALLOCATED, VGPU_NODE, NodeLock, PodUid, PodView, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import Row
@@ -59,9 +61,46 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     if lock_of(pod, evidence):
         return None
     question = seek_lock(pod, evidence, settings)
-    if question is None and not may_be_unlocked(pod, evidence, settings):
-        raise _refusal(pod, evidence, settings)
-    return question
+    if question is not None or may_be_unlocked(pod, evidence, settings):
+        return question
+    name, lock = "/".join(pod.key), evidence.lock
+    is_made_with_its_node = _is_made_with_its_node(pod)
+    if evidence.node_unread and not is_made_with_its_node:
+        raise Refusal(
+            RefusalReason.PODS_UNKNOWN,
+            "The agent could not ask the API server whether HAMi's scheduler placed pod "
+            f"{name} on this node; the pod's controller starts it again.",
+            transient=True,
+        )
+    if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
+        raise Refusal(
+            RefusalReason.NO_RIGHT,
+            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
+            f"{'/'.join(lock.owner)} on this node: another scheduler bound the pod, or another pod "
+            "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
+        )
+    policy = UnlockedPods.UNIQUE
+    if is_made_with_its_node:
+        why = ": it was created with its node (spec.nodeName); create it again without nodeName"
+    elif _was_bound_without(pod, settings):
+        policy = UnlockedPods.SCHEDULED
+        why = (
+            " (it takes none if only init containers request GPUs); request the GPU in an app "
+            "container too"
+        )
+    else:
+        why = (
+            ": another scheduler bound it, the lock was removed, or it started before without its "
+            f"GPU; create it again with schedulerName {settings.scheduler_name}"
+        )
+    advice = [] if evidence.kubelet.witnessed else ["upgrade the kubelet to 1.34"]
+    if settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
+        advice.append(f"set allocation.unlockedPods to {policy}")
+    raise Refusal(
+        RefusalReason.NO_LOCK,
+        f"Pod {name} holds no node lock of HAMi's scheduler{why}, or ask the operator to "
+        f"{' and '.join(advice)}.",
+    )
 
 
 def seek_lock(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Question | None:
@@ -72,13 +111,6 @@ def seek_lock(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Ques
     if (_takes_lock(pod) or not is_free) and not evidence.waited:
         return AwaitLock(*pod.key)
     return None if evidence.node_read else LookAtNode()
-
-
-def is_lock_unseen(evidence: Evidence) -> bool:
-    """Whether the lock in view is of no pod that may be asking, and a newer one can be read."""
-    owner = evidence.lock.owner if evidence.lock else None
-    is_nobodys = owner is None or evidence.known.get(owner, True) is None
-    return is_nobodys and not evidence.node_read
 
 
 def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
@@ -113,8 +145,8 @@ def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
 def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
     if settings.unlocked_pods is UnlockedPods.SCHEDULED:
-        return evidence.books.witnessed and _was_bound_without(pod, settings)
-    return evidence.books.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
+        return evidence.kubelet.witnessed and _was_bound_without(pod, settings)
+    return evidence.kubelet.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
 
 
 def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
@@ -126,47 +158,6 @@ def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
     """
     is_bound = pod.scheduled and not pod.started
     return is_bound and pod.scheduler == settings.scheduler_name and not _takes_lock(pod)
-
-
-def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal:
-    """Why a pod without a lock is refused, and what its owner and the operator can do."""
-    name, lock = "/".join(pod.key), evidence.lock
-    if evidence.node_unread and not _is_made_with_its_node(pod):
-        return Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            "The agent could not ask the API server whether HAMi's scheduler placed pod "
-            f"{name} on this node; the pod's controller starts it again.",
-            transient=True,
-        )
-    if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
-        return Refusal(
-            RefusalReason.NO_RIGHT,
-            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
-            f"{'/'.join(lock.owner)} on this node: another scheduler bound the pod, or another pod "
-            "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
-        )
-    policy = UnlockedPods.UNIQUE
-    if _is_made_with_its_node(pod):
-        why = ": it was created with its node (spec.nodeName); create it again without nodeName"
-    elif _was_bound_without(pod, settings):
-        policy = UnlockedPods.SCHEDULED
-        why = (
-            " (it takes none if only init containers request GPUs); request the GPU in an app "
-            "container too"
-        )
-    else:
-        why = (
-            ": another scheduler bound it, the lock was removed, or it started before without its "
-            f"GPU; create it again with schedulerName {settings.scheduler_name}"
-        )
-    advice = [] if evidence.books.witnessed else ["upgrade the kubelet to 1.34"]
-    if settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
-        advice.append(f"set allocation.unlockedPods to {policy}")
-    return Refusal(
-        RefusalReason.NO_LOCK,
-        f"Pod {name} holds no node lock of HAMi's scheduler{why}, or ask the operator to "
-        f"{' and '.join(advice)}.",
-    )
 
 
 def _is_made_with_its_node(pod: PodView) -> bool:
@@ -200,14 +191,14 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
         return None
 
     def is_unspent(lock: NodeLock) -> bool:
-        uids = {evidence.spent.get(lock.value), *evidence.ledger.answered_under(lock.value)}
+        uids = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
         return uids <= {None, pod.uid, evidence.outlived.get(lock.value)}
 
     lock = evidence.lock
     is_read = evidence.node_read and not evidence.node_unread
     if lock is not None and lock.owner == pod.key and (is_read or is_unspent(lock)):
         return lock
-    former = (old for old in evidence.former if old.owner == pod.key and is_unspent(old))
+    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unspent(old))
     return next(former, None)
 
 
@@ -226,7 +217,7 @@ def exactly_one(
     Raises:
         Refusal: no pod or several pods are being admitted.
     """
-    if not evidence.books.witnessed:
+    if not evidence.kubelet.witnessed:
         return _unwitnessed(count, found, evidence)
     known = admitted(found, evidence, settings)
     present = [each for each in known if not each.deleted]
@@ -236,13 +227,17 @@ def exactly_one(
         return ReadRecords()  # the checkpoint may show that a container counts as held but is not
     if not evidence.listed:
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
-        # admit it. For the lock's owner the API server has longer, so the lock comes first.
-        return LookAtNode() if not known and is_lock_unseen(evidence) else ListPods()
+        # admit it. For the lock's owner the API server has longer, so the lock comes first if the
+        # one in view is of no pod that may be asking, and a newer one can be read.
+        owner = evidence.lock.owner if evidence.lock else None
+        is_nobodys = owner is None or evidence.known.get(owner, True) is None
+        is_lock_unseen = not known and is_nobodys and not evidence.node_read
+        return LookAtNode() if is_lock_unseen else ListPods()
     # A pod from before may have been admitted without asking, and ask when its container starts.
     new = [
         each
         for each in present
-        if each.pod.created >= evidence.books.start.asks_since
+        if each.pod.created >= evidence.kubelet.start.asks_since
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
     # A deleted pod does not matter if the new one has its name: see above.
@@ -272,7 +267,7 @@ def exactly_one(
     raise _nobody(count, evidence)
 
 
-def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
+def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
     """The pod for which no further Allocate comes after this refusal; None: not known.
 
     The kubelet rejects a pod if one of its containers is refused at its admission. For a pod that
@@ -280,7 +275,7 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     Allocate was for the deleted one, which came first.
     """
     possible = candidates(count, evidence, settings)
-    is_witnessed = evidence.books.witnessed
+    is_witnessed = evidence.kubelet.witnessed
     if is_witnessed:
         if any(each.pod.key not in evidence.known for each in possible):
             return None  # the call may have been for the one of which the kubelet said nothing
@@ -294,7 +289,7 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
         is_late = evidence.now - stone.deleted_at > ASKED_AFTER_DELETION
         if stone.pod.key == possible[0].pod.key and not is_late:
             rows = evidence.ledger.rows_of(stone.pod.uid)
-            if any(row.epoch != evidence.books.epoch for row in rows):
+            if any(row.epoch != evidence.kubelet.epoch for row in rows):
                 return None  # the call may have been for that pod, though it is no candidate
     if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
         return None  # the call may have been that of a pod that is gone
@@ -320,22 +315,17 @@ def _unwitnessed(
         return LookAtNode()
     if all(each.deleted for each in found) or (is_alone and found[0].row is None):
         return found[0]  # the next gate refuses it with the reason
-    raise _silent(found)
-
-
-def _silent(found: tuple[Candidate, ...]) -> Refusal:
-    if len(found) == 1:
+    said = f"and {len(found)} pods are possible; upgrade the kubelet to 1.34 or later, or start "
+    said += "GPU pods one at a time."
+    if is_alone:
         name = "/".join(found[0].pod.key)
-        sentence = (
-            f"This kubelet cannot say which pod it admits, and pod {name}, the only possible one, "
-            "no longer holds the node lock; delete the pod, or upgrade the kubelet to 1.34."
-        )
-    else:
-        sentence = (
-            f"This kubelet cannot say which pod it admits, and {len(found)} pods are possible; "
-            "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time."
-        )
-    return Refusal(RefusalReason.WITNESS_SILENT, sentence, transient=True)
+        said = f"and pod {name}, the only possible one, no longer holds the node lock; delete the "
+        said += "pod, or upgrade the kubelet to 1.34."
+    raise Refusal(
+        RefusalReason.WITNESS_SILENT,
+        f"This kubelet cannot say which pod it admits, {said}",
+        transient=True,
+    )
 
 
 def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
@@ -436,7 +426,7 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         for row in live
         if row.key.pod_uid != uid and any(share.uuid in full for share in row.limits)
     ]
-    for row in in_the_way if evidence.books.witnessed else ():
+    for row in in_the_way if evidence.kubelet.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
             return AskKubelet(row.namespace, row.pod)
     if in_the_way and not evidence.listed:
@@ -510,7 +500,9 @@ def _live(row: Row, evidence: Evidence) -> bool:
     """
     key = (row.namespace, row.pod)
     is_forgotten = key in evidence.known and evidence.known[key] is None
-    return row.is_live(evidence.table) and not (is_forgotten and row.epoch == evidence.books.epoch)
+    return row.is_live(evidence.table) and not (
+        is_forgotten and row.epoch == evidence.kubelet.epoch
+    )
 
 
 def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
@@ -524,7 +516,12 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
             "create the pod again.",
         )
     if not any(pod.groups or ()):
-        raise _unplaced(pod)
+        what = "is missing" if pod.groups is None else "names no GPU"
+        raise Refusal(
+            RefusalReason.NO_ANNOTATION,
+            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} {what}; create "
+            "it with schedulerName of HAMi's scheduler.",
+        )
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:
         raise Refusal(
@@ -532,30 +529,17 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
             f"Pod {name} was given GPUs of node {cap(node or 'none', 63)}, and this is "
             f"{settings.node}; create it again.",
         )
-    for assignment in _paired(pod, container.resource):
+    try:
+        paired = pair_groups(pod.groups or (), pod.asking(container.resource))
+    except Refusal as refusal:
+        raise Refusal(refusal.gate, f"Pod {name}: {refusal.sentence}") from refusal
+    for assignment in paired:
         if assignment.container == container.name:
             return assignment.group_index, assignment.shares
     raise Refusal(
         RefusalReason.NO_CONTAINER_LEFT,
         f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
         "create it again.",
-    )
-
-
-def _paired(pod: PodView, resource: str) -> tuple[Assignment, ...]:
-    """The pod's groups, each with its container. Raises Refusal."""
-    try:
-        return pair_groups(pod.groups or (), pod.asking(resource))
-    except Refusal as refusal:
-        raise Refusal(refusal.gate, f"Pod {'/'.join(pod.key)}: {refusal.sentence}") from refusal
-
-
-def _unplaced(pod: PodView) -> Refusal:
-    what = "is missing" if pod.groups is None else "names no GPU"
-    return Refusal(
-        RefusalReason.NO_ANNOTATION,
-        f"Pod {'/'.join(pod.key)} was not placed by HAMi's scheduler: annotation {ALLOCATED} "
-        f"{what}; create it with schedulerName of HAMi's scheduler.",
     )
 
 
@@ -575,39 +559,27 @@ def _usable(
                 f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share"
                 f"{why}; create it again, so that it is placed again.",
             )
+        if not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
+            raise Refusal(
+                RefusalReason.DRIVER_UNRESPONSIVE,
+                f"Pod {name} cannot start: the driver has not answered for its {gpu.gpu.title} for "
+                "too long; ask the operator to check the node's driver.",
+                transient=True,
+            )
         if not gpu.serving:
-            raise _not_serving(name, gpu)
-        gpus[share.uuid] = _as_placed(gpu, evidence)
-    return gpus
-
-
-def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
-    """The refusal of a pod whose GPU is not serving."""
-    which = gpu.gpu.title
-    if gpu.health.condition is Condition.UNMONITORED:
-        return Refusal(
-            RefusalReason.DRIVER_UNRESPONSIVE,
-            f"Pod {name} cannot start: the driver has not answered for its {which} for too long; "
-            "ask the operator to check the node's driver.",
-            transient=True,
+            raise Refusal(
+                RefusalReason.BAD_GPU,
+                f"Pod {name} cannot start: its {gpu.gpu.title} {cap(gpu.plight)}; create it again, "
+                "so that it is placed on another GPU.",
+            )
+        # With the greatest amounts of the last 60 s, by which the pod may have been placed.
+        recent = evidence.registered.get(gpu.uuid, GpuUse())
+        gpus[share.uuid] = msgspec.structs.replace(
+            gpu,
+            registered_mib=max(gpu.registered_mib, recent.memory_mib),
+            core_percent=max(gpu.core_percent, recent.core_percent),
         )
-    return Refusal(
-        RefusalReason.BAD_GPU,
-        f"Pod {name} cannot start: its {which} {cap(gpu.plight)}; create it again, so that it is "
-        "placed on another GPU.",
-    )
-
-
-def _as_placed(gpu: SharedGpu, evidence: Evidence) -> SharedGpu:
-    """The GPU with the greatest amounts of the last 60 s, by which the pod may have been placed."""
-    recent = evidence.registered.get(gpu.uuid)
-    if recent is None:
-        return gpu
-    return msgspec.structs.replace(
-        gpu,
-        registered_mib=max(gpu.registered_mib, recent.memory_mib),
-        core_percent=max(gpu.core_percent, recent.core_percent),
-    )
+    return gpus
 
 
 # Decides which container an Allocate is for and what it gets, or returns the next question.
@@ -637,26 +609,26 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
     if not isinstance(candidate, Candidate):
         return candidate
-    question = _seek_owner(candidate, evidence, settings) or _still_the_same(
-        candidate, evidence, settings
-    )
+    pod, question = candidate.pod, None
+    is_first = candidate.row is None and is_at_admission(pod, evidence, settings.resource)
+    if is_first and pod.reusable_name and not hopeless(candidate, settings):
+        # The lock comes before the GET of the pod: its owner may wait longer for the API server. A
+        # replay needs no lock, no lock helps the hopeless, and the others are not read.
+        question = seek_lock(pod, evidence, settings)
+    question = question or _still_the_same(candidate, evidence, settings)
     if question is not None:
         return question
-    _require_order(candidate, evidence, settings)
+    asked = possible(pod, evidence, settings.resource)
+    if sum(each.container.count == candidate.container.count for each in asked) > 1:
+        raise Refusal(
+            RefusalReason.MANY_PODS_ADMITTED,
+            f"The kubelet lost its checkpoint and does not say which of several containers of pod "
+            f"{'/'.join(pod.key)} it starts again; delete the pod, and its controller makes a new "
+            "one.",
+        )
     if candidate.row is not None:
         return replay(candidate, candidate.row, evidence)
     return right(candidate, evidence, settings) or check(candidate, evidence, settings)
-
-
-def _seek_owner(
-    candidate: Candidate, evidence: Evidence, settings: MatchSettings
-) -> Question | None:
-    """The lock's question before the pod is read: its owner may wait longer for the API server."""
-    pod = candidate.pod
-    if candidate.row is not None or not pod.reusable_name or hopeless(candidate, settings):
-        return None  # a replay needs no lock, no lock helps the hopeless, the others are not read
-    is_first = is_at_admission(pod, evidence, settings.resource)
-    return seek_lock(pod, evidence, settings) if is_first else None
 
 
 def _still_the_same(
@@ -681,30 +653,27 @@ def _still_the_same(
         )
     if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
         return None
-    if pod.key not in evidence.looked:
+    if pod.key not in evidence.pod_uids_read:
         return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
-    looked = evidence.looked[pod.key]
-    if looked is UNREAD and not evidence.records_read:
+    uid_read = evidence.pod_uids_read[pod.key]
+    if uid_read is UNREAD and not evidence.records_read:
         return ReadRecords()
-    if looked == pod.uid or (looked is UNREAD and _is_recorded(candidate, evidence, settings)):
+    if uid_read == pod.uid:
         return None
-    if looked is UNREAD:  # a GET that failed proves nothing
+    if uid_read is UNREAD:  # a GET that failed proves nothing
+        # The kubelet names the pod's UID if PodResources has slices for a container that the
+        # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
+        # the kubelet allocates again.
+        known = evidence.known.get(pod.key)
+        if known is not None and any(
+            key.pod_uid == pod.uid and known.ids_of(key.container, settings.resource)
+            for key in evidence.kubelet.recorded or ()
+        ):
+            return None
         raise _unknown(f"The name of pod {'/'.join(pod.key)} may be another pod's by now")
     if evidence.list_failed:
         raise _unknown(f"Another pod now has the name {'/'.join(pod.key)}")
     return None if evidence.listed else ListPods()
-
-
-def _is_recorded(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
-    """Whether PodResources names slices for a container that the checkpoint has under this UID.
-
-    The file alone proves nothing: it keeps a rejected pod's until the kubelet allocates again.
-    """
-    known = evidence.known.get(candidate.pod.key)
-    return known is not None and any(
-        key.pod_uid == candidate.pod.uid and known.ids_of(key.container, settings.resource)
-        for key in evidence.books.recorded or ()
-    )
 
 
 def _unknown(what: str) -> Refusal:
@@ -723,21 +692,9 @@ def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
     PodResources must say that the kubelet holds it, or a new pod may have its name. Of ordinary
     init containers it says nothing, so that they prove nothing.
     """
-    epoch, known = evidence.books.epoch, evidence.known.get(candidate.pod.key)
+    epoch, known = evidence.kubelet.epoch, evidence.known.get(candidate.pod.key)
     return candidate.row is None and any(
         row.epoch == epoch
         and (known is None or bool(known.ids_of(row.key.container, row.resource)))
         for row in evidence.ledger.rows_of(candidate.pod.uid)
     )
-
-
-def _require_order(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> None:
-    """Require a single container that the kubelet can be asking for. Raises Refusal."""
-    asked = possible(candidate.pod, evidence, settings.resource)
-    if sum(each.container.count == candidate.container.count for each in asked) > 1:
-        raise Refusal(
-            RefusalReason.MANY_PODS_ADMITTED,
-            f"The kubelet lost its checkpoint and does not say which of several containers of pod "
-            f"{'/'.join(candidate.pod.key)} it starts again; delete the pod, and its controller "
-            "makes a new one.",
-        )

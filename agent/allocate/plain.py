@@ -7,10 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from agent.allocate.calls import AllocateCall, AllocateCalls
 from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order, gpu_edits
 from agent.allocate.prefer import nearest
-from agent.allocate.steps import AllocateStep
+from agent.allocate.service import AllocateCall, AllocateCalls, AllocateStep
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
 from agent.kit.cell import Cell
@@ -65,15 +64,6 @@ def grant(
     Raises:
         Refusal: the request is malformed, or names a slice or GPU that cannot be given.
     """
-    counts = _counted(ids)
-    for text in ids:
-        _check_number(text, inventory, held)
-    granted = (_granted(_usable(uuid, inventory), count) for uuid, count in counts.items())
-    return cuda_order(granted)
-
-
-def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
-    """The number of requested slices of each GPU. Raises Refusal."""
     if len(ids) > MOST_IDS:
         raise Refusal(
             RefusalReason.TOO_MANY_SLICES,
@@ -95,53 +85,45 @@ def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
                 f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
                 "operator whether another plugin serves this resource.",
             )
+        gpu = inventory.find(pair[0])
+        if gpu and pair[1] >= gpu.split_count and text not in held:
+            raise Refusal(
+                RefusalReason.UNKNOWN_SLICE,
+                f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
+                f"{gpu.split_count} slices; create the pod again.",
+            )
         counts[pair[0]] += 1
-    return counts
-
-
-def _check_number(text: SliceId, inventory: Inventory, held: Collection[SliceId]) -> None:
-    pair = split_slice_id(text)
-    gpu = inventory.find(pair[0]) if pair else None
-    if pair and gpu and pair[1] >= gpu.split_count and text not in held:
-        raise Refusal(
-            RefusalReason.UNKNOWN_SLICE,
-            f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
-            f"{gpu.split_count} slices; create the pod again.",
-        )
-
-
-def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
-    gpu = inventory.find(uuid)
-    if gpu is None:
-        raise Refusal(
-            RefusalReason.UNKNOWN_GPU,
-            f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create the "
-            "pod again.",
-        )
-    if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
-        raise Refusal(
-            RefusalReason.DRIVER_UNRESPONSIVE,
-            f"The driver has not answered for {gpu.gpu.title} for too long; ask the "
-            "operator to check the node's driver.",
-            transient=True,
-        )
-    if not gpu.serving:
-        raise Refusal(
-            RefusalReason.BAD_GPU,
-            f"{gpu.gpu.title} {gpu.plight}; create the pod again, so that it gets another GPU.",
-        )
-    return gpu
+    granted = []
+    for uuid, count in counts.items():
+        gpu = inventory.find(uuid)
+        if gpu is None:
+            raise Refusal(
+                RefusalReason.UNKNOWN_GPU,
+                f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create "
+                "the pod again.",
+            )
+        if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
+            raise Refusal(
+                RefusalReason.DRIVER_UNRESPONSIVE,
+                f"The driver has not answered for {gpu.gpu.title} for too long; ask the operator "
+                "to check the node's driver.",
+                transient=True,
+            )
+        if not gpu.serving:
+            raise Refusal(
+                RefusalReason.BAD_GPU,
+                f"{gpu.gpu.title} {gpu.plight}; create the pod again, so that it gets another GPU.",
+            )
+        share = Share(uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
+        registered, minor = gpu.registered_mib, gpu.gpu.minor
+        granted.append(GrantedShare(share, gpu.gpu.pci, registered, minor, gpu.gpu.index))
+    return cuda_order(granted)
 
 
 def slice_mib(gpu: SharedGpu) -> int:
     """The memory of one slice in MiB: an equal part of the registered memory, at least 1."""
     # A limit of 0 would mean all of the memory.
     return max(gpu.registered_mib // gpu.split_count, 1)
-
-
-def _granted(gpu: SharedGpu, count: int) -> GrantedShare:
-    share = Share(gpu.uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
-    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)
 
 
 def edits_of(
@@ -230,10 +212,10 @@ class KubeletShares:
         call.turn.yields = call.turn.doubted
         call.overlapped |= call.turn.doubted
         async with call.disk.within():
-            with self.calls.waits.waiting("hook-path"):
+            with self.calls.waiting("hook-path"):
                 facts = await self._peers.hooks.facts()
         call.step = AllocateStep.CHECK
-        held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)
+        held = _ids_of(self.calls.with_pending(self._views.ledger.value).rows)
         granted = grant(ids, self._views.inventory.value, held)
         if call.is_lost:
             return
@@ -255,7 +237,7 @@ class KubeletShares:
         """
         turn = self.calls.turns.begin()
         epoch = self._views.epoch()
-        rows = self.calls.on_their_way(self._views.ledger.value).rows
+        rows = self.calls.with_pending(self._views.ledger.value).rows
         held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
         gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
         offered = self.calls.turns.offered()

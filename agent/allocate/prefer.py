@@ -4,48 +4,10 @@ They are ids of the annotated GPUs, or else of GPUs close to each other. The sea
 NVIDIA's plugin enumerates subsets and takes seconds for 3 of 16 GPUs.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
-from itertools import repeat
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from agent.model import MAX_NUMBER, Gpu, GpuUuid, SliceId, closeness, slice_id, split_slice_id
-
-_ALONE = -1
-"""The number of an id that is not a slice id; such an id counts as a GPU of its own."""
-
-_Numbers = Mapping[GpuUuid, set[int]]
-"""The slice numbers by GPU."""
-
-
-def _by_gpu(ids: Collection[SliceId]) -> _Numbers:
-    """Group ids by GPU. It avoids a regex per id, because the kubelet offers thousands of them."""
-    texts: defaultdict[str, list[str]] = defaultdict(list)
-    for uuid, _, number in map(str.rpartition, ids, repeat("-")):
-        texts[uuid].append(number)
-    by_gpu: dict[GpuUuid, set[int]] = {}
-    for uuid, suffixes in texts.items():
-        numbers = _read(suffixes)
-        if numbers is None or not uuid:
-            return _one_by_one(ids)
-        by_gpu[GpuUuid(uuid)] = numbers
-    return by_gpu
-
-
-def _read(texts: list[str]) -> set[int] | None:
-    """The slice numbers, or None if one of the texts is not a canonical slice number."""
-    try:
-        numbers = [*map(int, texts)]
-    except ValueError:
-        return None
-    return set(numbers) if [*map(str, numbers)] == texts and max(numbers) <= MAX_NUMBER else None
-
-
-def _one_by_one(ids: Collection[SliceId]) -> _Numbers:
-    numbers: defaultdict[GpuUuid, set[int]] = defaultdict(set)
-    for text in ids:
-        uuid, number = split_slice_id(text) or (GpuUuid(text), _ALONE)
-        numbers[uuid].add(number)
-    return numbers
+from agent.model import MAX_NUMBER, Gpu, GpuUuid, SliceId, closeness, split_slice_id
 
 
 class _Ids:
@@ -54,27 +16,34 @@ class _Ids:
     They are sorted when the first one is taken, because most GPUs give none.
     """
 
-    def __init__(self, uuid: GpuUuid, numbers: set[int], held: set[int]) -> None:
-        self._uuid = uuid
-        self._numbers = numbers
-        self._held = held
-        self._ordered: deque[int] | None = None
+    def __init__(self) -> None:
+        self.texts: list[SliceId] = []
+        self._is_sorted = False
 
-    def __len__(self) -> int:
-        return len(self._numbers if self._ordered is None else self._ordered)
-
-    def give(self) -> SliceId:
-        if self._ordered is None:
-            free, held = self._numbers - self._held, self._numbers & self._held
-            self._ordered = deque((*sorted(free), *sorted(held)))
-        number = self._ordered.popleft()
-        return SliceId(self._uuid) if number == _ALONE else slice_id(self._uuid, number)
+    def give(self, held: frozenset[SliceId]) -> SliceId:
+        if not self._is_sorted:
+            self.texts.sort(key=lambda text: (text in held, _number(text)), reverse=True)
+            self._is_sorted = True
+        return self.texts.pop()
 
 
-def _free(offered: Collection[SliceId], held: frozenset[SliceId]) -> dict[GpuUuid, _Ids]:
-    """The offered ids by GPU."""
-    numbers, taken = _by_gpu(offered), _by_gpu(held)
-    return {uuid: _Ids(uuid, numbers[uuid], taken.get(uuid, set())) for uuid in sorted(numbers)}
+def _number(text: SliceId) -> int:
+    """The number of a slice. Ids of another form, of another plugin's list, come after all."""
+    suffix = text.rpartition("-")[2]
+    # No slice has a longer number, and Python refuses to read one of thousands of digits.
+    is_number = suffix.isdecimal() and len(suffix) <= len(str(MAX_NUMBER))
+    return int(suffix) if is_number else MAX_NUMBER + 1
+
+
+def _by_gpu(offered: Iterable[SliceId]) -> dict[GpuUuid, _Ids]:
+    """The ids by GPU, without a regex for each: the kubelet offers thousands of them."""
+    by_gpu: dict[str, _Ids] = {}
+    for text in dict.fromkeys(offered):
+        uuid = text.rpartition("-")[0] or text
+        if uuid not in by_gpu:
+            by_gpu[uuid] = _Ids()
+        by_gpu[uuid].texts.append(text)
+    return {GpuUuid(uuid): by_gpu[uuid] for uuid in sorted(by_gpu)}
 
 
 def steer(
@@ -97,11 +66,12 @@ def steer(
     kept = frozenset(chosen)
     heads = tuple(f"{uuid}-" for uuid, count in missing.items() if count)
     offered = [text for text in available if text.startswith(heads) and text not in kept]
-    free = _free(offered, held)
+    free = _by_gpu(offered)
     for uuid, count in missing.items():
-        if count > len(free.get(uuid, ())):
+        ids = free.get(uuid, _Ids())
+        if count > len(ids.texts):
             return None
-        chosen += [free[uuid].give() for _ in range(count)]
+        chosen += [ids.give(held) for _ in range(count)]
     return tuple(chosen)
 
 
@@ -125,7 +95,7 @@ def nearest(
     if not len(chosen) <= size <= len(kept.union(available)):
         return ()
     offered = [text for text in available if text not in kept]
-    field = _Field(gpus, _free(offered, held))
+    field = _Field(gpus, _by_gpu(offered), held)
     for text in chosen:
         pair = split_slice_id(text)
         if pair is not None:
@@ -141,8 +111,14 @@ class _Field:
     Ranks are updated when a GPU is chosen, so that a choice only compares them.
     """
 
-    def __init__(self, gpus: Mapping[GpuUuid, Gpu], free: dict[GpuUuid, _Ids]) -> None:
+    def __init__(
+        self,
+        gpus: Mapping[GpuUuid, Gpu],
+        free: dict[GpuUuid, _Ids],
+        held: frozenset[SliceId],
+    ) -> None:
         self.free = free
+        self._held = held
         self._gpus = gpus
         self._uses: dict[GpuUuid, int] = {}
         self._near = dict.fromkeys(self.free, 0)
@@ -163,8 +139,8 @@ class _Field:
         """Choose one id of the GPU with the highest rank."""
         uuid = max(self._ranks, key=self._ranks.__getitem__)
         ids = self.free[uuid]
-        text = ids.give()
-        if not ids:
+        text = ids.give(self._held)
+        if not ids.texts:
             del self.free[uuid], self._ranks[uuid]
         self.use(uuid)
         return text
@@ -174,4 +150,4 @@ class _Field:
         gpu = self._gpus.get(uuid)
         index = gpu.index if gpu else 0
         uses = self._uses.get(uuid, 0)
-        return gpu is not None, -uses, self._near[uuid], len(self.free[uuid]), -index
+        return gpu is not None, -uses, self._near[uuid], len(self.free[uuid].texts), -index

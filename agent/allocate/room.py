@@ -1,4 +1,4 @@
-"""What pods take of each GPU, and whether one more share fits.
+"""What containers request of GPUs, what pods take, and whether one more share fits.
 
 What is true is Kubernetes' rule: a sidecar runs as long as its pod; ordinary init containers run
 one after another, each beside the sidecars before it, and end before the apps start. So a pod takes
@@ -13,12 +13,113 @@ pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
 
 import msgspec
 
 from agent.cluster import PodTable, PodUid, PodView, Role
 from agent.ledger import Ledger, Row
 from agent.model import GpuUuid, Share, SharedGpu
+from agent.setting import Field, ValueType, optional_resource, whole
+
+# What HAMi's scheduler makes of a container's request of GPUs.
+#
+# Source: HAMi v2.10 pkg/device/nvidia/device.go, GenerateResourceRequests and Fit.
+
+PERCENT_UNSET: Final = 101
+"""The memory percentage of a request that names none."""
+NOT_WHOLE: Final = -1
+"""The amount of a resource that is not a whole number."""
+_INT32_MAX: Final = 2**31 - 1
+
+
+def _rule(key: str, read: ValueType, words: str) -> Field:
+    text = f"Requests of pods as HAMi's scheduler reads them: {words}."
+    return Field(key, read, text, live=True, profiled=False)
+
+
+_AMOUNT: Final = whole(-(2**31), _INT32_MAX)
+
+
+class RequestRules(msgspec.Struct, frozen=True):
+    """The names of resources and the defaults in HAMi's device-config.yaml.
+
+    `known`: that file was read. Otherwise these are HAMi's defaults, and the scheduler may have
+    others.
+    """
+
+    memory: Annotated[
+        str,
+        _rule("sharing.memoryResourceName", optional_resource, "the resource for MiB of each GPU"),
+    ] = "nvidia.com/gpumem"
+    memory_percent: Annotated[
+        str,
+        _rule(
+            "sharing.memoryPercentResourceName",
+            optional_resource,
+            "the resource for percent of each GPU's memory",
+        ),
+    ] = "nvidia.com/gpumem-percentage"
+    cores: Annotated[
+        str,
+        _rule("sharing.coreResourceName", optional_resource, "the resource for percent of compute"),
+    ] = "nvidia.com/gpucores"
+    memory_factor: Annotated[int, _rule("sharing.memoryFactor", _AMOUNT, "the factor on MiB")] = 1
+    default_memory_mib: Annotated[
+        int,
+        _rule("sharing.defaultMemoryMiB", _AMOUNT, "MiB in place of none; 0: all memory"),
+    ] = 0
+    default_core_percent: Annotated[
+        int,
+        _rule("sharing.defaultCorePercent", _AMOUNT, "compute in place of none; 0: no limit"),
+    ] = 0
+    known: bool = False
+
+
+class ContainerRequest(msgspec.Struct, frozen=True):
+    """The request of one container: `count` GPUs, each with memory (0: by percent) and cores."""
+
+    count: int
+    memory_mib: int
+    memory_percent: int
+    core_percent: int
+
+    def memory_on(self, registered_mib: int) -> int:
+        """The MiB that the scheduler gives of a GPU that registered so many."""
+        is_by_percent = self.memory_mib == 0 and self.memory_percent != PERCENT_UNSET
+        return registered_mib * self.memory_percent // 100 if is_by_percent else self.memory_mib
+
+    @property
+    def cores(self) -> int:
+        """The percent of compute that the scheduler gives of each GPU; 0: no limit."""
+        return min(self.core_percent, 100)
+
+
+def read_request(
+    count: int, amounts: Mapping[str, int], rules: RequestRules
+) -> ContainerRequest | None:
+    """The request for `count` GPUs. `amounts`: by resource its limit, else its request.
+
+    None: it requests no GPU, or HAMi drops the whole request because it cannot count its memory.
+    """
+    factor = max(rules.memory_factor, 1)
+    memory_mib = amounts.get(rules.memory, 0)
+    if count <= 0 or not 0 <= memory_mib <= _INT32_MAX // factor:
+        return None
+    memory_mib *= factor
+    percent = min(amounts.get(rules.memory_percent, 0), 100)
+    percent = percent if percent > 0 else PERCENT_UNSET
+    if percent == PERCENT_UNSET and memory_mib == 0:
+        memory_mib = rules.default_memory_mib
+        percent = percent if memory_mib else 100
+    cores = amounts.get(rules.cores, NOT_WHOLE)
+    is_known = 0 <= cores <= _INT32_MAX
+    return ContainerRequest(
+        count, memory_mib, percent, cores if is_known else rules.default_core_percent
+    )
+
+
+# What pods take of each GPU.
 
 
 class GpuUse(msgspec.Struct, frozen=True):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.calls import AllocationPeers, AllocationViews
+from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
 from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
-from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
+from agent.allocate.service import Allocation
 from agent.app.adapters import Adapters
 from agent.app.front import EXPECTED, POLICIES, Front
 from agent.cluster import PodTable
@@ -91,12 +91,15 @@ async def open_back(
                 facts.inventory,
                 state.ledger,
                 facts.outlived,
+                facts.match,
+                facts.edits,
                 front.knowing.recent.greatest,
             ),
             AllocationPeers(
                 witness=witness,
                 records=records,
                 containers=CgroupContainers(paths.cgroup, adapters.worker),
+                hooks=adapters.hooks,
                 refresh=pods.refresh,
                 look_at_pod=pods.look,
                 look_at_node=node.refresh,
@@ -106,8 +109,6 @@ async def open_back(
                 look=node.look,
                 lag=front.allocator.lag,
             ),
-            adapters.hooks,
-            AllocationSettings(match=facts.match, edits=facts.edits),
         )
         reconcile = Reconcile(
             views=ReconcileViews(
@@ -161,7 +162,7 @@ async def open_back(
 
         yield Back(
             allocation=Allocation(
-                source, Storage(state.commit, adapters.hooks), front.notices.say, front.refused
+                source, state.commit, adapters.hooks, front.notices.say, front.refused
             ),
             reconcile=reconcile,
             usage=usage,
@@ -230,7 +231,7 @@ async def open_plain(
     with contextlib.closing(witness):
         yield Back(
             allocation=Allocation(
-                source, Storage(state.commit, adapters.hooks), front.notices.say, front.refused
+                source, state.commit, adapters.hooks, front.notices.say, front.refused
             ),
             reconcile=reconcile,
             usage=usage,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from agent.allocate.edits import check_library
-from agent.allocate.steps import AllocateStep
+from agent.allocate.service import AllocateStep
 from agent.app.adapters import Adapters, SharedCells, new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.errors import AgentError, Refusal, StateError
@@ -26,9 +26,8 @@ from agent.kit.cell import Cell
 from agent.kit.tasks import RestartPolicy, supervise
 from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
-from agent.kubelet.door import SliceAllocator
+from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
-from agent.kubelet.server import PluginServer, check_directory
 from agent.ledger import ContainerEdits, LastGood, Row
 from agent.model import GpuUuid, Health, Scan, SliceId
 from agent.ports import ServiceNotifier

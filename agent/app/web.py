@@ -304,6 +304,6 @@ def _series_of(front: Front, back: Back) -> MetricSources:
         )
     durations = (
         traffic.durations,
-        back.allocation.waits.durations,
+        back.allocation.waits,
     )
     return MetricSources(tallies, durations, readings)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypedDict
 import msgspec
 
 from agent.allocate.edits import CORE_POLICY_ENV
-from agent.allocate.steps import NOT_WHOLE
+from agent.allocate.room import NOT_WHOLE
 from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,

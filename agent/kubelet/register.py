@@ -19,7 +19,7 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff, apart
 from agent.kit.timing import Tally, until_tick
 from agent.kit.unix import UnixChannel
-from agent.kubelet.server import PluginServer, listens
+from agent.kubelet.door import PluginServer, listens
 from agent.ledger import KubeletEpoch
 from agent.ports import Registrar, SocketWatch
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
@@ -254,9 +254,26 @@ class Registration:
         bound = bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
         serving = bound and self._streams.value > 0
         if self._served_since is not None and not serving:
-            self._on_lost("stream_lost" if bound else "socket_lost")
+            if _now() - self._served_since >= STABLE_AFTER:
+                self._backoff.reset()
+            self._served_since = None
+            self._accepted = False
+            lost = "stream_lost" if bound else "socket_lost"
+            # A cause that is known already, such as another plugin, tells more than its effect.
+            self._trigger = self._trigger or lost
+            self._register_at = _now() + self._backoff.next()
+            text = f"{_LOST.get(self._trigger, _LOST[lost])}, registering again"
+            self._say("registration.lost", text, problem=True)
         if epoch is not None and epoch != self._epoch:
-            self._on_new_kubelet(epoch)
+            # A new kubelet instance: start over, without the delays of the former one. If a stream
+            # is open, only its socket file was touched: a kubelet that starts removes the agent's.
+            if self._epoch is not None:
+                self._trigger = "kubelet_restart"
+            self._epoch = epoch
+            self._accepted = False
+            self._register_at = self._rebind_at = _now()
+            self._fresh_until = _now() + FRESH_FOR
+            self._backoff.reset()
         if serving:
             if self._served_since is None:
                 self._served_since = _now()
@@ -282,31 +299,6 @@ class Registration:
         elif bound and await self._is_due(seen, self._register_at):
             await self._register()
 
-    def _on_new_kubelet(self, epoch: KubeletEpoch) -> None:
-        """Start over with a new kubelet instance, without the delays of the former one.
-
-        If a stream is open, the kubelet's socket file was only touched: a kubelet that starts
-        removes the agent's socket file.
-        """
-        if self._epoch is not None:
-            self._trigger = "kubelet_restart"
-        self._epoch = epoch
-        self._accepted = False
-        self._register_at = self._rebind_at = _now()
-        self._fresh_until = _now() + FRESH_FOR
-        self._backoff.reset()
-
-    def _on_lost(self, trigger: str) -> None:
-        """Record that the stream ended, or that the agent's socket file is gone."""
-        if self._served_since is not None and _now() - self._served_since >= STABLE_AFTER:
-            self._backoff.reset()
-        self._served_since = None
-        self._accepted = False
-        self._trigger = self._trigger or trigger
-        self._register_at = _now() + self._backoff.next()
-        what = _LOST.get(self._trigger, _LOST[trigger])
-        self._say("registration.lost", f"{what}, registering again", problem=True)
-
     async def _register(self) -> None:
         if self._accepted:  # and STREAM_DEADLINE has passed without a stream
             self._not_accepted()
@@ -316,7 +308,21 @@ class Registration:
         ends = self._ends
         error = await self._call()
         if error is not None:
-            self._on_failed(error)
+            if self._streams.value > 0:
+                return
+            refused = isinstance(error, RegistrationRefused)
+            text = _text(error)
+            if refused and any(words in text for words in _FOR_GOOD):
+                delay = REFUSED_DELAY
+            elif not refused and _now() < self._fresh_until:
+                delay = 0.01 + 0.04 * self._chance.random()
+            else:
+                delay = self._backoff.next()
+            # The kubelet's record of this name may stay wrong for ever; a new name has none.
+            self._name_is_spent = refused and _ALREADY in text
+            self._register_at = _now() + delay
+            text = f"registration with the kubelet failed: {text}"
+            self._say("registration.failed", text, problem=True)
             return
         self.registrations.add(self._trigger)
         self._accepts += 1
@@ -364,24 +370,6 @@ class Registration:
         if self._accepted:
             self._accepted = False
             self._register_at = _now() + self._backoff.next()
-
-    def _on_failed(self, error: AgentError | TimeoutError) -> None:
-        if self._streams.value > 0:
-            return
-        refused = isinstance(error, RegistrationRefused)
-        text = _text(error)
-        if refused and any(words in text for words in _FOR_GOOD):
-            delay = REFUSED_DELAY
-        elif not refused and _now() < self._fresh_until:
-            delay = 0.01 + 0.04 * self._chance.random()
-        else:
-            delay = self._backoff.next()
-        # The kubelet's record of this socket name may stay wrong for ever; a new name has none.
-        self._name_is_spent = refused and _ALREADY in text
-        self._register_at = _now() + delay
-        self._say(
-            "registration.failed", f"registration with the kubelet failed: {text}", problem=True
-        )
 
     def _say(
         self, event: str, text: str, *, registered: bool = False, problem: bool = False

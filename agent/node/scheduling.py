@@ -72,7 +72,7 @@ def is_alike(name: str, node: str) -> bool:
 
 _LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
 _OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
-"""The path of an agent's socket. Source: agent/kubelet/server.py, socket_name."""
+"""The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 _CLUSTER: Final = (PreflightCheck.NODE, PreflightCheck.RIGHTS, PreflightCheck.SETTINGS)
 _CORE: Final = (PreflightCheck.LIBRARY, PreflightCheck.PRELOAD)
 _CAUSES: Final[Mapping[str, tuple[PreflightCheck, ...]]] = {

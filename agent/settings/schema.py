@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, get_args
 
 import msgspec
 
+from agent.allocate.candidates import MatchSettings
 from agent.allocate.plain import PlainSettings
-from agent.allocate.steps import MatchSettings
 from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
 from agent.health.xids import HealthSettings, read_switches

@@ -7,8 +7,9 @@ import pytest
 
 from agent import inventory as withholding
 from agent import state
-from agent.allocate import calls
-from agent.allocate.steps import DISK_BUDGET, UnlockedPods
+from agent.allocate import service
+from agent.allocate.candidates import UnlockedPods
+from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import State
 from tests.app.front_node import FrontPlaces, joined, running
@@ -101,7 +102,7 @@ async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back
 
 @pytest.mark.parametrize(
     ("module", "name", "seconds"),
-    [(state, "COMMIT_DEADLINE", 1.0), (calls, "DISK_BUDGET", 0.8)],
+    [(state, "COMMIT_DEADLINE", 1.0), (service, "DISK_BUDGET", 0.8)],
     ids=["silent after a second", "an Allocate has no time for the disk"],
 )
 async def test_a_planted_bug_that_gives_up_a_stalling_disk_is_found(

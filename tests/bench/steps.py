@@ -2,8 +2,8 @@
 
 import time
 
-from agent.allocate.calls import AllocateCall
-from agent.allocate.service import Allocation, SchedulerShares, Storage
+from agent.allocate.inquiry import SchedulerShares
+from agent.allocate.service import AllocateCall, Allocation
 from agent.kubelet.door import container_response
 from agent.ledger import State
 from agent.model import SliceId
@@ -61,7 +61,7 @@ async def steps(_: int) -> list[Figure]:
 async def _took(desk: Desk) -> tuple[float, ...]:
     """Seconds for each of STEPS of one Allocate, for a pod that has just been bound."""
     source = _Timed(desk.shares)
-    service = Allocation(source, Storage(desk.state.commit, desk.hooks), desk.said.append)
+    service = Allocation(source, desk.state.commit, desk.hooks, desk.said.append)
     encoder = StateEncoder()
     encoder.encode(State(ledger=desk.ledger))
     data = bytes(AllocateRequest([ContainerAllocateRequest([*ids(SLICES - 1)])]))

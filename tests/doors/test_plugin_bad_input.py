@@ -22,7 +22,7 @@ from agent.errors import RefusalReason
 from agent.hami.pod import LENGTH_LIMIT
 from agent.kit.cell import Cell
 from agent.kube.objects import decode_pod
-from agent.kubelet.server import PluginServer
+from agent.kubelet.door import PluginServer
 from agent.state import CURRENT
 from agent.wire.v1beta1 import (
     AllocateRequest,
@@ -157,21 +157,6 @@ async def test_it_is_refused_in_a_sentence_and_nothing_is_written(
         assert len(said) < 700
         assert (before, ledger) == (await kubelet.stored(), kubelet.desk.ledger)
         assert made == kubelet.desk.hooks.made
-
-
-@pytest.mark.parametrize(
-    "containers", [(), ([],), (["GPU-a-0"], [])], ids=["none", "no ids", "one without ids"]
-)
-async def test_an_empty_request_is_invalid_and_nothing_is_written(tmp_path: Path, containers):
-    async with a_kubelet(tmp_path) as kubelet:
-        kubelet.admit(decode_pod(pod_object(f"{ONE};"), RESOURCE))
-        before = await kubelet.stored()
-
-        status, text = await kubelet.refused(*containers)
-
-        assert Status.INVALID_ARGUMENT is status
-        assert "The kubelet requested no slice. [HA-1001]" == text
-        assert before == await kubelet.stored()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from agent.errors import AgentError, KubeletError, Refusal, RefusalReason, StateCorrupt, StateError
 from agent.kubelet.door import grpc_error
-from tests.fakes.door import FakeDoor, a_door
+from tests.fakes.door import FakeDoor, a_door, a_plugin
 from tests.fakes.grpc_messages import GrpcPlugin
 
 pytestmark = pytest.mark.looptime(False)
@@ -28,20 +28,15 @@ def counts(door: FakeDoor) -> dict[tuple[str, ...], int]:
 
 
 async def test_options_offer_preferences_and_nothing_before_a_start(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (_, plugin):
         answers = [await asyncio.to_thread(plugin.options) for _ in range(2)]
 
         assert [True, True] == [a.get_preferred_allocation_available for a in answers]
         assert [False, False] == [a.pre_start_required for a in answers]
-        plugin.close()
 
 
 async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (_, plugin):
         answer = await asyncio.to_thread(plugin.allocate, FORWARDS)
 
         (container,) = answer.container_responses
@@ -54,13 +49,10 @@ async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_p
         ]
         assert {"a": "b"} == dict(container.annotations)
         assert ["vendor.com/gpu=0"] == [cdi.name for cdi in container.cdi_devices]
-        plugin.close()
 
 
 async def test_ids_in_any_order_and_asked_twice_get_the_same_answer(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (door, plugin):
         answers = [
             await asyncio.to_thread(plugin.allocate, ids)
             for ids in (FORWARDS, FORWARDS, FORWARDS[::-1])
@@ -68,17 +60,13 @@ async def test_ids_in_any_order_and_asked_twice_get_the_same_answer(tmp_path: Pa
 
         assert answers[0] == answers[1] == answers[2]
         assert [tuple(FORWARDS)] * 2 + [tuple(FORWARDS[::-1])] == door.allocator.asked
-        plugin.close()
 
 
 async def test_several_containers_are_answered_in_order(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (_, plugin):
         answer = await asyncio.to_thread(plugin.allocate, ["b"], ["a"], ["c", "d"])
 
         assert ["b", "a", "c,d"] == [c.envs["IDS"] for c in answer.container_responses]
-        plugin.close()
 
 
 @pytest.mark.parametrize(
@@ -151,11 +139,8 @@ async def test_while_an_allocate_waits_other_calls_go_on(tmp_path: Path):
 
 
 async def test_a_preference_is_passed_on(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (_, plugin):
         assert ["c", "b"] == await asyncio.to_thread(plugin.prefer, ["a", "b", "c"], [], 2)
-        plugin.close()
 
 
 @pytest.mark.parametrize(

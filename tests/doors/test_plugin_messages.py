@@ -23,8 +23,8 @@ from agent.wire.v1beta1 import (
     TopologyInfo,
 )
 from tests.fakes.chance import Seeded
-from tests.fakes.door import a_door, a_group
-from tests.fakes.grpc_messages import GrpcPlugin, message
+from tests.fakes.door import a_group, a_plugin
+from tests.fakes.grpc_messages import message
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
@@ -151,8 +151,7 @@ MALFORMED = {
 async def test_a_malformed_message_is_refused_in_a_sentence_and_nobody_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
+    async with a_plugin(tmp_path) as (door, plugin):
         for name, data in MALFORMED.items():
             with pytest.raises(grpc.RpcError) as caught:
                 await asyncio.to_thread(plugin.raw, "Allocate", data, "AllocateResponse")
@@ -174,7 +173,6 @@ async def test_a_malformed_message_is_refused_in_a_sentence_and_nobody_is_asked(
         assert "Traceback" not in capsys.readouterr().out
         answer = await asyncio.to_thread(plugin.allocate, ["a"], ["b"])
         assert 2 == len(answer.container_responses)
-        plugin.close()
 
 
 class SilentPeer:

@@ -10,11 +10,11 @@ import pytest
 
 from agent.errors import KubeletError, SettingsError
 from agent.kit.cell import Cell
-from agent.kubelet import server as server_module
-from agent.kubelet.server import PluginServer
+from agent.kubelet import door as door_module
+from agent.kubelet.door import PluginServer
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list
+from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list, a_plugin
 from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
@@ -37,12 +37,9 @@ def names(directory: Path) -> set[str]:
 
 
 async def test_it_answers_by_the_time_that_it_has_an_endpoint(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
+    async with a_plugin(tmp_path) as (door, plugin):
         assert (await asyncio.to_thread(plugin.options)).get_preferred_allocation_available
         assert 0o600 == door.path.stat().st_mode & 0o777
-        plugin.close()
 
 
 async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path):
@@ -59,8 +56,7 @@ async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path
 
 
 async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_path: Path):
-    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
-        plugin = GrpcPlugin(door.path)
+    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
         before = await an_open_allocate(door, plugin, group)
 
         rebinding = group.create_task(door.server.rebind())
@@ -74,12 +70,10 @@ async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_pa
         assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
         assert caught.value.details().endswith("[HA-5004]")
         await rebinding
-        plugin.close()
 
 
 async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tmp_path: Path):
-    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
-        plugin = GrpcPlugin(door.path)
+    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
         before = await an_open_allocate(door, plugin, group)
         rebinding = group.create_task(door.server.rebind())
         await asyncio.sleep(0)
@@ -95,7 +89,6 @@ async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tm
 
         assert "a" == (await before).container_responses[0].envs["IDS"]
         await ending
-        plugin.close()
 
 
 class ServedKubelet:
@@ -147,7 +140,7 @@ async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path: Pat
 async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(server_module, "LAST_CALLS", 0.2)
+    monkeypatch.setattr(door_module, "LAST_CALLS", 0.2)
     async with (
         asyncio.TaskGroup() as group,
         a_door(tmp_path) as door,
@@ -164,7 +157,7 @@ async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Python 3.11.2, which is Debian 12's, cut it off: see PluginServer.run."""
-    monkeypatch.setattr(server_module, "LAST_CALLS", 0.0)
+    monkeypatch.setattr(door_module, "LAST_CALLS", 0.0)
     async with (
         asyncio.TaskGroup() as group,
         a_door(tmp_path) as door,
@@ -181,24 +174,6 @@ async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
         assert "a" == (await before).container_responses[0].envs["IDS"]
         assert caught.value.details().endswith("[HA-5004]")
         await ending
-
-
-async def test_a_preference_in_flight_is_answered_although_the_kubelet_listens_no_more(
-    tmp_path: Path,
-):
-    async with asyncio.TaskGroup() as group, a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-        door.allocator.open.clear()
-        asked = group.create_task(asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1))
-        while not door.allocator.preferring:
-            await asyncio.to_thread(plugin.options)
-        ending = group.create_task(door.end())
-        await asyncio.to_thread(plugin.options)
-        door.allocator.open.set()
-
-        assert ["b"] == await asked
-        await ending
-        plugin.close()
 
 
 async def test_a_rebind_serves_on_a_new_name_and_ends_the_old_streams(tmp_path: Path):

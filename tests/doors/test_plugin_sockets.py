@@ -11,8 +11,8 @@ import pytest
 
 from agent.errors import AgentError, KubeletError, PermissionFault
 from agent.kit.cell import Cell
+from agent.kubelet.door import Incarnation, PluginServer, bind, socket_name, sweep
 from agent.kubelet.register import Rival
-from agent.kubelet.server import Incarnation, PluginServer, bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list

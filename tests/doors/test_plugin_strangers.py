@@ -13,7 +13,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from agent.kubelet import server
+from agent.kubelet import door as door_module
 from tests.fakes.door import a_door
 from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
@@ -81,7 +81,7 @@ async def test_a_caller_who_is_not_root_gets_no_answer(
 ):
     async with a_door(tmp_path) as door:
         with monkeypatch.context() as patched:
-            patched.setattr(server, "peer_uid", lambda _: os.geteuid() + 1)
+            patched.setattr(door_module, "peer_uid", lambda _: os.geteuid() + 1)
             reader, writer = await asyncio.open_unix_connection(str(door.path))
             async with asyncio.timeout(PATIENCE):
                 while await reader.read(4096):

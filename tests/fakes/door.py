@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from agent.kit.cell import Cell
-from agent.kubelet.door import Fence
-from agent.kubelet.server import PluginServer
+from agent.kubelet.door import Fence, PluginServer
 from agent.model import SliceGroup, SliceList
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
+from tests.fakes.grpc_messages import GrpcPlugin
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -68,3 +68,14 @@ async def a_door(
         await door.server.rebind()
         yield door
         door.running.cancel()
+
+
+@contextlib.asynccontextmanager
+async def a_plugin(
+    directory: Path, listed: SliceList | None = None, *, fence: Fence | None = None
+) -> AsyncIterator[tuple[FakeDoor, GrpcPlugin]]:
+    """The same with a client of its own that is connected to it."""
+    async with a_door(directory, listed, fence=fence) as door:
+        plugin = GrpcPlugin(door.path)
+        yield door, plugin
+        plugin.close()

@@ -1,7 +1,6 @@
 """Work that an adapter would give to a thread, done on the spot."""
 
 import asyncio
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
@@ -28,7 +27,6 @@ class Hanging(Inline):
 
     @override
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        asked = work.args if isinstance(work, functools.partial) else ()
-        if any(isinstance(one, Path) and one.name == self.name for one in asked):
+        if any(isinstance(one, Path) and one.name == self.name for one in args):
             await asyncio.Event().wait()
         return await super().call(work, *args)

@@ -19,7 +19,7 @@ TOP = Path(__file__).parents[2]
 SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.errors import StateError
-from agent.allocate.steps import AllocateStep, disk_refusal
+from agent.allocate.service import AllocateStep, disk_refusal
 from agent.hookdirs import HostHookDirs
 from tests.fakes.offload import Inline
 from agent.hookdirs import directory_sizes

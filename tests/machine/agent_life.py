@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NoReturn, TypeVar
 
-from agent.allocate.calls import AllocationPeers, AllocationViews
-from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
-from agent.allocate.steps import MatchSettings, RequestRules
+from agent.allocate.candidates import MatchSettings
+from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.room import RequestRules
+from agent.allocate.service import Allocation
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
 from agent.hami.register import ReportSettings
@@ -77,11 +78,14 @@ class AgentLife:
                 host.inventory,
                 state.ledger,
                 outlived,
+                match,
+                Cell(EditSettings()),
             ),
             AllocationPeers(
                 witness=witness,
                 records=records,
                 containers=MachineRuntime(host, step),
+                hooks=hooks,
                 refresh=self._pods.refresh,
                 look_at_pod=self._pods.look,
                 look_at_node=self._node.refresh,
@@ -90,10 +94,8 @@ class AgentLife:
                 clock=host.clock,
                 look=self._node.look,
             ),
-            hooks,
-            AllocationSettings(match, Cell(EditSettings())),
         )
-        self.allocation = Allocation(self.shares, Storage(self.commit, hooks), lambda _: None)
+        self.allocation = Allocation(self.shares, self.commit, hooks, lambda _: None)
         self._settlement = Settlement(
             pods=self.pods,
             node=self.node,

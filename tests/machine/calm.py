@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import NoReturn
 
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
 from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.kubelet.model import Timings

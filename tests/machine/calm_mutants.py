@@ -10,9 +10,8 @@ import msgspec
 from agent import settle as core_settlement
 from agent import settle as settlement
 from agent.allocate import inquiry
-from agent.allocate.candidates import Evidence, Grant, LookAtPod
+from agent.allocate.candidates import Evidence, Grant, LookAtPod, MatchSettings
 from agent.allocate.match import decide as decide_truly
-from agent.allocate.steps import MatchSettings
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
 from agent.reconcile import rules as reconcile
@@ -63,8 +62,8 @@ def returning_names_not_looked_at() -> Mutant:
         while isinstance(step, LookAtPod):
             key = step.namespace, step.name
             seen = evidence.table.named(*key)
-            looked = {**evidence.looked, key: seen.uid if seen else None}
-            evidence = msgspec.structs.replace(evidence, looked=looked)
+            pod_uids_read = {**evidence.pod_uids_read, key: seen.uid if seen else None}
+            evidence = msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read)
             step = decide_truly(count, evidence, settings)
         return step
 

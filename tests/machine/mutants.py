@@ -14,11 +14,10 @@ from agent.allocate import candidates, inquiry
 from agent.allocate import candidates as witness
 from agent.allocate import match as grant
 from agent.allocate import match as matching
-from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant
+from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant, MatchSettings
 from agent.allocate.inquiry import Inquiry
 from agent.allocate.match import exactly_one
 from agent.allocate.room import RoomClaim
-from agent.allocate.steps import MatchSettings
 from agent.cluster import PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
@@ -168,13 +167,15 @@ def unread_name_taken_for_the_same() -> Mutant:
     original = matching.decide
 
     def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
-        looked = {
+        pod_uids_read = {
             key: seen.uid
             if uid is UNREAD and (seen := evidence.table.named(*key)) is not None
             else uid
-            for key, uid in evidence.looked.items()
+            for key, uid in evidence.pod_uids_read.items()
         }
-        return original(count, msgspec.structs.replace(evidence, looked=looked), settings)
+        return original(
+            count, msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read), settings
+        )
 
     return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
 

@@ -11,8 +11,8 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 
+from agent.allocate.candidates import UnlockedPods
 from agent.allocate.inquiry import UNANSWERED_PAUSES
-from agent.allocate.steps import UnlockedPods
 from agent.cluster import ALLOCATED, PodUid
 from agent.hami.pod import decode_pod_devices
 from agent.ledger import Ledger

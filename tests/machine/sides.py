@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
 from agent.cluster import PodUid
 from agent.errors import StateError
 from agent.kit.cell import Cell

@@ -8,7 +8,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
 from tests.fakes.chance import Seeded
 from tests.machine.pods import Box, Shape
 

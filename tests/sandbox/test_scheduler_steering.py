@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.allocate.steps import ContainerRequest
+from agent.allocate.room import ContainerRequest
 from agent.hami.register import RegisteredGpu
 from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler.filter import Wishes, fit_pod

@@ -4,9 +4,10 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
-from agent.allocate.calls import AllocationPeers, AllocationViews
-from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
-from agent.allocate.steps import MatchSettings, RequestRules
+from agent.allocate.candidates import MatchSettings
+from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.room import RequestRules
+from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch, PodWatch
@@ -59,11 +60,22 @@ class TracedAgent:
         self._pods = PodWatch(api, pods, clock, chance, resource)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
-            AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
+            AllocationViews(
+                pods,
+                node,
+                Cell(_inventory(trace)),
+                ledger,
+                outlived,
+                Cell(
+                    MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
+                ),
+                Cell(EditSettings()),
+            ),
             AllocationPeers(
                 witness=kubelet,
                 records=kubelet,
                 containers=kubelet,
+                hooks=hooks,
                 refresh=self._pods.refresh,
                 look_at_pod=self._pods.look,
                 look_at_node=self._node.refresh,
@@ -72,17 +84,8 @@ class TracedAgent:
                 clock=clock,
                 look=self._node.look,
             ),
-            hooks,
-            AllocationSettings(
-                Cell(
-                    MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
-                ),
-                Cell(EditSettings()),
-            ),
         )
-        self.allocation = Allocation(
-            self.shares, Storage(self.state.commit, hooks), self.said.append
-        )
+        self.allocation = Allocation(self.shares, self.state.commit, hooks, self.said.append)
         self._settlement = Settlement(
             pods=pods,
             node=node,

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent import cluster as annotations
-from agent.allocate.steps import ContainerRequest
+from agent.allocate.room import ContainerRequest
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_pod_devices
 from agent.kube.reader import GpuHolder, JsonObject, PodEventView

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.steps import ContainerRequest
+from agent.allocate.room import ContainerRequest
 from agent.errors import cap
 from agent.kube.reader import PodEventView
 from agent.sandbox.scheduler.model import GpuView

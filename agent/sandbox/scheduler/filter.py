@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.allocate.steps import ContainerRequest
+from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import (

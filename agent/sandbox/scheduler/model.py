@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.allocate.steps import RequestRules
+from agent.allocate.room import RequestRules
 from agent.hami.register import RegisteredGpu
 from agent.model import GpuUuid
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.allocate.steps import NOT_WHOLE, ContainerRequest, read_request
+from agent.allocate.room import NOT_WHOLE, ContainerRequest, read_request
 from agent.hami.register import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
 from agent.sandbox.api_errors import Json

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
-from agent.allocate.calls import AllocationPeers, AllocationViews
-from agent.allocate.candidates import NOT_HERE
-from agent.allocate.service import Allocation, AllocationSettings, SchedulerShares, Storage
-from agent.allocate.steps import MatchSettings, UnlockedPods
+from agent.allocate.candidates import NOT_HERE, MatchSettings, UnlockedPods
+from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.service import Allocation
 from agent.app.front import Front
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.hami.pod import held_lock
@@ -104,11 +103,14 @@ class Desk:
                 self.inventory,
                 self.state.ledger,
                 self.outlived,
+                Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
+                self.edits,
             ),
             AllocationPeers(
                 self.witness,
                 self.records,
                 self.containers,
+                self.hooks,
                 self._refresh,
                 self._look_at_pod,
                 self._look_at_node,
@@ -117,12 +119,11 @@ class Desk:
                 self.clock,
                 self._look,
             ),
-            self.hooks,
-            AllocationSettings(Cell(MatchSettings(NODE, unlocked_pods=unlocked)), self.edits),
         )
-        storage = Storage(self.state.commit, self.hooks)
         noted = front.refused if front else lambda _refusal, _row: None
-        self.service = Allocation(self.shares, storage, self.said.append, noted)
+        self.service = Allocation(
+            self.shares, self.state.commit, self.hooks, self.said.append, noted
+        )
 
     @property
     def epoch(self) -> KubeletEpoch | None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 
 from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
-from agent.allocate.service import Allocation, Storage
+from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
 from agent.kit.timing import Lull
@@ -73,8 +73,7 @@ class PlainNode:
             PlainSettings(memory_limits=limits),
         )
         self.said: list[NodeEvent] = []
-        storage = Storage(self.state.commit, self.hooks)
-        self.service = Allocation(self.shares, storage, self.said.append)
+        self.service = Allocation(self.shares, self.state.commit, self.hooks, self.said.append)
         self.reconcile = Reconcile(
             views=ReconcileViews(
                 Cell(PodTable(synced=True)), self.state.ledger, self.epoch, self.shares.calls.taken

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.allocate.inquiry import KUBELET_BUDGET
 from agent.cluster import Phase
 from agent.errors import KubeletError, Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, State
@@ -130,20 +129,6 @@ async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
         assert "b" == await pod.ask()
 
 
-async def test_what_was_refused_before_decides_nothing():
-    async with a_pod_with_dead_containers() as pod:
-        await asyncio.sleep(60)
-        pod.desk.witness.failures = [*SILENT]
-        assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
-        pod.desk.witness.failures, pod.desk.witness.delay = [], KUBELET_BUDGET + 1
-        assert RefusalReason.OUT_OF_TIME.name == await pod.ask()
-        pod.desk.witness.delay = 0
-
-        assert UNKNOWN == await pod.ask()
-        await asyncio.sleep(600)
-        assert UNKNOWN == await pod.ask()
-
-
 async def test_dead_containers_that_ask_for_different_counts_are_served_in_any_order():
     text = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:{G1},NVIDIA,500,5:;"
     async with a_desk() as desk:
@@ -186,28 +171,6 @@ async def test_of_a_pod_that_was_not_dead_when_the_kubelet_started_only_a_living
         assert (("b" if first == "a" else "a") if alive else UNKNOWN) == await pod.ask()
 
 
-async def test_one_that_was_not_seen_to_run_may_be_passed_over():
-    async with a_pod_with_dead_containers() as pod:
-        pod.say(running_id="before", started_at=NOON - HOUR)
-        pod.desk.witness.failures = [*SILENT]
-        assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
-        pod.desk.witness.failures = []
-
-        assert UNKNOWN == await pod.ask()
-
-
-async def test_of_a_pod_that_was_started_without_asking_neither_is_guessed_after_a_silence():
-    async with a_desk() as desk:
-        pod = Pod(desk)
-        desk.bind(pod.view)
-        pod.say(started_at=NOON - SECOND)
-        desk.witness.failures = [*SILENT]
-        assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
-        desk.witness.failures = []
-
-        assert UNKNOWN == await pod.ask()
-
-
 async def test_an_agent_that_met_the_kubelet_late_does_not_know_what_was_refused_before():
     async with an_agent_that_is_late(60) as late:
         late.live()
@@ -242,29 +205,6 @@ async def test_after_a_reboot_with_a_lost_checkpoint_an_agent_that_was_there_ser
         assert "a" == await pod.ask()
         pod.desk.witness.admit(pod.view, a=ids(9)[0])
         assert "b" == await pod.ask(8)
-
-
-async def test_a_late_agent_does_not_know_which_of_two_back_offs_is_over():
-    async with an_agent_that_is_late() as pod:
-        pod.say(started_at=NOON - HOUR)
-
-        assert UNKNOWN == await pod.ask()
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"running_id": "now", "started_at": NOON - SECOND},
-        {"started_at": NOON - HOUR},
-        {},
-    ],
-    ids=["it started", "it ended", "it is gone"],
-)
-async def test_what_lived_under_a_kubelet_before_the_agent_came_may_have_been_refused(told):
-    async with an_agent_that_is_late() as pod:
-        pod.say(**told)
-
-        assert UNKNOWN == await pod.ask()
 
 
 @pytest.mark.parametrize("running", [(), ("a",), ("b",)])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 import pytest
 
 from agent.allocate import plain
-from agent.allocate.steps import DISK_BUDGET
+from agent.allocate.service import DISK_BUDGET
 from agent.cluster import Phase
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.ledger import mismatch

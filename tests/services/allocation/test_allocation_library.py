@@ -50,42 +50,6 @@ MISSED = a_shared_gpu(present=False, obstacle="no CDI specification defines it; 
 UNDEFINED = an_inventory(gpus=[MISSED, a_shared_gpu(gpu=a_gpu(index=1))])
 
 
-async def test_a_gpu_that_no_runtime_finds_is_refused_with_the_reason():
-    async with a_desk() as desk:
-        desk.inventory.set(UNDEFINED)
-        desk.bind(placed(1))
-        with pytest.raises(Refusal) as caught:
-            await desk.service.allocate(ids(1))
-
-        assert RefusalReason.UNKNOWN_GPU is caught.value.gate
-        assert "(no CDI specification defines it; write one)" in caught.value.sentence
-
-
-async def test_who_has_such_a_gpu_is_answered_again():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        first = await desk.service.allocate(ids(1))
-        desk.lock(None)
-        desk.epoch = NEXT_EPOCH
-        desk.inventory.set(UNDEFINED)
-
-        assert first == await desk.service.allocate(ids(1))
-
-
-async def test_once_it_is_there_pods_are_served():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.hooks.missing = (LIBRARY,)
-        await refused(desk.service.allocate(ids(1)))
-        desk.hooks.missing = ()
-        desk.witness.forget(placed(1))
-        desk.bind(placed(2))
-
-        await desk.service.allocate(ids(1))
-
-        assert ["train-2"] == [row.pod for row in desk.ledger.rows]
-
-
 async def test_a_container_that_was_answered_before_is_answered_again():
     async with a_desk() as desk:
         desk.bind(placed(1))

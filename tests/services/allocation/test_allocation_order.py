@@ -8,7 +8,7 @@ import pytest
 
 from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
-from agent.kit.turns import BEGUN, BOOKING
+from agent.kit.turns import BOOKING
 from agent.ledger import KubeletEpoch
 from agent.reconcile.rules import Adoption
 from agent.settle import EffectKind
@@ -229,17 +229,6 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
 
         assert RefusalReason.OVERLAP is await outcome_of(desk, first)
         assert RefusalReason.OVERLAP is not await outcome_of(desk, second)
-
-
-async def test_a_preference_whose_allocate_never_came_is_no_beginning_after_a_while():
-    async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-        given = await desk.service.prefer(ids(1, 2), (), 1)
-        await desk.service.prefer(ids(5, 6), (), 1)
-        desk.witness.admit(pod)
-        await asyncio.sleep(BEGUN)
-
-        assert not isinstance(await outcome_of(desk, given), RefusalReason)
 
 
 async def test_a_put_off_replay_waits_until_the_kubelet_has_booked_the_other_answer():

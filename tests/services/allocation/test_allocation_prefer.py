@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from agent.allocate.inquiry import WATCH_PAUSE
-from agent.allocate.service import PREFER_BUDGET
-from agent.allocate.steps import UnlockedPods
+from agent.allocate.candidates import UnlockedPods
+from agent.allocate.inquiry import PREFER_BUDGET, WATCH_PAUSE
 from agent.errors import KubeletError
 from tests.builders import a_container
-from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
+from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
 OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
 
@@ -73,24 +72,6 @@ async def test_ids_that_rows_hold_are_offered_last():
 
         assert ids(1) == await desk.service.prefer(OFFERED, (), 1)
         assert ids(0) == await desk.service.prefer(ids(0), (), 1)
-
-
-async def test_nothing_is_changed_by_a_preference():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-
-        await desk.service.prefer(OFFERED, (), 1)
-
-        assert () == desk.ledger.rows
-        assert set() == desk.hooks.names
-        assert {} == desk.results
-
-
-async def test_what_must_be_included_on_another_gpu_is_included():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-
-        assert ids(2) == await desk.service.prefer(OFFERED, ids(2), 1)
 
 
 async def test_a_replay_is_steered_to_its_gpu():
@@ -191,3 +172,16 @@ async def test_a_kubelet_that_hangs_costs_little_time():
 
         assert 1 == len(chosen)
         assert PREFER_BUDGET == pytest.approx(asyncio.get_running_loop().time() - began)
+
+
+async def test_while_dead_containers_may_be_asking_one_list_answers_for_all_pods():
+    async with a_desk() as desk:
+        old = desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+        desk.witness.admit(old, main=ids(0)[0])
+        desk.epoch = NEXT_EPOCH
+        desk.bind(placed(2, f"{G2},NVIDIA,3000,30:;"))
+        desk.witness.asked.clear()
+
+        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+        assert (1, []) == (desk.witness.lists, desk.witness.asked)

@@ -6,7 +6,6 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.steps import UnlockedPods
 from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey
@@ -23,18 +22,6 @@ async def refused(desk, gate, count=1):
     assert gate is caught.value.gate
     assert (before, ledger) == (desk.disk.writes, desk.ledger)
     return caught.value
-
-
-@pytest.mark.parametrize("other", [None, placed(9)], ids=["no lock", "another pod's lock"])
-async def test_unique_serves_the_pod_that_the_kubelet_confirms_whoever_has_the_lock(other):
-    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
-        pod = desk.bind(placed(1))
-        desk.lock(other)
-
-        await desk.service.allocate(ids(1))
-
-        assert [(pod.uid, "")] == [(row.key.pod_uid, row.lock) for row in desk.ledger.rows]
-        assert [] == desk.effects(EffectKind.RELEASE_LOCK)
 
 
 async def test_the_peak_of_an_init_container_stays_reserved_and_is_counted_once():
@@ -80,26 +67,6 @@ async def test_a_pod_is_not_refused_for_room_that_our_late_watch_still_counts():
         await desk.service.allocate(ids(3))
 
         assert 1 == desk.refreshes
-
-
-async def test_what_the_scheduler_oversold_is_given_as_written_and_told():
-    async with a_desk() as desk:
-        init = a_container(name="init", role=Role.INIT, count=0)
-        pod = placed(1, f"{G1},NVIDIA,60000,10:;", containers=(init, a_container()))
-        desk.bind(pod)
-        await desk.service.allocate(ids(1))
-        desk.witness.admit(pod, main=ids(1)[0])
-        done = msgspec.structs.replace(init, has_run=True, succeeded=True)
-        desk.see(msgspec.structs.replace(pod, containers=(done, a_container())))
-        assert [] == desk.said
-        desk.bind(placed(2, f"{G1},NVIDIA,60000,10:;"))
-
-        await desk.service.allocate(ids(3))
-
-        (event,) = desk.said
-        assert ("GpuOversold", True) == (event.reason, event.warning)
-        assert "has given out 120000 MiB of memory of GPU 0" in event.text
-        assert "which has 81559 MiB" in event.text
 
 
 async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_one():

@@ -105,15 +105,6 @@ async def test_a_preference_for_an_old_answer_asks_nobody_but_the_kubelet():
         assert (0, [], 0) == (desk.refreshes, desk.gets, desk.node_gets)
 
 
-async def test_a_pod_whose_name_was_generated_needs_no_look_at_the_api_server():
-    async with a_desk() as desk:
-        desk.bind(NEW)
-
-        await desk.service.allocate(ids(0))
-
-        assert (0, [], 0) == (desk.refreshes, desk.gets, desk.node_gets)
-
-
 async def test_a_pod_whose_name_can_return_is_refused_where_nobody_says_whose_it_is():
     async with a_desk() as desk:
         desk.bind(NAMED)
@@ -163,22 +154,6 @@ async def test_a_lock_that_the_watch_has_not_shown_is_read_once_before_a_refusal
         await desk.service.allocate(ids(0))
 
         assert (1, [lock]) == (desk.node_gets, [row.lock for row in desk.ledger.rows])
-
-
-async def test_a_stray_pod_is_refused_after_one_look_at_the_node():
-    async with a_desk() as desk:
-        desk.see(NEW)
-        desk.lock(OLD)
-        desk.witness.admit(NEW)
-
-        with pytest.raises(Refusal) as refused:
-            await desk.service.allocate(ids(0))
-
-        assert (RefusalReason.NO_RIGHT, 1, 0) == (
-            refused.value.gate,
-            desk.node_gets,
-            desk.refreshes,
-        )
 
 
 async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_answer_may_take():

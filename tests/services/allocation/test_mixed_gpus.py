@@ -70,6 +70,7 @@ async def test_where_a_bus_is_not_known_the_drivers_own_order_decides():
         desk.bind(pod)
         envs = dict((await desk.service.allocate(ids(1, 2, 3))).envs)
 
+        assert [*wrote] == [share.uuid for share in desk.ledger.rows[0].shares]
     assert [*wrote] == envs["NVIDIA_VISIBLE_DEVICES"].split(",")
     assert [*wrote.values()] == [
         int(envs[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"].removesuffix("m")) for place in range(3)

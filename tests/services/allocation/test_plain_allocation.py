@@ -1,16 +1,14 @@
 """Answers of plain mode: durable first, each with a row and a directory of its own."""
 
 import asyncio
-import errno
 
 import pytest
-import structlog
 
-from agent.allocate.steps import DISK_BUDGET
+from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.hookdirs import LEFT_BEHIND, NAME
-from agent.kit.turns import BEGUN, BOOKING, CLOSE
-from agent.ledger import ContainerEdits, Holder
+from agent.kit.turns import BEGUN, CLOSE
+from agent.ledger import ContainerEdits
 from agent.model import Inventory
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import HOLDER, NEXT, a_plain_row, ids
@@ -125,18 +123,6 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         assert directory(await node.service.allocate(first)), "the kubelet asks again"
 
 
-async def test_the_order_of_arrival_is_not_the_kubelets_order():
-    async with a_node() as node:
-        first = await node.service.prefer(ids(0, 1), (), 1)
-        await asyncio.sleep(2 * CLOSE)
-        second = await node.service.prefer(ids(0, 1), (), 1)
-
-        later, earlier = await outcomes(node, second, first)
-
-        assert directory(later)
-        assert RefusalReason.OVERLAP is earlier.gate
-
-
 async def test_of_two_that_begin_at_once_nobody_knows_the_order_and_neither_is_granted():
     async with a_node() as node:
         first, second = [await node.service.prefer(ids(0, 1), (), 1) for _ in range(2)]
@@ -148,26 +134,6 @@ async def test_of_two_that_begin_at_once_nobody_knows_the_order_and_neither_is_g
         assert directory(await node.service.allocate(first))
 
 
-async def test_of_two_that_were_offered_the_same_neither_is_granted():
-    async with a_node() as node:
-        first = await node.service.prefer(ids(0), (), 1)
-        await asyncio.sleep(2 * CLOSE)
-        assert first == await node.service.prefer(ids(0), (), 1)
-
-        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
-        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
-        assert directory(await node.service.allocate(first))
-
-
-async def test_what_was_offered_by_a_kubelet_that_is_gone_overtakes_nothing():
-    async with a_node() as node:
-        first = await node.service.prefer(ids(0), (), 1)
-        node.epoch.set(NEXT)
-        assert first == await node.service.prefer(ids(0), (), 1)
-
-        assert directory(await node.service.allocate(first))
-
-
 async def test_what_was_overtaken_on_arrival_leaves_no_row():
     async with a_node() as node:
         first = await node.service.prefer(ids(0, 1), (), 1)
@@ -176,25 +142,6 @@ async def test_what_was_overtaken_on_arrival_leaves_no_row():
 
         assert (0, ()) == (node.disk.writes, node.rows)
         assert {("refused", "overlap"): 1} == node.results
-
-
-async def test_a_refusal_waits_until_the_kubelet_has_booked_the_other_answer():
-    async with a_node() as node:
-        times = {}
-
-        async def asked(number):
-            await outcome(node, ids(number))
-            times[number] = asyncio.get_running_loop().time()
-
-        node.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(asked(0))
-            await asyncio.sleep(2 * CLOSE)
-            group.create_task(asked(1))
-            await asyncio.sleep(0.01)
-            node.disk.gate.set()
-
-        assert BOOKING == pytest.approx(times[0] - times[1])
 
 
 async def test_what_waits_for_another_one_on_a_disk_that_hangs_is_refused_as_overtaken():
@@ -255,31 +202,6 @@ async def test_two_calls_never_share_what_is_answered_again():
         assert directory(other) != directory(await node.service.allocate(ids(0)))
 
 
-async def test_after_a_lost_checkpoint_the_ids_of_a_running_container_get_another_directory():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        node.book(HOLDER, ids(0))
-        await asyncio.sleep(2)
-        node.lose_checkpoint(NEXT)
-
-        second = await node.service.allocate(ids(0))
-
-        assert directory(first) != directory(second)
-        node.book(Holder("b", "q", "c"), ids(0))
-        await asyncio.sleep(1000)
-        assert {directory(first), directory(second)} == node.hooks.names
-
-
-async def test_an_init_container_that_runs_keeps_its_directory_from_others():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        node.holds.ids.append(frozenset(ids(0)))
-        await asyncio.sleep(2)
-        node.epoch.set(NEXT)
-
-        assert directory(first) != directory(await node.service.allocate(ids(0)))
-
-
 async def test_while_no_kubelet_is_seen_nothing_is_answered_again():
     async with a_node(a_plain_row()) as node:
         node.epoch.set(None)
@@ -297,28 +219,6 @@ async def test_what_cannot_be_given_leaves_nothing_behind():
 
         assert (0, ()) == (node.disk.writes, node.rows)
         assert {("refused", "unknown_gpu"): 2} == node.results
-
-
-async def test_a_full_disk_refuses_for_the_moment():
-    async with a_node() as node:
-        node.disk.faults.fail_at(0, errno.ENOSPC, times=50)
-
-        refusal = await refused(node, ids(0))
-
-        assert RefusalReason.STATE_UNWRITABLE is refusal.gate
-        assert refusal.transient
-        assert () == node.rows
-        assert {("refused", "state_unwritable"): 1} == node.results
-
-
-async def test_a_disk_that_hangs_refuses_in_time():
-    async with a_node() as node:
-        node.disk.gate.clear()
-        with structlog.testing.capture_logs() as lines:
-            assert RefusalReason.STATE_UNWRITABLE is (await refused(node, ids(0))).gate
-        node.disk.gate.set()
-        assert ["state.unanswered", "alloc.refused"] == [one["event"] for one in lines]
-        assert {("refused", "state_unwritable"): 1} == node.results
 
 
 async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():

@@ -4,15 +4,12 @@ import asyncio
 import contextlib
 import errno
 
-import pytest
-
 from agent.cluster import PodUid
-from agent.errors import KubeletError, StateError
 from agent.ledger import PLAIN, Holder
-from agent.reconcile.rules import DEADLINE, PERIOD, QUIET
+from agent.reconcile.rules import PERIOD, QUIET
 from tests.builders import NOON, a_row
 from tests.services.allocation.plain_node import a_node
-from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, holds, ids
+from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, ids
 
 OTHER = Holder("team-b", "eval-0", "main")
 HELD = a_plain_row(holder=HOLDER)
@@ -92,41 +89,6 @@ async def test_an_answer_that_is_booked_late_is_looked_for_again():
         assert HOLDER == node.rows[0].holder
 
 
-async def test_a_pod_that_ends_takes_its_row_and_its_directory_with_it():
-    async with a_node() as node:
-        await serve(node, ids(0), HOLDER)
-        await asyncio.sleep(5)
-        node.end(HOLDER)
-        await asyncio.sleep(PERIOD + 15)
-
-        assert not node.rows
-        assert set() == node.hooks.names
-        assert {} == node.state.ledger.value.held_ids()
-
-
-async def test_a_directory_goes_before_its_row():
-    async with a_node(HELD) as node:
-        node.hooks.names.add(HELD_NAME)
-        node.hooks.failure = StateError("the hook path is read-only")
-        await asyncio.sleep(2 * PERIOD)
-        assert (HELD.key,) == tuple(row.key for row in node.rows)
-
-        node.hooks.failure = None
-        await asyncio.sleep(2 * PERIOD)
-        assert not node.rows
-        assert set() == node.hooks.names
-
-
-async def test_a_full_disk_puts_the_closing_off():
-    async with a_node(HELD) as node:
-        with full(node.disk):
-            await asyncio.sleep(3 * PERIOD)
-            assert 1 == len(node.rows)
-
-        await asyncio.sleep(3 * PERIOD)
-        assert not node.rows
-
-
 async def test_a_row_that_is_being_closed_answers_nobody():
     row = a_plain_row(epoch=EPOCH)
     async with a_node(row) as node:
@@ -176,52 +138,6 @@ async def test_an_adoption_brings_no_look_of_its_own():
         assert 1 == node.witness.lists
 
 
-async def test_a_new_kubelet_is_asked_at_once_and_closes_nothing_that_it_may_yet_learn_of():
-    async with a_node() as node:
-        await serve(node, ids(0), HOLDER)
-        await asyncio.sleep(5)
-        books, node.witness.pods = node.witness.pods, {}
-        before = node.witness.lists
-        node.epoch.set(NEXT)
-        await asyncio.sleep(1)
-        assert before + 1 == node.witness.lists
-
-        await asyncio.sleep(20 * PERIOD)  # the API server is away: the kubelet knows no pods
-        assert 1 == len(node.rows)
-
-        node.witness.pods = books
-        await asyncio.sleep(PERIOD)
-        assert NEXT == node.rows[0].epoch
-
-
-async def test_a_new_kubelet_that_learns_its_pods_late_confirms_them_soon():
-    async with a_node() as node:
-        await serve(node, ids(0), HOLDER)
-        await asyncio.sleep(5)
-        books, node.witness.pods = node.witness.pods, {}
-        node.epoch.set(NEXT)
-        await asyncio.sleep(2)
-        node.witness.pods = books
-        await asyncio.sleep(5)
-
-        assert NEXT == node.rows[0].epoch
-
-
-async def test_a_running_container_outlives_the_kubelets_checkpoint():
-    async with a_node() as node:
-        await serve(node, ids(0), HOLDER)
-        await asyncio.sleep(5)
-        node.lose_checkpoint(NEXT)
-        node.holds.ids = []
-        await asyncio.sleep(20 * PERIOD)
-
-        assert node.directories() == node.hooks.names != set()
-
-        node.end(HOLDER)
-        await asyncio.sleep(3 * PERIOD)
-        assert not node.rows
-
-
 async def test_without_a_kubelet_nobody_is_asked():
     async with a_node() as node:
         node.epoch.set(None)
@@ -230,54 +146,6 @@ async def test_without_a_kubelet_nobody_is_asked():
         await asyncio.sleep(10 * PERIOD)
 
         assert node.witness.lists <= asked + 1
-
-
-async def test_a_kubelet_that_does_not_answer_is_asked_again_and_nothing_closes():
-    async with a_node(HELD) as node:
-        node.witness.failures += [KubeletError("no answer")] * 3
-        await asyncio.sleep(3)
-        assert 2 <= node.witness.lists
-        node.witness.hung = True
-        await asyncio.sleep(10 * (PERIOD + DEADLINE))
-        assert 1 == len(node.rows)
-
-        node.witness.hung = False
-        await asyncio.sleep(2 * PERIOD)
-        assert not node.rows
-
-
-async def test_an_answer_of_a_kubelet_that_was_replaced_meanwhile_is_no_answer():
-    async with a_node(HELD) as node:
-        node.witness.delay = 1.0
-        await asyncio.sleep(QUIET + 0.2)
-        node.epoch.set(NEXT)
-        await asyncio.sleep(0.5)
-        assert EPOCH == node.rows[0].epoch
-
-
-async def test_what_nobody_ever_booked_is_counted():
-    async with a_node() as node:
-        await node.service.allocate(ids(0))
-        node.witness.pods[("a", "p")] = holds(Holder("a", "p", "c"), *ids(0, 1))
-        await asyncio.sleep(3 * PERIOD)
-
-        assert 1 == node.reconcile.unconfirmed.value
-
-
-@pytest.mark.parametrize("count", [3])
-async def test_a_kill_at_any_moment_leaves_no_directory_without_a_row(count):
-    """Directories follow rows, and rows follow the kubelet: the next agent finds all of them."""
-    async with a_node() as node:
-        for number in range(count):
-            await serve(node, ids(number), Holder("a", f"p{number}", "c"))
-        assert node.hooks.names == node.directories()
-        await asyncio.sleep(5)
-        node.end(Holder("a", "p1", "c"))
-        for _ in range(2 * int(PERIOD)):
-            await asyncio.sleep(1)
-            assert node.hooks.names <= node.directories()
-
-        assert count - 1 == len(node.rows)
 
 
 async def test_two_rows_of_one_name_are_no_trouble():

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from agent.allocate.steps import DISK_BUDGET, AllocateStep
+from agent.allocate.service import DISK_BUDGET, AllocateStep
 from agent.errors import PermissionFault, Refusal, RefusalReason, StateError
 from agent.inventory import CHECK_PERIOD, LEAST, NodeCheck, Withholder
 

@@ -91,17 +91,6 @@ async def within(wait: Awaitable[object]) -> None:
         await wait
 
 
-async def test_the_kubelet_can_allocate_what_is_listed(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-
-        node.door.lists.set(a_list(2, a_group(0), a_group(1, healthy=False)))
-
-        await node.allocatable(10)
-        assert 20 == node.kubelet.capacity(RESOURCE)
-        assert (1, 0) == (node.seen("registered"), node.seen("register_refused"))
-
-
 async def test_every_restart_of_the_kubelet_is_followed(tmp_path: Path):
     async with a_node(tmp_path) as node:
         await node.allocatable(20)
@@ -142,17 +131,6 @@ async def test_a_directory_that_is_removed_and_made_anew_is_recovered_from(tmp_p
         await node.kubelet.start()
 
         await node.allocatable(20)
-
-
-async def test_a_list_that_changed_while_the_kubelet_was_away_is_the_one_it_gets(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-        await node.kubelet.kill()
-        node.door.lists.set(a_list(2, a_group(0, slices=7)))
-
-        await node.kubelet.start()
-
-        await node.allocatable(7)
 
 
 async def test_a_container_behind_the_fence_waits_with_our_sentence_and_its_pod_lives(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.steps import NOT_WHOLE
+from agent.allocate.room import NOT_WHOLE
 from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.plain import PlainSettings
-from agent.allocate.steps import RequestRules
+from agent.allocate.room import RequestRules
 from agent.cli.config import plain, table
 from agent.errors import SettingsError
 from agent.hami.register import ReportProfile

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from agent.allocate.steps import RequestRules
+from agent.allocate.room import RequestRules
 from agent.settings.sources import NodeFacts
 from tests.unit.settings.plans import plan_of
 

@@ -3,9 +3,15 @@
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Books, Evidence, Grant, Question
+from agent.allocate.candidates import (
+    Evidence,
+    Grant,
+    KubeletView,
+    MatchSettings,
+    Question,
+    UnlockedPods,
+)
 from agent.allocate.match import decide
-from agent.allocate.steps import MatchSettings, UnlockedPods
 from agent.cluster import PodTable, PodView, Tombstone
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerHolding, ContainerKey, Holding, KubeletEpoch, Ledger, Row
@@ -78,7 +84,7 @@ def a_scene(
         ledger=Ledger(rows=rows),
         lock=a_lock(namespace=lock.namespace, name=lock.name) if lock else None,
         inventory=an_inventory(count=2),
-        books=Books(NOW_KUBELET),
+        kubelet=KubeletView(NOW_KUBELET),
         now=NOON,
         known={},
     )
@@ -101,8 +107,8 @@ def without_witness(
     scene: Evidence, *, recorded: frozenset[ContainerKey] | None = None, read: bool = True
 ) -> Evidence:
     """The scene under a kubelet without Get, whose file says what it has."""
-    books = Books(NOW_KUBELET, recorded, witnessed=False)
-    return changed(scene, books=books, records_read=read)
+    kubelet = KubeletView(NOW_KUBELET, recorded, witnessed=False)
+    return changed(scene, kubelet=kubelet, records_read=read)
 
 
 def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evidence:

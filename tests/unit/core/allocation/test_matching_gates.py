@@ -5,8 +5,8 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Evidence
-from agent.allocate.steps import MatchSettings, RequestRules
+from agent.allocate.candidates import Evidence, MatchSettings
+from agent.allocate.room import RequestRules
 from agent.cluster import PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.model import Condition
@@ -268,6 +268,17 @@ TABLE = {
     ),
     "the GPU is shared no longer": RefusalCase(
         RefusalReason.UNKNOWN_GPU, on_gpu(given(f"{ONE};"), present=False), f"GPU {G1}", AGAIN
+    ),
+    "no runtime finds the GPU": RefusalCase(
+        RefusalReason.UNKNOWN_GPU,
+        changed(
+            given(f"{ONE};"),
+            inventory=an_inventory(
+                gpus=[a_shared_gpu(present=False, obstacle="no CDI specification defines it")]
+            ),
+        ),
+        "(no CDI specification defines it)",
+        AGAIN,
     ),
     "the GPU is bad": RefusalCase(
         RefusalReason.BAD_GPU, with_bad_gpu(given(f"{ONE};")), "is bad: XID 79", "on another GPU"

@@ -5,8 +5,16 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.allocate.candidates import AwaitLock, Books, Evidence, LookAtNode, LookAtPod
-from agent.allocate.steps import MatchSettings, RequestRules, UnlockedPods
+from agent.allocate.candidates import (
+    AwaitLock,
+    Evidence,
+    KubeletView,
+    LookAtNode,
+    LookAtPod,
+    MatchSettings,
+    UnlockedPods,
+)
+from agent.allocate.room import RequestRules
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
 from tests.builders import NODE, a_container, a_lock, a_pod, a_row
@@ -47,7 +55,7 @@ def lockless(*inits: object, text: str = f"{ONE};", **changes: object) -> PodVie
 def settled(pod: PodView, **changes: object) -> Evidence:
     """The kubelet admits the pod, which has no lock; the Node was read."""
     scene = changed(knowing(a_scene(pod), holding(pod)), node_read=True, records_read=True)
-    return changed(changed(scene, books=Books(NOW_KUBELET, frozenset())), **changes)
+    return changed(changed(scene, kubelet=KubeletView(NOW_KUBELET, frozenset())), **changes)
 
 
 def test_a_new_pod_without_a_lock_is_served_beside_dead_containers_whose_records_are_lost() -> None:
@@ -81,7 +89,7 @@ def test_each_of_two_init_containers_gets_its_own() -> None:
 def beside(pod: PodView, row: object) -> Evidence:
     """The scene after the kubelet has booked the row."""
     recorded = frozenset({row.key})  # type: ignore[attr-defined]
-    scene = changed(a_scene(pod, rows=(row,)), books=Books(NOW_KUBELET, recorded))  # type: ignore[arg-type]
+    scene = changed(a_scene(pod, rows=(row,)), kubelet=KubeletView(NOW_KUBELET, recorded))  # type: ignore[arg-type]
     return changed(knowing(scene, holding(pod)), node_read=True, records_read=True)
 
 
@@ -101,7 +109,7 @@ def test_a_pod_whose_name_can_return_is_looked_at_before() -> None:
     pod = lockless(reusable_name=True)
 
     assert ask(settled(pod)) == LookAtPod(*pod.key)
-    assert granted(settled(pod, looked={pod.key: pod.uid}))
+    assert granted(settled(pod, pod_uids_read={pod.key: pod.uid}))
 
 
 DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})

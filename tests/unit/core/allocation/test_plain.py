@@ -1,4 +1,7 @@
-"""Plain mode's answers: the ids decide; what cannot be given is refused with its reason."""
+"""Plain mode's answers: the ids decide; what cannot be given is refused with its reason.
+
+More gates: tests/services/allocation/test_allocation_gates.py.
+"""
 
 import itertools
 
@@ -13,33 +16,32 @@ from agent.errors import Refusal, RefusalReason, SettingsError
 from agent.ledger import PLAIN, EditSettings, Holder, HookFacts
 from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.unit.core.allocation.plain_scene import EPOCH, NEXT, UID, a_plain_row, ids
+from tests.unit.core.allocation.plain_scene import NEXT, UID, a_plain_row, ids
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so", device_nodes=("/dev/nvidiactl",))
 LIMITED, UNLIMITED = PlainSettings(memory_limits=True), PlainSettings()
 G0, G1 = a_gpu(index=0), a_gpu(index=1)
+SPLIT = an_inventory(gpus=[a_shared_gpu(gpu=G0, split_count=MOST_IDS)])
+ALL = tuple(slice_id(G0.uuid, number) for number in range(MOST_IDS))
 
 
-def refused(wanted, inventory=None, held=()):
-    with pytest.raises(Refusal) as caught:
-        grant(wanted, inventory or an_inventory(), held)
-    return caught.value
+@pytest.mark.parametrize(
+    ("wanted", "inventory", "held", "mib"),
+    [
+        (ids(3), an_inventory(), (), 8155),
+        (ids(3, 7, 0), an_inventory(), (), 3 * 8155),
+        (ids(10), an_inventory(), ids(10), 8155),  # the split count was lowered since
+        (ALL, SPLIT, (), MOST_IDS * 8),
+    ],
+)
+def test_slices_of_a_gpu_are_equal_parts_of_its_memory(wanted, inventory, held, mib):
+    (granted,) = grant(wanted, inventory, held)
 
-
-def test_each_slice_is_an_equal_part_of_its_gpus_memory():
-    (granted,) = grant(ids(3), an_inventory(), ())
-
-    assert (G0.uuid, 8155, 0) == (
+    assert (G0.uuid, mib, 0) == (
         granted.share.uuid,
         granted.share.memory_mib,
         granted.share.core_percent,
     )
-
-
-def test_slices_of_one_gpu_add_up_to_one_share():
-    (granted,) = grant(ids(3, 7, 0), an_inventory(), ())
-
-    assert 3 * 8155 == granted.share.memory_mib
 
 
 def test_the_gpus_are_in_the_order_of_their_pci_bus_ids_whatever_the_kubelets_order():
@@ -55,80 +57,59 @@ def test_a_slice_is_never_of_0_mib_which_would_mean_all():
     assert 1 == slice_mib(a_shared_gpu(registered_mib=9, split_count=10))
 
 
-def test_more_than_10000_ids_are_refused_whatever_they_are():
-    assert RefusalReason.TOO_MANY_SLICES is refused((SliceId("x"),) * (MOST_IDS + 1)).gate
+def on(condition, *, present=True, serving=False):
+    """The first GPU in that condition."""
+    health = a_health(condition=condition, serving=serving)
+    return an_inventory(gpus=(a_shared_gpu(gpu=G0, health=health, present=present),))
 
 
-def test_10000_ids_are_looked_at():
-    inventory = an_inventory(gpus=[a_shared_gpu(gpu=G0, split_count=MOST_IDS)])
-
-    (granted,) = grant([slice_id(G0.uuid, n) for n in range(MOST_IDS)], inventory, ())
-
-    assert MOST_IDS * 8 == granted.share.memory_mib
-
-
-def test_an_id_that_comes_twice_is_refused():
-    refusal = refused((*ids(1), *ids(1)))
-
-    assert RefusalReason.REPEATED_SLICE is refusal.gate
-    assert f"{G0.uuid}-1 2 times" in refusal.sentence
+REFUSED = {
+    "too many": ((SliceId("x"),) * (MOST_IDS + 1), RefusalReason.TOO_MANY_SLICES, "fewer"),
+    "twice": (ids(1, 1), RefusalReason.REPEATED_SLICE, f"{G0.uuid}-1 2 times"),
+    "of no GPU here": (ids(0, gpu=7), RefusalReason.UNKNOWN_GPU, "does not share"),
+    "beyond the split count": (ids(10), RefusalReason.UNKNOWN_SLICE, "has only 10 slices"),
+    **{
+        f"no id: {text[:3]!r}": ((SliceId(text),), RefusalReason.UNKNOWN_SLICE, "is not the id")
+        for text in ("", "GPU", "-", "x-01", "x--", "\n", "é", "x" * 5000)
+    },
+}
 
 
-@pytest.mark.parametrize("text", ["", "GPU", "-", "x-01", "x--", "\n", "é", "x" * 5000])
-def test_what_is_no_slice_id_is_refused_in_one_short_line(text: str):
-    refusal = refused((SliceId(text),))
+@pytest.mark.parametrize(("wanted", "gate", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_slice_here_is_refused_in_one_short_line(wanted, gate, words):
+    with pytest.raises(Refusal, match=words) as caught:
+        grant(wanted, an_inventory(), ())
 
-    assert RefusalReason.UNKNOWN_SLICE is refusal.gate
-    assert len(refusal.sentence) < 300
-    assert "\n" not in refusal.sentence
-
-
-def test_a_gpu_that_is_not_shared_here_is_refused():
-    assert RefusalReason.UNKNOWN_GPU is refused(ids(0, gpu=7)).gate
-
-
-def test_a_number_beyond_the_split_count_is_refused():
-    assert RefusalReason.UNKNOWN_SLICE is refused(ids(10)).gate
-
-
-def test_a_number_beyond_a_lowered_split_count_is_given_while_it_is_held():
-    assert 1 == len(grant(ids(10), an_inventory(), ids(10)))
+    assert gate is caught.value.gate
+    assert len(caught.value.sentence) < 300
+    assert "\n" not in caught.value.sentence
 
 
 @pytest.mark.parametrize(
-    ("condition", "present", "gate"),
+    ("inventory", "gate", "words"),
     [
-        (Condition.BAD, True, RefusalReason.BAD_GPU),
-        (Condition.LOST, True, RefusalReason.BAD_GPU),
-        (Condition.OK, False, RefusalReason.BAD_GPU),
-        (Condition.UNMONITORED, True, RefusalReason.DRIVER_UNRESPONSIVE),
+        (on(Condition.BAD), RefusalReason.BAD_GPU, "is bad: "),
+        (on(Condition.LOST), RefusalReason.BAD_GPU, "is lost: "),
+        (
+            on(Condition.OK, present=False, serving=True),
+            RefusalReason.BAD_GPU,
+            "is filtered out by the settings; create the pod",
+        ),
+        (on(Condition.UNMONITORED), RefusalReason.DRIVER_UNRESPONSIVE, "ask the operator"),
+        (on(Condition.UNMONITORED, serving=True), None, ""),
+        (on(Condition.WATCH, serving=True), None, ""),
     ],
 )
-def test_a_gpu_that_does_not_serve_is_refused(condition, present, gate):
-    health = a_health(condition=condition, serving=not present)
-    gpu = a_shared_gpu(gpu=G0, health=health, present=present)
-
-    refusal = refused(ids(0), an_inventory(gpus=(gpu,)))
-
-    assert gate is refusal.gate
-    told = f"is {condition.value}: " if condition in {Condition.BAD, Condition.LOST} else ""
-    assert (
-        told if present else "is filtered out by the settings; create the pod"
-    ) in refusal.sentence
+def test_a_gpu_that_does_not_serve_is_refused(inventory, gate, words):
+    if gate is None:
+        assert 1 == len(grant(ids(0), inventory, ()))
+        return
+    with pytest.raises(Refusal, match=words) as caught:
+        grant(ids(0), inventory, ())
+    assert gate is caught.value.gate
 
 
-@pytest.mark.parametrize("condition", [Condition.WATCH, Condition.UNMONITORED])
-def test_a_gpu_that_is_only_watched_serves(condition):
-    gpu = a_shared_gpu(gpu=G0, health=a_health(condition=condition, serving=True))
-
-    assert 1 == len(grant(ids(0), an_inventory(gpus=(gpu,)), ()))
-
-
-@given(
-    registered=st.integers(1000, 200_000),
-    split=st.integers(1, 1000),
-    data=st.data(),
-)
+@given(registered=st.integers(1000, 200_000), split=st.integers(1, 1000), data=st.data())
 def test_limits_of_distinct_ids_never_sum_to_more_than_is_registered(registered, split, data):
     gpu = a_shared_gpu(gpu=G0, registered_mib=registered, split_count=split)
     numbers = data.draw(st.lists(st.integers(0, split - 1), min_size=1, unique=True))
@@ -164,46 +145,36 @@ def test_with_limits_the_answer_is_hami_cores():
     assert {"/tmp/vgpulock", "/etc/ld.so.preload", "/usr/local/vgpu/libvgpu.so"} < set(mounts)  # noqa: S108 -- in the container
 
 
-def test_without_limits_the_answer_is_the_gpus_alone():
+def test_without_limits_the_answer_is_the_gpus_alone_by_every_strategy_that_is_set():
     granted = grant(ids(0, 1), an_inventory(), ())
+    strategies = ("volume-mounts", "cdi-annotations", "cdi-cri")
+    settings = EditSettings(device_list_strategies=strategies, pass_device_specs=True, gds=True)
 
-    edits = edits_of(UID, granted, UNLIMITED, EditSettings(), FACTS)
-
-    assert (("NVIDIA_VISIBLE_DEVICES", G0.uuid),) == edits.envs
-    assert ((), (), ()) == (edits.mounts, edits.nodes, edits.annotations)
-
-
-def test_without_limits_the_gpus_are_told_by_every_strategy_that_is_set():
-    settings = EditSettings(
-        device_list_strategies=("volume-mounts", "cdi-annotations", "cdi-cri"),
-        pass_device_specs=True,
-        gds=True,
-    )
-    granted = grant(ids(0), an_inventory(), ())
+    usual = edits_of(UID, granted, UNLIMITED, EditSettings(), FACTS)
+    assert (("NVIDIA_VISIBLE_DEVICES", G0.uuid),) == usual.envs
+    assert ((), (), ()) == (usual.mounts, usual.nodes, usual.annotations)
 
     edits = edits_of(UID, granted, UNLIMITED, settings, FACTS)
-
     assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_GDS"} == dict(edits.envs).keys()
-    assert [f"/var/run/nvidia-container-devices/{G0.uuid}"] == [
-        one.container_path for one in edits.mounts
-    ]
+    mounted = [one.container_path for one in edits.mounts]
+    assert [f"/var/run/nvidia-container-devices/{G0.uuid}"] == mounted
     assert ["/dev/nvidiactl", "/dev/nvidia0"] == [one.container_path for one in edits.nodes]
     assert (f"nvidia.com/gpu={G0.uuid}", "nvidia.com/gds=all") == edits.cdi_names
     assert 1 == len(edits.annotations)
 
 
-def test_settings_that_no_answer_can_be_made_with_are_said_so():
-    granted = grant(ids(0), an_inventory(), ())
+@pytest.mark.parametrize("plain", [LIMITED, UNLIMITED])
+def test_settings_that_no_answer_can_be_made_with_are_said_so(plain):
+    settings = EditSettings(device_list_strategies=("smoke",))
+    with pytest.raises(SettingsError):
+        edits_of(UID, grant(ids(0), an_inventory(), ()), plain, settings, FACTS)
 
-    for plain in (LIMITED, UNLIMITED):
-        with pytest.raises(SettingsError):
-            edits_of(UID, granted, plain, EditSettings(device_list_strategies=("smoke",)), FACTS)
 
+def test_the_newest_unbooked_answer_to_an_earlier_kubelet_is_given_again():
+    old = a_plain_row(slice_ids=ids(1, 2), minute=1)
+    new = a_plain_row(slice_ids=ids(1, 2), minute=2, uid=PodUid("b" * 32))
 
-def test_an_unbooked_answer_to_an_earlier_kubelet_is_given_again():
-    row = a_plain_row(slice_ids=ids(1, 2))
-
-    assert row == asked_again(reversed(ids(1, 2)), (row,), NEXT)
+    assert new == asked_again(reversed(ids(1, 2)), (new, old), NEXT)
 
 
 @pytest.mark.parametrize(
@@ -220,11 +191,3 @@ def test_an_unbooked_answer_to_an_earlier_kubelet_is_given_again():
 )
 def test_any_other_answer_is_given_to_nobody_again(row):
     assert None is asked_again(ids(1), (row,), NEXT)
-
-
-def test_of_several_unbooked_answers_the_newest_is_given_again():
-    old = a_plain_row(slice_ids=ids(1), minute=1)
-    new = a_plain_row(slice_ids=ids(1), minute=2, uid=PodUid("b" * 32))
-
-    assert new == asked_again(ids(1), (new, old), NEXT)
-    assert EPOCH == new.epoch

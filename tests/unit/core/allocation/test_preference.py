@@ -59,7 +59,10 @@ def test_steering_gives_exactly_the_wanted_gpus_or_nothing(available, must, want
 
 
 FOREIGN = tuple(
-    map(SliceId, ("foreign", "GPU-x-007", "GPU-x-+7", "GPU-x-१", "-5", "x-" + "9" * 11))
+    map(
+        SliceId,
+        ("foreign", "GPU-x-007", "GPU-x-+7", "GPU-x-१", "-5", "x-" + "9" * 11, "y-" + "9" * 5000),
+    )
 )
 
 
@@ -87,10 +90,13 @@ def test_steering_takes_the_lowest_free_id_and_held_ones_last():
     assert ids(1, 2) == steer(available, (), [a_uuid(1)], NOTHING)
     assert ids(1, 12) == steer(available, (), [a_uuid(1)], frozenset(ids(1, 2, 3)))
     assert ids(1, 2) == steer(available, (), [a_uuid(1)], frozenset(available))
+    odd = SliceId(f"{a_uuid(1)}-x")
+    assert ids(1, 2) == steer((odd, *available), (), [a_uuid(1)], NOTHING)
 
 
 def test_steering_gives_a_gpu_twice_when_it_is_wanted_twice():
     assert ids(1, 5, 2) == steer(ids(1, 2, 5), ids(1, 5), [a_uuid(1)] * 2, NOTHING)
+    assert ids(0, 5) + ids(1, 2) == steer(ids(1, 2), ids(0, 5), [a_uuid(0), a_uuid(1)], NOTHING)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.allocate.steps import ContainerRequest, RequestRules, read_request
+from agent.allocate.room import ContainerRequest, RequestRules, read_request
 from agent.kube.objects import decode_pod
 from agent.sandbox.api_errors import Json
 from tests.fakes.scheduler_vectors import build_pod, load_cases
