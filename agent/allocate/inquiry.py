@@ -305,7 +305,7 @@ class Inquiry:
             known=self._known,
             pod_uids_read=self._pod_uids_read,
             registered=views.registered(),
-            claimed=self._calls.claimed(epoch),
+            claimed=self._calls.claimed(epoch, self._views.pods.value),
             used_locks=self._calls.used_locks,
             outlived=views.outlived.value,
             absent=turn.absent if turn else frozenset(),

@@ -22,6 +22,7 @@ from agent.allocate.candidates import (
     UnlockedPods,
     admitted,
     candidates,
+    is_alive,
     is_at_admission,
     pair_groups,
     possible,
@@ -233,11 +234,20 @@ def exactly_one(
         is_nobodys = owner is None or evidence.known.get(owner, True) is None
         is_lock_unseen = not known and is_nobodys and not evidence.node_read
         return LookAtNode() if is_lock_unseen else ListPods()
+    # Beside a dead container whose record the kubelet lost, PodResources may mean a deleted pod of
+    # that name which still runs: then nothing tells the two calls apart.
+    running = {
+        stone.pod.key
+        for stone in evidence.table.tombstones
+        if any(is_alive(one, evidence.kubelet) for one in stone.pod.containers)
+        and any(each.row for each in present)
+    }
     # A pod from before may have been admitted without asking, and ask when its container starts.
     new = [
         each
         for each in present
         if each.pod.created >= evidence.kubelet.start.asks_since
+        and each.pod.key not in running
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
     # A deleted pod does not matter if the new one has its name: see above.

@@ -190,10 +190,12 @@ class AllocateCalls(msgspec.Struct, eq=False):
             ledger = ledger.put(row)
         return ledger
 
-    def claimed(self, epoch: KubeletEpoch) -> frozenset[PodUid]:
+    def claimed(self, epoch: KubeletEpoch, table: PodTable) -> frozenset[PodUid]:
         """The pods that cannot be asking: pods of taken rows, and pods refused at admission."""
         rejected = self.rejected if self.rejected_by == epoch else frozenset[PodUid]()
-        return rejected | {key.pod_uid for key in self.taken}
+        # One that has run was not at its admission, though a late view showed it so.
+        ran = {uid for uid in rejected if (pod := table.pods.get(uid)) and pod.has_run}
+        return rejected - ran | {key.pod_uid for key in self.taken}
 
     def mark_lock_used(self, row: Row) -> None:
         """Record that the row's lock was used: it proves no right for another pod."""

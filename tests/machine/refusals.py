@@ -54,6 +54,7 @@ class Fact(enum.Enum):
     UNPROVEN = "it was made before the kubelet began to take the lists, which was late"
     TAKEN = "another call under way was taken for it, and the kubelet asks again in a few seconds"
     BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
+    NAMESAKE = "it lost them, and knows the name by a deleted pod that still runs, too"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,7 @@ RIGHT = (
     ExpectedRight(Fact.HIDDEN, frozenset(("HA-4003", "HA-4004"))),
     ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
     ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
+    ExpectedRight(Fact.NAMESAKE, frozenset(("HA-2002",))),
     ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
     ExpectedRight(Fact.TAKEN, frozenset(("HA-2001",))),
     ExpectedRight(Fact.UNPROVEN, frozenset(("HA-2002",))),
@@ -175,8 +177,15 @@ class Refusals:
             yield Fact.UNTOLD
         if site.audit.room.is_full_by_status(uid):
             yield Fact.HIDDEN
+        yield from self._of_lost(uid)
+
+    def _of_lost(self, uid: str) -> Iterator[Fact]:
+        kubelet = self._site.kubelet.node.pods
         for lost, _ in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
+            names = [node.spec.full_name for one, node in kubelet.items() if one != lost]
+            if lost != uid and uid in kubelet and names.count(kubelet[uid].spec.full_name) > 1:
+                yield Fact.NAMESAKE
 
     def _of_pod(self, uid: str) -> Iterator[Fact]:
         audit, pod = self._site.audit, self._site.audit.pod(uid)

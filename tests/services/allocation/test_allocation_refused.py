@@ -341,6 +341,23 @@ async def test_a_deleted_pod_is_forgotten_with_its_grave():
         assert frozenset({placed(2).uid}) >= desk.service._calls.rejected
 
 
+async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was_late():
+    async with a_desk() as desk:
+        pod = placed(1)
+        desk.bind(pod)
+        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+        await refused(desk, RefusalReason.STATE_UNWRITABLE)
+        assert frozenset({pod.uid}) == desk.service._calls.rejected
+        desk.disk.faults.revive()
+
+        ran = [msgspec.structs.replace(one, has_run=True) for one in pod.containers]
+        desk.bind(msgspec.structs.replace(pod, containers=tuple(ran)))
+
+        await desk.service.allocate(ids(1))
+
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+
+
 async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node():
     async with a_desk() as desk:
         refusal = await refused(desk, RefusalReason.NO_POD_ADMITTED)

@@ -115,6 +115,24 @@ def test_beside_dead_containers_a_deleted_pod_costs_only_pods_of_other_names_the
     refused_by(beside(named_pod(5)), RefusalReason.MANY_PODS_ADMITTED)
 
 
+def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name_that_runs() -> (
+    None
+):
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
+    gone = named_pod(1, uid=named_pod(5).uid, containers=(a_container(running_id="r"),))
+    rows = tuple(a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET) for one in (dead, gone))
+    scene = a_scene(POD, dead, rows=rows, lock=POD, gone=(gone,))
+    scene = changed(scene, records_read=True, listed=True, alone=True)
+    scene = knowing(scene, holding(POD), holding(dead))
+
+    assert ask(scene) == CheckRunning(frozenset({"r"}))
+    ended = changed(scene, checked=frozenset({"r"}))
+    assert granted(ended).candidate.pod == POD
+    runs = changed(ended, kubelet=KubeletView(NOW_KUBELET, alive=frozenset({"r"})))
+    refused_by(runs, RefusalReason.MANY_PODS_ADMITTED)
+
+
 def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others() -> None:
     ran = msgspec.structs.replace(a_container(), has_run=True)
     dead = tuple(named_pod(number, phase=Phase.RUNNING, containers=(ran,)) for number in (3, 4))
