@@ -233,7 +233,7 @@ def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
 
 WAITING = msgspec.structs.replace(SUCCESSOR, phase=Phase.PENDING)
 NAMED = msgspec.structs.replace(POD, phase=Phase.PENDING, reusable_name=True)
-ANOTHERS = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
+OF_ANOTHER = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,11 @@ ANOTHERS = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
         ([OLD_ROW], SUCCESSOR, {}, 1),
         ([a_row(pod="another", answered_at=NOON - 9 * MINUTE)], WAITING, {}, 1),
         # The kubelet's file has them under another UID: that counts where a name can return.
-        ([], NAMED, {"recorded": ANOTHERS}, 0),
+        ([], NAMED, {"recorded": OF_ANOTHER}, 0),
         ([], NAMED, {"recorded": None}, 1),
         ([], NAMED, {"recorded": {ContainerKey(POD.uid, "main"): frozenset(IDS)}}, 1),
-        ([], msgspec.structs.replace(NAMED, phase=Phase.RUNNING), {"recorded": ANOTHERS}, 1),
-        ([], msgspec.structs.replace(NAMED, reusable_name=False), {"recorded": ANOTHERS}, 1),
+        ([], msgspec.structs.replace(NAMED, phase=Phase.RUNNING), {"recorded": OF_ANOTHER}, 1),
+        ([], msgspec.structs.replace(NAMED, reusable_name=False), {"recorded": OF_ANOTHER}, 1),
     ],
 )
 def test_a_holder_is_taken_over_if_it_has_a_right_and_the_ids_are_its_own(rows, pod, seen, count):
