@@ -162,12 +162,13 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
     """Settle each pod that has rows, and remove the lock under which it was answered in full."""
     table, ledger, lock = facts.table, facts.ledger, facts.lock
     graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
+    names = {pod.key for pod in table.pods.values()}
     for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
         is_there, rows = uid in table.pods, ledger.rows_of(uid)
         pod = table.pods.get(uid) or graves.get(uid)
         if pod is None or pod.static or (is_there and pod.terminal):
             continue  # the lock of a pod that has ended: see _for_lock
-        if not is_there and table.named(*pod.key) is not None:
+        if not is_there and pod.key in names:
             continue  # its successor may have taken over the lock
         last = max(rows, key=lambda row: row.answered_at)
         is_complete = {row.key.container for row in rows} >= {
@@ -228,7 +229,8 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
     separate watches. So the owner is found in one of three ways:
     - A pod on this node was answered under exactly this lock.
-    - For another owner on this node, a patch with its UID shows that no other pod has the name.
+    - For another owner on this node, a patch with its UID shows that no other pod has the name;
+      also for such a one, while the view is stale and the name can return.
     - If the owner is not here, or asks for no GPU of ours, the lock must have stood for UNCLAIMED.
       HAMi lets a pod take over the lock of a former pod of its name, and a pod that asks for no GPU
       may wait for another vendor's plugin.
@@ -243,7 +245,8 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     if not owner.terminal:
         if not _is_answered(owner, facts):
             return ()
-        if any(row.lock == lock.value for row in facts.ledger.rows_of(owner.uid)):
+        is_noted = any(row.lock == lock.value for row in facts.ledger.rows_of(owner.uid))
+        if is_noted and not (facts.table.stale and owner.reusable_name):
             return (_release(lock, owner.uid, facts.now),)
     phase = PHASE_FAILED if refusal_text(owner) else ""
     where = owner.uid, owner.namespace, owner.name, facts.now
@@ -392,10 +395,14 @@ class Settlement:
                     self._done |= frozenset(oldest)
                     self.results.add(EffectKind.POST_EVENT.value, "dropped", amount=len(oldest))
                     self._warn("", count=len(oldest), err=f"more than {EVENTS} Events wait")
-                # Locks first, Events last.
+                # Locks first, Events last; what failed behind what was not tried yet.
                 for effect in sorted(
                     self._open(),
-                    key=lambda each: (not each.frees_lock, each.kind is EffectKind.POST_EVENT),
+                    key=lambda each: (
+                        not each.frees_lock,
+                        each.kind is EffectKind.POST_EVENT,
+                        each.identity in self._trouble,
+                    ),
                 ):
                     most = PARALLEL if effect.frees_lock else PARALLEL - 1
                     is_free = effect.place not in {each.place for each in self._active.value}
@@ -438,11 +445,22 @@ class Settlement:
                 log.info(
                     "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
                 )
+        known = {each.identity for each in found}
+        # A refused pod whose patch shows is still told why.
+        found += [
+            each
+            for each in self._owed.value
+            if each.reason == REFUSED_EVENT
+            and each.identity not in known
+            and each not in self._done
+            and each.pod_uid in table.pods
+        ]
+        current = frozenset(found)
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         self._done = frozenset(
             each
             for each in self._done
-            if each in found or (each.groups and each.pod_uid in table.pods)
+            if each in current or (each.groups and each.pod_uid in table.pods)
         )
         known = {each.identity for each in found}
         self._trouble = {name: one for name, one in self._trouble.items() if name in known}

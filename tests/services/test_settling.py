@@ -403,6 +403,16 @@ async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_h
         assert {} == desk.outlived.value
 
 
+async def test_a_stale_view_gives_no_lock_away_that_a_pod_of_the_name_has_taken_over():
+    async with a_desk(NAMED, lock=LOCK) as desk:
+        desk.follow(stale=True)
+        desk.answer(NAMED, lock=LOCK)
+        desk.api.put_pod(placed(7, name=POD.name, reusable_name=True))
+        await asyncio.sleep(60)
+
+        assert desk.locked
+
+
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
 async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid(phase):
     ended = placed(phase=phase)
@@ -638,6 +648,26 @@ async def test_patches_of_refused_pods_are_bounded_and_a_lock_waits_behind_none_
         assert count + 1 == desk.results["settle-pod", "done"]
 
 
+async def test_pods_that_may_never_be_patched_hold_up_no_other(monkeypatch):
+    pods = [refused(n, namespace=f"team-{n}") for n in range(1, 61)]
+    other = refused(99, namespace="team-99")
+    async with a_desk(*pods) as desk:
+        annotate = desk.api.annotate_pod
+
+        async def forbid(namespace: str, *rest: Any) -> None:
+            if namespace != other.namespace:
+                raise ApiForbidden("a policy", status=403)
+            await annotate(namespace, *rest)
+
+        monkeypatch.setattr(desk.api, "annotate_pod", forbid)
+        await asyncio.sleep(3600)
+        desk.api.put_pod(other)
+        desk.see()
+        await asyncio.sleep(2 * REFUSED_REFILL)
+
+        assert "failed" == desk.annotations(other)[PHASE]
+
+
 # Events.
 
 
@@ -666,6 +696,30 @@ async def test_an_event_is_posted_on_a_refused_pod_and_on_one_that_got_another_g
 
 
 DOWN = ApiError("no", status=500)
+
+
+async def test_each_of_many_refused_pods_is_told_though_its_patch_shows_first():
+    pods = [refused(n, namespace=f"team-{n}") for n in range(1, 41)]
+    async with a_desk(*pods) as desk:
+        desk.api.delay = 0.01
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            desk.see()
+        await asyncio.sleep(60)
+
+        assert {pod.uid for pod in pods} == {event.pod_uid for event in desk.api.events}
+        assert 80 == desk.api.writes
+
+
+async def test_a_refused_pod_that_is_gone_is_told_nothing_more():
+    async with a_desk(refused(1)) as desk:
+        desk.api.fail(ApiError("no answer"), count=3, call="post_event")
+        await asyncio.sleep(0.2)
+        desk.see()
+        desk.follow(pods={})
+        await asyncio.sleep(3600)
+
+        assert [] == desk.api.events
 
 
 @pytest.mark.parametrize(
