@@ -39,7 +39,7 @@ from agent.settings.sources import NodeFacts
 
 RESOURCE: Final = "nvidia.com/gpu"
 """The resource that agents serve by default."""
-WAIT: Final = 60.0
+WAIT: Final = 90.0
 """Seconds for the agents to end, within the grace period of their pods (15 s), and for the
 kubelets to report that no plugin serves, which they do every 10 s."""
 PAUSE: Final = 5.0
@@ -253,7 +253,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="remove what the agent wrote on the Node",
         description="Removes the GPU report and the agent's condition from the Node of this "
         "host. It refuses while pods with GPUs or an agent run here, or a device plugin serves "
-        "after 60 s. It releases containers that a killed agent held back, and changes nothing "
+        "after 90 s. It releases containers that a killed agent held back, and changes nothing "
         "else on the host and no pod; a second call does nothing. "
         "Exits 1 if it refused or something of an agent is left, 3 without the API server, 4 "
         "without the Node.",
@@ -273,7 +273,7 @@ def add_parser(subparsers: Subparsers) -> None:
     everywhere.add_argument(
         "--all-nodes",
         action="store_true",
-        help="clean all Nodes; it first waits up to 60 s until no agent serves",
+        help="clean all Nodes; it first waits up to 90 s until no agent serves",
     )
     everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere.add_argument(

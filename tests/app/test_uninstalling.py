@@ -95,7 +95,7 @@ async def test_agents_and_kubelets_have_time_and_the_wait_is_said_once(cluster: 
 
     assert list("abcde") == cluster.cleaned
     (line,) = cluster.said
-    assert line.startswith("waiting up to 60 s")
+    assert line.startswith("waiting up to 90 s")
     assert line.endswith("that no plugin serves: a, b, c and 2 more")
 
 
