@@ -19,9 +19,9 @@ from agent.sandbox.patching import merge_patch
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
 from tests.machine.agent_life import start_agent
-from tests.machine.ending import left_over
 from tests.machine.pods import NAMESPACE, Shape
-from tests.machine.virtual import VirtualClock, VirtualLoop
+from tests.machine.refusals import left_over
+from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 
 STEP = 0.02

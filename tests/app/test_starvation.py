@@ -11,7 +11,7 @@ from tests.app.story import a_story, told
 from tests.machine.api import SlowGate
 from tests.machine.kubelet import RESOURCE
 from tests.machine.pods import NAMESPACE, Box, Shape
-from tests.machine.virtual import stall, starved
+from tests.machine.sides import stall, starved
 
 WINDOW = 61.0
 """Seconds after which lag extends deadlines again as before."""

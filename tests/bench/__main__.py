@@ -11,15 +11,14 @@ from statistics import median
 
 import structlog
 
-from tests.bench import lab, real, strikes
+from tests.bench import lab, real
+from tests.bench import rest as strikes
+from tests.bench.allocates import steps
 from tests.bench.beside import lacks
-from tests.bench.churn import churn
-from tests.bench.compare import load, report
-from tests.bench.figures import Figure, keep, table
-from tests.bench.floor import ROOT, floors
-from tests.bench.real_allocates import allocates
-from tests.bench.regions import regions
-from tests.bench.steps import steps
+from tests.bench.figures import Figure, keep, load, report, table
+from tests.bench.lab import ROOT, floors
+from tests.bench.real import allocates
+from tests.bench.rest import churn, regions
 
 
 def main() -> int:

@@ -21,18 +21,17 @@ from urllib.parse import urlsplit
 import yaml
 
 from agent.kube.client import SERVICE_ACCOUNT
-from tests.bench import process
-from tests.bench.floor import ROOT
-from tests.bench.installed import install
+from tests.bench import lab as process
+from tests.bench.lab import ROOT, install
 from tests.fakes import nvml_stub
 from tests.peers.lab.agents import RESOURCE, Agent
-from tests.peers.lab.clockwork import REGISTERED, klog_stamp, wall
 from tests.peers.lab.cluster import Cluster, account_token, open_cluster
 from tests.peers.lab.faces import is_ready
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
-from tests.peers.lab.programs import Programs
-from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.placement import REGISTERED, klog_stamp, wall
+from tests.peers.lab.placing import Programs
+from tests.peers.lab.space import until, until_answer
 
 GPUS = 8
 SLICES = 80

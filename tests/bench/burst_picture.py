@@ -1,6 +1,6 @@
 """`python -m tests.bench.burst_picture FILE… > PICTURE.svg`: where the time of pods at once goes.
 
-Draws what tests/peers/test_burst_times.py left in build/bursts: one line for each pod, in the order
+Draws what tests/peers/test_bursts.py left in build/bursts: one line for each pod, in the order
 in which they became Ready, and below it for how long a lock was held.
 """
 

@@ -4,9 +4,13 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,8 +23,35 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.bench import toll
 from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load
 from tests.bench.figures import Figure, percentile
-from tests.bench.floor import ROOT
 from tests.fakes import nvml_stub
+
+# What this machine and these libraries need before the agent has done anything.
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = (
+    ("python_floor", "python -c pass", "pass"),
+    (
+        "grpc_floor",
+        "import of grpclib, betterproto2 and the messages",
+        "import grpclib.server, agent.wire.v1beta1",
+    ),
+    ("import_floor", "import of the whole agent", "import agent.app.main"),
+)
+
+
+def floors(runs: int) -> list[Figure]:
+    """Start an interpreter, import, exit: the part of the start that no code of ours can save."""
+    return [
+        Figure(name, what, "ms", [_run(program) for _ in range(runs + 1)][1:], "exec to exit")
+        for name, what, program in PROGRAMS
+    ]
+
+
+def _run(program: str) -> float:
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)  # noqa: S603 -- our own
+    return (time.perf_counter() - begun) * 1000
+
 
 PATIENCE = 30.0
 BURST_PATIENCE = 300.0
@@ -318,3 +349,130 @@ def _switches(pid: int) -> int:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     lines = (line for task in tasks for line in (task / "status").read_text().splitlines())
     return sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches" in line)
+
+
+# The agent as operators have it: installed from its wheel, with compiled bytecode.
+
+PLACE = ROOT / "build" / "bench" / "venv"
+
+
+def install() -> Path:
+    """Install what this checkout is, and the locked packages, as systemd/install does; its command.
+
+    Raises:
+        subprocess.CalledProcessError: uv or the compiler refuses, and has said why.
+    """
+    # Copied: what other environments have mapped, too, could not be dropped from the page cache.
+    named = {"UV_PROJECT_ENVIRONMENT": str(PLACE), "UV_LINK_MODE": "copy"}
+    environ = os.environ | named  # noqa: TID251 -- handed on
+    _run_installed(
+        *(str(ROOT / ".venv/bin/uv"), "sync", "--quiet", "--locked", "--no-editable", "--no-dev"),
+        "--reinstall-package=hami-agent",
+        env=environ,
+    )
+    compiler = (str(PLACE / "bin/python"), "-I", "-m", "compileall", "-q", "-f")
+    _run_installed(*compiler, "--invalidation-mode", "unchecked-hash", str(PLACE / "lib"), env={})
+    command = PLACE / "bin" / "hami-agent"
+    first, _, rest = command.read_text().partition("\n")
+    command.write_text(f"{first} -IXfaulthandler\n{rest}")
+    return command
+
+
+def _run_installed(*command: str, env: Mapping[str, str]) -> None:
+    subprocess.run(command, cwd=ROOT, env=env, check=True)  # noqa: S603 -- our own tools
+
+
+def files() -> list[Path]:
+    """All files that a start may read: the installation's, and those of the interpreter."""
+    interpreter = (PLACE / "bin" / "python").resolve().parents[1]
+    version = next((PLACE / "lib").iterdir()).name
+    places = (PLACE, interpreter / "bin", interpreter / "lib" / version)
+    found = [path for place in places for path in place.rglob("*") if path.is_file()]
+    return [*found, *(interpreter / "lib").glob("*.so*")]
+
+
+def chill(paths: list[Path]) -> None:
+    """Drop these files from the page cache; pages that a running process has mapped stay.
+
+    Raises:
+        OSError: one cannot be opened.
+    """
+    os.sync()  # what is not on disk yet cannot be dropped
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+# What the kernel tells of a process: its time on a core, its memory by kind, how often it woke.
+
+MEGA = 1e6
+_RUN_TIME = 2
+"""CPUCLOCK_SCHED of Linux' include/linux/posix-timers.h: user and system together."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time on a core of all threads that it has or had. Raises OSError: it is gone."""
+    return time.clock_gettime(~pid << 3 | _RUN_TIME)
+
+
+def cpu_of(*command: str) -> float:
+    """Time on a core, in seconds, that a program takes from exec to its end."""
+    child = subprocess.Popen(command)  # noqa: S603 -- our own
+    _, code, used = os.wait4(child.pid, 0)
+    child.returncode = code
+    return used.ru_utime + used.ru_stime
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Memory in bytes. `file` are pages of programs, libraries and other files.
+
+    `shared`: what of `resident` another process has mapped, too.
+    """
+
+    peak: int
+    resident: int
+    anonymous: int
+    file: int
+    shared: int
+
+
+def weight(pid: int) -> Weight:
+    """How much memory a process has. Raises OSError: it is gone."""
+    found = _sizes(Path(f"/proc/{pid}/smaps_rollup").read_text())
+    resident, anonymous = found["Rss"], found["Anonymous"]
+    return Weight(
+        peak=_sizes(Path(f"/proc/{pid}/status").read_text())["VmHWM"],
+        resident=resident,
+        anonymous=anonymous,
+        file=resident - anonymous,
+        shared=found["Shared_Clean"] + found["Shared_Dirty"],
+    )
+
+
+def _sizes(text: str) -> dict[str, int]:
+    lines = (line.split() for line in text.splitlines() if line.endswith(" kB"))
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+
+
+def wake_ups(pid: int) -> int:
+    """How often its present threads gave up a core, or lost it. Raises OSError: it is gone."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(
+        int(line.split()[1])
+        for thread in threads
+        for line in (thread / "status").read_text().splitlines()
+        if "voluntary_ctxt_switches" in line
+    )
+
+
+def at(moment: float, samples: Sequence[tuple[float, float]]) -> float:
+    """What grew evenly between samples of (moment, value), at a moment; the nearest outside."""
+    after = bisect_left(samples, moment, key=lambda sample: sample[0])
+    if after in {0, len(samples)}:
+        return samples[min(after, len(samples) - 1)][1]
+    (t0, v0), (t1, v1) = samples[after - 1 : after + 1]
+    return v0 + (v1 - v0) * (moment - t0) / (t1 - t0)

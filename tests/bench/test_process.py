@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import process
-from tests.bench.instructions import Counter
+from tests.bench import lab as process
+from tests.bench.rest import Counter
 
 pytestmark = pytest.mark.looptime(False)
 PAGE_FAULTS = (1, 2)

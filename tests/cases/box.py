@@ -37,7 +37,7 @@ from agent.ledger import Row
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
 from agent.state import decode_state
 from tests.machine.pods import Shape
-from tests.machine.virtual import VirtualClock, VirtualLoop
+from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 from tests.process.agent_process import ENVIRON, ROOT, options
 

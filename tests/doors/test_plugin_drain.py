@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from agent.kubelet.door import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
-from tests.machine.virtual import stall, virtual
+from tests.machine.sides import stall, virtual
 
 
 async def call(calls: AdmissionCalls, followed: float, seconds: float = 0.0) -> None:

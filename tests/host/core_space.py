@@ -33,7 +33,7 @@ from tests.fakes import cuda_process
 from tests.fakes.cuda_stub import CudaStub
 from tests.fakes.offload import Inline
 from tests.host.hook_space import can_mount
-from tests.peers.lab.waiting import until
+from tests.peers.lab.space import until
 
 LIBRARY: Final = os.environ.get("HAMI_CORE_LIBRARY", "")  # noqa: TID251 -- said by who runs the tests
 TOOL: Final = os.environ.get("HAMI_CORE_TOOL", "")  # noqa: TID251 -- said by who runs the tests

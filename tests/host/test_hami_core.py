@@ -24,7 +24,7 @@ from tests.host.core_space import (
     CudaProcess,
     open_container,
 )
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.space import until_answer
 
 OUT_OF_MEMORY: Final = 2
 LAZY: Final = (RegionLayout.V1_1S, RegionLayout.V1_2)

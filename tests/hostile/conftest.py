@@ -8,10 +8,9 @@ import pytest
 import pytest_asyncio
 
 from tests.hostile.lab.node import open_node
-from tests.hostile.lab.siege import Siege
-from tests.hostile.lab.table import AttackTable
+from tests.hostile.lab.siege import AttackTable, Siege
 from tests.marking import on_real_time
-from tests.peers.lab.keeper import kept
+from tests.peers.lab.cluster import kept
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "hostile.md"

@@ -30,9 +30,7 @@ from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import Store
 from tests.machine.kubelet import RESOURCE, MemoryKubelet
-from tests.machine.pods import GPU_MIB
-from tests.machine.room import Amount, MachineRoom
-from tests.machine.scheduling import Scheduler
+from tests.machine.pods import GPU_MIB, Amount, MachineRoom, Scheduler
 
 HEARD_BY_A_GHOST = "a deleted pod heard the answer of another pod"
 

@@ -18,7 +18,7 @@ from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
 from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in
-from tests.machine.scheduling import Placement
+from tests.machine.pods import Placement
 
 SERVED_LIMIT = 5.0
 GONE_LIMIT = 35.0

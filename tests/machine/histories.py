@@ -15,10 +15,10 @@ from agent.model import Condition
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.agent_life import AgentLife, start_agent
-from tests.machine.ending import left_over
 from tests.machine.playing import Deed, passing
 from tests.machine.pods import Box, Shape, boxes, plain_shapes, shapes
-from tests.machine.virtual import VirtualClock, VirtualLoop
+from tests.machine.refusals import left_over
+from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 
 names = st.sampled_from(("a", "b", "c", "d", "e"))

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 
 from tests.machine.agent_life import start_agent
-from tests.machine.virtual import VirtualClock, VirtualLoop
+from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
 
 Happening = Callable[[MachineWorld], Coroutine[object, object, None]]

@@ -20,8 +20,7 @@ from tests.machine.agent_life import AgentLife
 from tests.machine.api import ApiFaults, ApiGate, Store
 from tests.machine.audit import Audit, AuditedHooks
 from tests.machine.kubelet import RESOURCE, TIMINGS, MemoryKubelet, StoryLine, devices_of
-from tests.machine.pods import GPU_MIB
-from tests.machine.scheduling import Scheduler
+from tests.machine.pods import GPU_MIB, Scheduler
 from tests.machine.sides import MachineHost
 
 SPLIT = 4

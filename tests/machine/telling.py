@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL
 from tests.machine.agent_life import AgentLife, start_agent
-from tests.machine.calm import CalmSite
-from tests.machine.ending import wrong_in
+from tests.machine.calm import CalmSite, Deed, MachineStory, a_story
 from tests.machine.playing import silence
+from tests.machine.refusals import wrong_in
+from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.site import MachineSite
-from tests.machine.stories import Deed, MachineStory, a_story
-from tests.machine.virtual import VirtualClock, VirtualLoop
 
 SETTLES_WITHIN = 240.0
 """Seconds for all that was begun to come to its end: a burst of 30 with a slow queue takes most."""

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from tests.machine.calm_mutants import CALM_MUTANTS
-from tests.machine.mutants import Mutant
+from tests.machine.calm import a_story
+from tests.machine.mutants import CALM_MUTANTS, Mutant
 from tests.machine.playing import Many, side_by_side
-from tests.machine.stories import a_story
 from tests.machine.telling import ToldVerdict, cut, tell_number
 
 STORIES = range(40)

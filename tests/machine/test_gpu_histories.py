@@ -22,8 +22,7 @@ from hypothesis.stateful import (
 from agent.errors import AgentError, DriverMissing, GpuError
 from agent.model import Cause, DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
 from tests.builders import a_uuid
-from tests.machine.any_driver import NO_ANSWER, UUIDS
-from tests.machine.gpu_life import SETTINGS
+from tests.machine.driver import MISSED, NO_ANSWER, SETTINGS, UUIDS, GpuWorld
 from tests.machine.gpu_plants import (
     blind,
     easy,
@@ -37,9 +36,8 @@ from tests.machine.gpu_plants import (
     touchy,
     trusting,
 )
-from tests.machine.gpu_world import MISSED, GpuWorld
 from tests.machine.playing import Deed, passing, play
-from tests.machine.virtual import VirtualLoop
+from tests.machine.sides import VirtualLoop
 
 FEW, MANY, ENOUGH = 15, 420, 300
 """Histories of 30 steps: in each run, for 10,000 steps, and for a planted bug to be found."""

@@ -6,16 +6,31 @@ against what the scheduler decided and what the kubelet asked for; at the end al
 five minutes later no pod, lock, row or effect may be left over.
 """
 
+import asyncio
+import datetime as dt
+import importlib
+import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from tests.machine.audit import HEARD_BY_A_GHOST, HEARD_BY_A_STATIC_POD, UNPLACED
+from agent.sandbox.kubelet.seen import KubeletEvent
+from tests.machine.agent_life import live_objects
+from tests.machine.audit import HEARD_BY_A_GHOST, HEARD_BY_A_STATIC_POD, UNPLACED, Audit
 from tests.machine.histories import Histories
 from tests.machine.mutants import MUTANTS, Mutant
+from tests.machine.one_node import play as play_one
 from tests.machine.playing import CHUNK, Many, play, play_chunk, side_by_side, silence
+from tests.machine.pods import Box, Shape
+from tests.machine.world import MachineWorld
 
 PARTS, HISTORIES = 5, 50
 """Histories that every run of the tests plays, and of how many seeds."""
@@ -76,3 +91,170 @@ def test_a_planted_bug_is_gone_when_its_test_is_over() -> None:
         patch: AbstractContextManager[None] = mutant().patch
         with patch:
             pass
+
+
+# Pods come and go for hours and days, and the agent holds no more than before.
+
+EVERY = 3.0
+"""Seconds from one pod to the next: 1,200 in an hour."""
+LONG = 600.0
+"""Seconds after which whatever was begun is over and forgotten."""
+FEW = 64
+"""Objects that one moment has more than another: timers, counts of the last round."""
+
+
+async def churn(world: MachineWorld, first: int, count: int) -> None:
+    """So many pods, each of which works for 2 s and is deleted when it has succeeded."""
+    for number in range(first, first + count):
+        world.create_and_schedule(f"p{number}", Shape(seconds=2))
+        await asyncio.sleep(EVERY)
+        for pod in world.pods():
+            if pod["status"].get("phase") == "Succeeded":
+                world.delete(pod, 0)
+    await asyncio.sleep(LONG)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(1200, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="two hours"),
+        pytest.param(50_000, marks=[pytest.mark.histories, pytest.mark.timeout(7200)], id="days"),
+    ],
+)
+def test_as_many_pods_again_leave_no_object_more(count: int) -> None:
+    async def history(world: MachineWorld) -> None:
+        await churn(world, 0, count)
+        once = live_objects(world.agent)
+        await churn(world, count, count)
+        twice = live_objects(world.agent)
+        assert twice.total() <= once.total() + FEW, twice - once
+
+    with silence():
+        play_one(history)
+
+
+# Of which of the kubelet's panics the agent could have known when it answered.
+
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+def breaches_after(*events: tuple[str, str]) -> list[str]:
+    """What the audit notes when the kubelet does this; each event names a pod."""
+    heard: list[Callable[[KubeletEvent], None]] = []
+    kubelet: Any = SimpleNamespace(history=SimpleNamespace(listen=heard.append))
+    audit = Audit(SimpleNamespace(), kubelet, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    for kind, pod in events:
+        heard[0](KubeletEvent(NOON, 0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
+    return audit.breaches
+
+
+PANIC = ("panicked", "")
+A_ANSWERED = ("allocated", "a")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [("preferring", "a"), ("allocating", "a"), ("preferring", "b"), A_ANSWERED],
+        [("preferring", "a"), ("preferring", "b"), ("allocating", "a"), A_ANSWERED],
+        [("allocating", "a"), ("allocating", "b"), A_ANSWERED],
+        [
+            *(("preferring", "a"), ("allocating", "a"), ("preferring", "b"), A_ANSWERED),
+            *(("allocating", "b"), ("allocated", "b")),
+        ],
+    ],
+)
+def test_a_panic_after_an_answer_beside_another_question_is_the_agents(events):
+    assert 1 == len(breaches_after(*events, PANIC))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [("preferring", "a"), ("allocating", "a"), A_ANSWERED],
+        [("allocating", "a"), A_ANSWERED, ("preferring", "b")],
+        [("preferring", "b"), ("preferring", "a"), ("allocating", "a"), A_ANSWERED],
+        [("allocating", "a"), ("allocating", "b"), ("allocate_refused", "a"), ("allocated", "b")],
+        [("allocating", "a"), ("allocating", "b"), A_ANSWERED, ("started", "")],
+    ],
+)
+def test_of_a_beginning_that_nobody_told_it_or_that_came_later_it_cannot_know(events):
+    assert [] == breaches_after(*events, PANIC)
+
+
+# The same seed plays the same histories, whatever else the process has loaded.
+
+
+class Numbers(RuleBasedStateMachine):
+    """Keeps what is drawn."""
+
+    counted: dict[int, int]
+    drawn: list[int]
+
+    @rule(number=st.integers(0, 10**9))
+    def keep(self, number: int) -> None:
+        type(self).drawn.append(number)
+
+
+def draws() -> list[int]:
+    """All numbers of some histories of one seed."""
+    machine = type("Drawn", (Numbers,), {"drawn": []})
+    play_chunk(machine, 7, 30)
+    return machine.drawn  # type: ignore[attr-defined]
+
+
+def test_constants_of_loaded_modules_change_no_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = draws()
+    tmp_path.joinpath("full_of_numbers.py").write_text(
+        f"NUMBERS = {[7_000_000 + n for n in range(100)]}\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("full_of_numbers")
+    try:
+        assert draws() == before
+    finally:
+        del sys.modules["full_of_numbers"]
+
+
+# The kubelet lost its checkpoint and asks for dead containers that nothing tells apart.
+#
+# They ask every few seconds, and in vain until all but one are deleted. They must not cost the pods
+# that come meanwhile their start, and none may get another's share.
+
+NEW = 30
+
+
+# A pod is refused if a dead container's call overtakes its own, or if it comes while one is under
+# way that began after the kubelet knew the pod. If each call beside it counted: 0, 4 and 7.
+@pytest.mark.parametrize(("dead", "seed", "most"), [(2, 1, 0), (8, 3, 1), (12, 4, 3)])
+def test_good_pods_that_come_meanwhile_run(dead: int, seed: int, most: int) -> None:
+    ends = list[str]()
+
+    async def history(world):
+        world.set_split(10)
+        for number in range(dead):
+            uid = world.create(f"old-{number}", Shape((Box(mib=300 + number, cores=0),)))
+            await world.scheduler.schedule(uid)
+            await asyncio.sleep(1)
+        await asyncio.sleep(60)
+        await world.restart_kubelet(lose=True)
+        await asyncio.sleep(120)
+        await world.end_containers(0, dead)
+        await asyncio.sleep(30)
+        dice = random.Random(seed)  # noqa: S311 -- moments, no secrets
+        for number in range(NEW):
+            await asyncio.sleep(dice.uniform(2, 9))
+            uid = world.create(f"good-{number}", Shape((Box(mib=400 + number, cores=0),)))
+            await world.scheduler.schedule(uid)
+            await asyncio.sleep(8)
+            (pod,) = (one for one in world.pods() if one["metadata"]["uid"] == uid)
+            ends.append(pod["status"].get("phase", "Pending"))
+            world.delete(pod, 0)
+
+    play_one(history)
+
+    assert NEW == len(ends)
+    assert ends.count("Failed") <= most
+    assert ends.count("Running") == NEW - ends.count("Failed")

@@ -18,20 +18,17 @@ import pytest_asyncio
 
 from tests.marking import on_real_time
 from tests.peers.lab.agents import Agent
-from tests.peers.lab.cluster import Cluster, open_cluster
-from tests.peers.lab.keeper import kept
-from tests.peers.lab.model_node import open_model_node
-from tests.peers.lab.nodes import NodeUnderTest
+from tests.peers.lab.cluster import Cluster, kept, open_cluster
+from tests.peers.lab.node_state import remove_pods
+from tests.peers.lab.nodes import NodeUnderTest, RealNode, open_model_node
 from tests.peers.lab.part import Part
-from tests.peers.lab.programs import Programs
-from tests.peers.lab.real_node import RealNode
+from tests.peers.lab.placing import Programs
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
-from tests.peers.lab.rights import asked_beyond_rights
+from tests.peers.lab.requests import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.site import Site
 from tests.peers.lab.switch import open_hami_plugin
 from tests.peers.lab.table import Table
-from tests.peers.lab.tidy import remove_pods
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "peers.md"

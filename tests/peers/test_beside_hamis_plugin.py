@@ -13,15 +13,12 @@ import pytest_asyncio
 
 from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.hami_chart import write_hami_chart
-from tests.peers.lab.keeper import kept
-from tests.peers.lab.node_state import notes_of, until_allocatable
-from tests.peers.lab.pods import a_telling_pod, phase_of, run, until_settled
-from tests.peers.lab.probe import ProbePlugin
+from tests.peers.lab.cluster import Cluster, kept
+from tests.peers.lab.node_state import NODE_PATH, notes_of, until_allocatable
+from tests.peers.lab.nodes import ProbePlugin
+from tests.peers.lab.pods import a_container, a_telling_pod, phase_of, run, until_settled
 from tests.peers.lab.site import CHART, NAMESPACE, RELEASE, SERVING, extra_args, open_site, values
-from tests.peers.lab.tidy import NODE_PATH
-from tests.peers.lab.workloads import a_container
+from tests.peers.lab.switch import write_hami_chart
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,26 +1,71 @@
 """GPU pods, one after another and 20 at once: the right shares for each, by few requests."""
 
+import asyncio
+import contextlib
+import json
+import random
+import secrets
+import statistics
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+
 import pytest
 
+from tests.bench.allocates import STEPS
+from tests.peers.lab.agents import Agent
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import ACCOUNT, Cluster
-from tests.peers.lab.grants import expected_inside, grants, oversold, seen_inside
-from tests.peers.lab.identities import NODE_USER
+from tests.peers.lab.control import counted
+from tests.peers.lab.faces import readings
+from tests.peers.lab.grants import (
+    WHOLE,
+    Outcome,
+    expected_inside,
+    grants,
+    lost,
+    oversold,
+    seen_inside,
+)
+from tests.peers.lab.identities import EXTENDER, NODE_USER
+from tests.peers.lab.node_state import lock_text, until_unlocked
+from tests.peers.lab.nodes import frozen
+from tests.peers.lab.placement import (
+    agent_stamps,
+    annotate,
+    bind,
+    create_by_hand,
+    lock,
+    place,
+    share,
+    wall,
+)
 from tests.peers.lab.pods import (
+    NAMESPACE,
     PODS,
+    a_container,
+    a_pod,
+    as_if_generated,
     as_seen,
     create,
+    delete,
     key,
     name_of,
     phase_of,
+    run,
     telling,
+    until_deleted,
     until_running,
     until_settled,
     until_told,
     up_at,
 )
 from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, refused, writes
-from tests.peers.lab.workloads import a_container, a_pod
+from tests.peers.lab.space import until_answer
+from tests.peers.lab.stream import PodTimes, times_of
 
 COUNT = 20
 CORES = 30
@@ -110,3 +155,424 @@ async def check_shares(cluster: Cluster, pods: list[Object]) -> None:
         if phase_of(seen.object) == "Failed"
     ]
     assert [] == failed
+
+
+# What each part takes of pods that are created at once, beside HAMi's own scheduler.
+#
+# Each run leaves its moments in build/bursts, for tests.bench.burst_picture to draw.
+
+OUTPUT = Path(__file__).parents[2] / "build" / "bursts"
+FAST = ("--kube-qps=500", "--kube-burst=1000")
+GROUP = {"scheduling.x-k8s.io/pod-group": "burst"}
+"""With this label HAMi's scheduler waits for the lock inside of a bind (`IsPodGroupMember`)."""
+LOCK = 60.0
+"""Milliseconds for which a lock is held in the median, while no other pod asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BurstCase:
+    """What differs from the defaults: flags of HAMi's scheduler, the longest back-off, labels.
+
+    `in_turn`: each pod is created when the one before it runs; no two ask for the lock at once.
+    """
+
+    count: int
+    name: str
+    words: str
+    flags: tuple[str, ...] = ()
+    longest: int | None = None
+    labels: dict[str, str] | None = None
+    in_turn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.count}-{self.name}"
+
+
+SETTINGS = (
+    BurstCase(20, "defaults", "defaults"),
+    BurstCase(20, "backoff", "podMaxBackoffSeconds: 1", (), 1),
+    BurstCase(20, "fast", "kube-qps 500", FAST),
+    BurstCase(20, "fast-backoff", "kube-qps 500, podMaxBackoffSeconds: 1", FAST, 1),
+    BurstCase(20, "fast-group", "kube-qps 500, label pod-group", FAST, None, GROUP),
+)
+IN_TURN = BurstCase(20, "in-turn", "one after the other, kube-qps 500", FAST, in_turn=True)
+CASES = (IN_TURN, *SETTINGS, *(replace(case, count=100) for case in SETTINGS))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_where_the_time_of_a_burst_goes(cluster, table, case):
+    if cluster.release.is_old or "hami-scheduler" not in cluster.parts["extender"].command[0]:
+        pytest.skip("HAMI_PEERS_SCHEDULER names no scheduler of HAMi from 2.8 on")
+    async with placed_by(cluster, case):
+        split = 10 if case.count <= 80 else 20
+        flags = "--split-count", str(split)
+        agent = await cluster.start_registered_agent(*flags, user=ACCOUNT, slices=8 * split)
+        await until_placing(cluster)
+        mark, since, before = await mark_of_rest(cluster), wall(), await received(agent)
+        begun = asyncio.get_running_loop().time()
+        names = await (create_in_turn if case.in_turn else create_at_once)(cluster, case)
+        await until_running(cluster, *names, within=1200.0)
+        # No more can be asked: by default HAMi's scheduler places pods again that run already.
+        await until_answer(
+            lambda: is_complete(times_of(cluster, names, mark, since)), 40.0, lambda: "stamps lack"
+        )
+        found = times_of(cluster, names, mark, since)
+        offset = wall() - asyncio.get_running_loop().time()
+        for name, times in found.items():
+            times.created = cluster.pods.history[key(name)][0].at + offset
+            times.ready = up_at(cluster, name, begun) + offset
+        requests = counted(cluster.plane.audit.since(mark, EXTENDER, client=""))
+        read = await received(agent) - before
+        write(case, begun + offset, found, {"requests": requests, "bytes": read})
+        held = [1000 * (times.unlocked - times.locked) for times in found.values()]
+        table.add(f"{case}: all Ready", max(t.ready for t in found.values()) - begun - offset)
+        bound = LOCK if case.in_turn else None
+        table.add(f"{case}: a lock is held, median", statistics.median(held), bound, "ms")
+        assert ([], {}) == (agent.events("alloc.refused"), oversold(cluster, (*WHOLE[:2], split)))
+
+
+async def until_placing(cluster: Cluster) -> None:
+    """Return once HAMi's scheduler, which reads the Nodes every 15 s, has placed one pod."""
+    await run(cluster, a_pod("first"))
+    await until_settled(cluster, "first")
+    await delete(cluster, "first", grace=0)
+    await until_deleted(cluster, "first")
+
+
+async def is_complete(found: dict[str, PodTimes]) -> bool:
+    return all(one.unlocked and one.settled for one in found.values())
+
+
+async def create_at_once(cluster: Cluster, case: BurstCase) -> list[str]:
+    """Their names, which are generated, as of a Job or a Deployment."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(cluster.api.create(PODS, a_burst_pod(number, case)))
+            for number in range(case.count)
+        ]
+    return [name_of(task.result()) for task in tasks]
+
+
+async def create_in_turn(cluster: Cluster, case: BurstCase) -> list[str]:
+    names = []
+    for number in range(case.count):
+        names.append(name_of(await cluster.api.create(PODS, a_burst_pod(number, case))))
+        await until_running(cluster, names[-1])
+    return names
+
+
+def a_burst_pod(number: int, case: BurstCase) -> Object:
+    pod = a_pod("burst", a_container(memory=2000 + 37 * number, cores=5))
+    metadata = {"generateName": "burst-", "namespace": NAMESPACE, "labels": case.labels or {}}
+    return {**pod, "metadata": metadata}
+
+
+@contextlib.asynccontextmanager
+async def placed_by(cluster: Cluster, case: BurstCase) -> AsyncIterator[None]:
+    """Both schedulers with the settings of a case; as they were afterwards."""
+    ours, theirs = cluster.parts["extender"], cluster.parts["kube-scheduler"]
+    command, file = ours.command, cluster.plane.root / "scheduler.json"
+    before = file.read_text()
+    longest = {} if case.longest is None else {"podMaxBackoffSeconds": case.longest}
+    try:
+        await theirs.stop()
+        await ours.stop()
+        ours.command = (*command, *case.flags)
+        file.write_text(json.dumps(json.loads(before) | longest))
+        await ours.start()
+        await theirs.start()
+        yield
+    finally:
+        ours.command = command
+        file.write_text(before)
+        await theirs.stop()
+        await ours.stop()
+        await cluster.revive()
+
+
+async def received(agent: Agent) -> Counter[str]:
+    """The bytes that the agent has received from the API server, by resource."""
+    name = "hami_agent_api_received_bytes_total"
+    found = {what: await readings(agent, resource=what) for what in ("nodes", "pods")}
+    return Counter({what: int(one.get(name, 0)) for what, one in found.items()})
+
+
+def write(
+    case: BurstCase, begun: float, found: dict[str, PodTimes], more: dict[str, Counter[str]]
+) -> None:
+    """Leave the moments, in seconds since the first create, and what was counted, as JSON."""
+
+    def since(moment: object) -> object:
+        if isinstance(moment, list):
+            return [round(one - begun, 4) for one in moment]
+        return round(moment - begun, 4) if isinstance(moment, float) else moment
+
+    pods = {
+        name: {what: since(moment) for what, moment in asdict(times).items()}
+        for name, times in found.items()
+    }
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    content = {"title": f"{case.count} pods, {case.words}", "pods": pods, **more}
+    (OUTPUT / f"{case}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+# How long an Allocate takes inside the agent: this node's disk and kubelet included.
+#
+# Beside it what the disk and the kubelet take by themselves, asked just after from a process of its
+# own: what is left is the agent's.
+
+TRIES = 40
+MILLI = 1000
+P50, P99 = 2.5, 10.0
+"""Milliseconds that are promised; the disk alone can take more."""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_an_allocate_takes_milliseconds(cluster, agent, table):
+    took, disk, question = [], [], []
+    waits: dict[str, list[float]] = {step: [] for step in STEPS}
+    state = cluster.space.view / "var/lib/hami-agent"
+    async with toll(state.parent / "toll", cluster.kubelet.pod_resources) as asked:
+        for number in range(TRIES):
+            name = f"one-{number}"
+            before, waited = await spent(agent), await waited_for(agent)
+            await place(cluster, as_if_generated(a_pod(name)), [[share(cluster, number % 8)]])
+            await until_running(cluster, name)
+            count, seconds = (
+                now - then for now, then in zip(await spent(agent), before, strict=True)
+            )
+            took.append(seconds / count * MILLI)
+            for step, total in (await waited_for(agent)).items():
+                waits[step].append((total - waited[step]) * MILLI)
+            await until_unlocked(cluster)
+            alone = await asked(f"{(state / 'state.json').stat().st_size} default {name}")
+            disk.append(alone[0])
+            question.append(alone[1])
+            await delete(cluster, name, grace=0)
+            await until_deleted(cluster, name)
+
+    table.add("one Allocate inside the agent, p50", statistics.median(took), P50, "ms")
+    worst = statistics.quantiles(took, n=100)[-1]
+    table.add("one Allocate inside the agent, p99", worst, P99, "ms")
+    for step, what in STEPS.items():
+        table.add(f"{what}, p50", statistics.median(waits[step]), None, "ms")
+    own = [one - sum(parts) for one, *parts in zip(took, *waits.values(), strict=True)]
+    table.add("… the agent's own: decode, match, encode, p50", statistics.median(own), None, "ms")
+    table.add("… the same on disk, alone, p50", statistics.median(disk), None, "ms")
+    table.add("… the same question, alone, p50", statistics.median(question), None, "ms")
+    assert TRIES == len(took)
+
+
+@contextlib.asynccontextmanager
+async def toll(directory, socket):
+    """Ask tests.bench.toll: how many ms its two halves take, each time it is told a line."""
+    directory.mkdir(exist_ok=True)
+    command = sys.executable, "-m", "tests.bench.toll", str(directory), str(socket)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
+
+    async def asked(line):
+        process.stdin.write(f"{line}\n".encode())
+        async with asyncio.timeout(10):
+            return tuple(map(float, (await process.stdout.readline()).split()))
+
+    try:
+        yield asked
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def waited_for(agent):
+    """The seconds that all Allocates together waited, by step."""
+    name = "hami_agent_allocate_wait_seconds_sum"
+    return {step: (await readings(agent, step=step)).get(name, 0.0) for step in STEPS}
+
+
+async def spent(agent):
+    """How many Allocates were answered, and the seconds that they took together."""
+    labels = {"method": "allocate", "code": "OK"}
+    found = await readings(agent, **labels)
+    name = "hami_agent_rpc_duration_seconds"
+    return found.get(f"{name}_count", 0.0), found.get(f"{name}_sum", 0.0)
+
+
+# Two pods of the same count back to back: each finds inside what was written for it alone.
+
+PODS_IN_A_ROW = [
+    pytest.param(12, marks=pytest.mark.timeout(300)),
+    pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+]
+STRANGERS = "strangers"
+PREFIXES = "prefixes"
+SUCCESSOR = "successor"
+"""One of the two has the name of a pod that ran until now, as in a StatefulSet."""
+
+RELEASED = "released"
+IN_ALLOCATE = "in Allocate"
+QUEUED = "queued"
+"""When the second pod gets the lock: when the first's is free again, about when the kubelet asks
+for the first, or while the kubelet has both before it."""
+
+
+def small(number):
+    """The share of one of two; no two tries have the same."""
+    return 1000 + number, 7
+
+
+def large(number):
+    """The share of the other."""
+    return 20000 + number, 30
+
+
+def names_of(shape, number):
+    if shape == STRANGERS:
+        return f"blue-{number}", f"red-{number}"
+    if shape == PREFIXES:
+        return f"web-{number}", f"web-{number}1"
+    return "set-0", f"beside-{number}"
+
+
+def a_telling_pod(cluster, name, amounts):
+    mib, percent = amounts
+    return telling(cluster, a_pod(name, a_container(memory=mib, cores=percent)))
+
+
+async def end(cluster, *names):
+    """Have pods deleted at once, if they are there."""
+    present = [name for name in names if key(name) in cluster.pods.objects]
+    for name in present:
+        await delete(cluster, name, grace=0)
+    for name in present:
+        await until_deleted(cluster, name)
+
+
+async def create_in_a_row(cluster, *pods):
+    await cluster.reading.until_current()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(cluster.api.create(PODS, pod)) for pod in pods]
+    return [task.result() for task in tasks]
+
+
+@pytest.mark.parametrize("tries", PODS_IN_A_ROW)
+async def test_two_pods_bound_back_to_back_never_swap_their_limits(cluster, agent, table, tries):
+    outcome, before, pairs = Outcome(), [], []
+    for number, shape in enumerate(islice(cycle((STRANGERS, PREFIXES, SUCCESSOR)), tries)):
+        asked = dict(zip(names_of(shape, number), (small(number), large(number)), strict=True))
+        pods = [a_telling_pod(cluster, name, amounts) for name, amounts in asked.items()]
+        await end(cluster, *before, *asked)
+        await outcome.look(cluster, asked, *await create_in_a_row(cluster, *pods))
+        assert ([], {}) == (outcome.wrong, oversold(cluster))
+        before = [name for name in asked if name != "set-0"]
+        pairs += [tuple(asked)] if shape != SUCCESSOR else []
+
+    what = f"{tries} pairs placed by the scheduler, back to back"
+    note_between(table, f"{what}: between the answers to two, median", agent, pairs)
+    print(outcome.told)  # noqa: T201 -- shown with a failure
+    table.hold(f"{what}: refused", len(outcome.refused), 0, unit="")
+    assert 2 * tries == outcome.served
+    assert [] == lost(cluster)
+
+
+def note_between(table, what, agent, pairs):
+    """The seconds between the answers to two pods, median of the pairs that were both served."""
+    at = {one["pod"]: stamp for one, stamp in agent_stamps(agent, "alloc.answered")}
+    found = [abs(at[one] - at[two]) for one, two in pairs if {one, two} <= at.keys()]
+    if found:
+        table.add(what, statistics.median(found))
+
+
+async def put_lock(cluster, name):
+    """Take the lock for a pod; returns when our own watch has shown it, too."""
+    await lock(cluster, name)
+    await cluster.nodes.until(
+        lambda: (lock_text(cluster) or "").endswith(f",{name}"), 20.0, f"{name} has no lock"
+    )
+
+
+async def until_free(cluster):
+    """Return as soon as the watch shows the node without a lock."""
+    await cluster.nodes.until(lambda: lock_text(cluster) is None, 20.0, "the lock stays")
+
+
+async def bind_both(cluster, way, chance, first, second):
+    """Lock and bind two pods that have their annotations, without waiting for the first."""
+    if way == QUEUED:
+        with frozen(cluster.kubelet.part):
+            await put_lock(cluster, first)
+            await bind(cluster, first)
+            await bind(cluster, second)
+        await until_free(cluster)
+        await lock(cluster, second)
+        return
+    await put_lock(cluster, first)
+    if way == RELEASED:
+        await bind(cluster, first)
+        await until_free(cluster)
+        await hand_over(cluster, second)
+        return
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bind(cluster, first))
+        group.create_task(hand_over(cluster, second, chance.uniform(0.0, 0.03)))
+
+
+async def hand_over(cluster, name, delay=0.0):
+    """Give the lock to a pod, whoever has it, and bind it."""
+    await asyncio.sleep(delay)
+    await lock(cluster, name)
+    await bind(cluster, name)
+
+
+@pytest.mark.parametrize("tries", PODS_IN_A_ROW)
+async def test_two_pods_bound_by_hand_within_milliseconds_never_swap_their_limits(
+    cluster, agent, table, tries
+):
+    outcomes = {way: Outcome() for way in (RELEASED, IN_ALLOCATE, QUEUED)}
+    chance, pairs = a_chance(), {way: [] for way in outcomes}
+    for number, way in enumerate(islice(cycle(outcomes), tries)):
+        shares = (share(cluster, 1, *small(number)), share(cluster, 6, *large(number)))
+        names = names_of((STRANGERS, PREFIXES)[number // 3 % 2], number)
+        once = await by_hand(cluster, way, chance, dict(zip(names, shares, strict=True)))
+        assert ([], {}) == (once.wrong, oversold(cluster))
+        await end(cluster, *names)
+        outcomes[way].take(once)
+        pairs[way].append(names)
+
+    for way, outcome in outcomes.items():
+        what = f"{tries} pairs bound by hand, second lock {way}"
+        table.add(f"{what}: refused", len(outcome.refused), unit="")
+        note_between(table, f"{what}: between two answers, median", agent, pairs[way])
+    for way, outcome in outcomes.items():
+        robbed = robbed_by(way, pairs[way])
+        assert outcome.refused.keys() == outcome.rightly(robbed), outcome.told
+    assert [] == lost(cluster)
+
+
+async def by_hand(cluster, way, chance, shares):
+    """What became of two pods with those shares, bound that way."""
+    asked, made, outcome = {}, [], Outcome()
+    for name, one in shares.items():
+        asked[name] = one.memory_mib, one.core_percent
+        made.append(await create_by_hand(cluster, a_telling_pod(cluster, name, asked[name])))
+        await annotate(cluster, name, [[one]])
+    await bind_both(cluster, way, chance, *shares)
+    await outcome.look(cluster, asked, *made)
+    return outcome
+
+
+def robbed_by(way, pairs):
+    """Those of the pairs who may have lost their lock to the other."""
+    if way == IN_ALLOCATE:
+        return [first for first, _ in pairs]
+    return [name for pair in pairs for name in pair] if way == QUEUED else []
+
+
+def a_chance():
+    """Another one each time; its seed is shown with a failure."""
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")  # noqa: T201 -- as said
+    return random.Random(seed)  # noqa: S311 -- moments, no secrets

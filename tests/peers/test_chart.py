@@ -11,9 +11,8 @@ import pytest_asyncio
 
 from agent import cluster as annotations
 from tests.peers.lab.api import JSON_PATCH, RefusedError
-from tests.peers.lab.audit import counted
-from tests.peers.lab.cluster import ACCOUNT, account_token
-from tests.peers.lab.config_files import NODE_CONFIG, MountedFiles, node_config, open_files
+from tests.peers.lab.cluster import ACCOUNT, account_token, kept
+from tests.peers.lab.control import counted
 from tests.peers.lab.guarded import (
     ACCOUNTS,
     COLLECTIONS,
@@ -25,11 +24,10 @@ from tests.peers.lab.guarded import (
     policies,
 )
 from tests.peers.lab.identities import NODE
-from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.placement import annotate, bind, create_by_hand, share
-from tests.peers.lab.pods import run, telling, until_failed, until_settled
-from tests.peers.lab.rights import granted
+from tests.peers.lab.pods import a_container, a_pod, run, telling, until_failed, until_settled
+from tests.peers.lab.requests import granted
 from tests.peers.lab.servers import (
     EVENTS,
     NODE_PATH,
@@ -40,8 +38,8 @@ from tests.peers.lab.servers import (
     PODS,
     marks,
 )
-from tests.peers.lab.waiting import until_answer
-from tests.peers.lab.workloads import a_container, a_pod
+from tests.peers.lab.settings import NODE_CONFIG, MountedFiles, node_config, open_files
+from tests.peers.lab.space import until_answer
 
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
 OTHER_PATH = f"{NODES}/{OTHER_NODE}"

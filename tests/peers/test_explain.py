@@ -12,12 +12,11 @@ import pytest
 from agent import cluster as annotations
 from agent.kube.objects import entries
 from agent.sandbox.hardware_talk import XidRequest
-from tests.peers.lab.advice import as_advised
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.cluster import ACCOUNT
-from tests.peers.lab.faults import frozen
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
+    NODE_PATH,
     gpu_uuids,
     node_of,
     notes_of,
@@ -25,9 +24,13 @@ from tests.peers.lab.node_state import (
     until_offered,
     until_unlocked,
 )
+from tests.peers.lab.nodes import frozen
 from tests.peers.lab.placement import create_by_hand, lock
+from tests.peers.lab.placing import WITHIN
 from tests.peers.lab.pods import (
     PODS,
+    a_container,
+    a_pod,
     annotations_of,
     as_seen,
     create,
@@ -35,22 +38,21 @@ from tests.peers.lab.pods import (
     key,
     run,
     status_of,
+    stray,
     until_deleted,
     until_failed,
     until_running,
     until_settled,
 )
-from tests.peers.lab.reading import WITHIN
-from tests.peers.lab.tidy import NODE_PATH
+from tests.peers.lab.space import until_answer
 from tests.peers.lab.verbs import (
+    as_advised,
     doctor,
     explain,
     until_event,
     until_reasons,
     verb,
 )
-from tests.peers.lab.waiting import until_answer
-from tests.peers.lab.workloads import a_container, a_pod, stray
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = XidRequest(gpu="1", xid=79)

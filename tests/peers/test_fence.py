@@ -4,12 +4,14 @@ import pytest
 import pytest_asyncio
 
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.clockwork import wall
 from tests.peers.lab.faces import readings
-from tests.peers.lab.faults import kill_container
 from tests.peers.lab.grants import expected_inside, seen_inside
 from tests.peers.lab.node_state import gpu_uuids, until_allocatable
+from tests.peers.lab.nodes import kill_container, rebook
+from tests.peers.lab.placement import wall
 from tests.peers.lab.pods import (
+    a_container,
+    a_pod,
     a_telling_pod,
     delete,
     gpu_of,
@@ -23,9 +25,7 @@ from tests.peers.lab.pods import (
     until_settled,
     until_told,
 )
-from tests.peers.lab.records import rebook
-from tests.peers.lab.waiting import until, until_answer
-from tests.peers.lab.workloads import a_container, a_pod
+from tests.peers.lab.space import until, until_answer
 
 EVENTS = "/api/v1/namespaces/default/events"
 NOTED_WITHIN = 3.0

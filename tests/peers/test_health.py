@@ -18,6 +18,8 @@ from tests.peers.lab.node_state import (
 )
 from tests.peers.lab.placement import place, share
 from tests.peers.lab.pods import (
+    a_container,
+    a_pod,
     as_seen,
     create,
     delete,
@@ -30,7 +32,6 @@ from tests.peers.lab.pods import (
     until_failed,
     until_running,
 )
-from tests.peers.lab.workloads import a_container, a_pod
 
 # Longer than what is waited for inside, which tells more.
 pytestmark = pytest.mark.timeout(300)

@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.pods import run, until_settled
+from tests.peers.lab.pods import a_container, a_pod, run, until_settled
 from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, writes
-from tests.peers.lab.workloads import a_container, a_pod
 
 
 @pytest.mark.timeout(420)

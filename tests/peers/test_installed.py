@@ -19,15 +19,12 @@ from agent import cluster as annotations
 from agent.health.news import GPU_DEGRADED
 from agent.sandbox.hardware_talk import XidRequest, ask
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.agreement import rows
-from tests.peers.lab.audit import counted
-from tests.peers.lab.capacity import capacity_of
-from tests.peers.lab.cluster import ACCOUNT
-from tests.peers.lab.faults import processes
-from tests.peers.lab.grants import expected_inside, seen_inside
+from tests.peers.lab.cluster import ACCOUNT, kept
+from tests.peers.lab.control import counted
+from tests.peers.lab.grants import expected_inside, rows, seen_inside
 from tests.peers.lab.identities import NODE
-from tests.peers.lab.keeper import kept
-from tests.peers.lab.node_state import notes_of, until_allocatable
+from tests.peers.lab.node_state import NODE_PATH, capacity_of, notes_of, remove, until_allocatable
+from tests.peers.lab.nodes import processes
 from tests.peers.lab.pods import (
     PODS,
     a_telling_pod,
@@ -38,10 +35,8 @@ from tests.peers.lab.pods import (
     until_deleted,
     until_settled,
 )
-from tests.peers.lab.proc import status_of, writable
 from tests.peers.lab.site import LIBRARY, NEXT, SERVING, open_site
-from tests.peers.lab.tidy import NODE_PATH, remove
-from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.space import status_of, until, until_answer, writable
 from tests.released import released
 
 pytestmark = pytest.mark.timeout(300)

@@ -3,24 +3,66 @@
 import asyncio
 import random
 import secrets
+import socket
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
+from agent import cluster as annotations
+from agent.hami.register import RegisteredGpu, decode_register, decode_register_colon
 from agent.reconcile.rules import VANISHED_GRACE
-from tests.peers.lab.agreement import ONLY_LEDGER, disagreement, lost, rows
-from tests.peers.lab.clockwork import ALL_HEALTHY, agent_said, until_kubelet_says, wall
+from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
-from tests.peers.lab.gaps import Gap, is_blind
-from tests.peers.lab.grants import oversold
+from tests.peers.lab.control import counted
+from tests.peers.lab.faces import answers, is_ready, page
+from tests.peers.lab.grants import (
+    ONLY_LEDGER,
+    disagreement,
+    environment_bytes,
+    expected_inside,
+    lost,
+    oversold,
+    rows,
+    seen_inside,
+    seen_mounts,
+)
 from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.node_state import until_unlocked
-from tests.peers.lab.pods import a_telling_pod, lives_of, run
-from tests.peers.lab.requests import refused
-from tests.peers.lab.stream import Stream
-from tests.peers.lab.table import FAR_STARTING
-from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.node_state import (
+    gpu_uuids,
+    node_of,
+    notes_of,
+    until_allocatable,
+    until_offered,
+    until_unlocked,
+)
+from tests.peers.lab.nodes import end_container, processes, until_at_rest
+from tests.peers.lab.placement import (
+    ALL_HEALTHY,
+    REGISTERED,
+    agent_said,
+    place,
+    share,
+    until_kubelet_says,
+    wall,
+)
+from tests.peers.lab.pods import (
+    a_pod,
+    a_telling_pod,
+    forget_told,
+    gpus_held,
+    lives_of,
+    run,
+    until_restarted,
+    until_running,
+    until_told,
+)
+from tests.peers.lab.requests import ALLOWED, asked_since, refused
+from tests.peers.lab.space import until, until_answer
+from tests.peers.lab.stream import Gap, Stream, is_blind
+from tests.peers.lab.table import FAR_STARTING, age_of
 
 KILLS = 20
 LEAST_RAN = KILLS // 2
@@ -142,3 +184,212 @@ async def agrees(cluster, stream):
         < VANISHED_GRACE.total_seconds() + 2.0
         for container, words in differences.items()
     )
+
+
+# Whoever of the node starts again, running containers notice nothing and new ones get theirs.
+
+
+async def until_socket(cluster, before):
+    """When the kubelet made its socket anew, in Unix seconds."""
+    path = cluster.kubelet.plugins / "kubelet.sock"
+    born = before
+
+    def is_new():
+        nonlocal born
+        try:
+            born = path.stat().st_ctime_ns  # the removal of the old one changes it too
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return born != before
+
+    await until(is_new, 20.0, cluster.kubelet.part.tail)
+    return born / 1e9
+
+
+async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
+    cluster, agent, table
+):
+    residents = await run(
+        cluster,
+        *(a_telling_pod(cluster, f"resident-{number}") for number in range(2)),
+        a_telling_pod(cluster, "resident-2", gpus=2),
+    )
+    before, asked = lives_of(cluster, residents), answers(agent)
+
+    for turn in range(3):
+        old = (cluster.kubelet.plugins / "kubelet.sock").stat().st_ctime_ns
+        await cluster.kubelet.part.kill()
+        await cluster.kubelet.part.start()
+        born = await until_socket(cluster, old)
+        registered = await until_kubelet_says(cluster, REGISTERED, since=born)
+        await until_allocatable(cluster)
+        back = wall()
+        table.hold("new kubelet.sock → Register call", registered - born, 0.3)
+        table.hold("new kubelet.sock → 80 slices allocatable", back - born, 1.0)
+        await run(cluster, a_telling_pod(cluster, f"new-{turn}", gpus=1 + turn % 2))
+        assert expected_inside(cluster, f"new-{turn}") == await seen_inside(cluster, f"new-{turn}")
+
+    assert before == lives_of(cluster, residents)
+    assert asked + once("new-0", "new-1", "new-2") == answers(agent)
+
+
+def once(*names):
+    """The answers to those pods: one each."""
+    return Counter((name, "main") for name in names)
+
+
+async def test_containerd_may_start_again_under_running_gpu_pods(cluster, agent):
+    residents = await run(
+        cluster, *(a_telling_pod(cluster, f"resident-{number}") for number in range(3))
+    )
+    await until_told(cluster, *residents)
+    before, asked = lives_of(cluster, residents), answers(agent)
+    await until_at_rest(before.values())
+    alive = {name: processes_of(life) for name, life in before.items()}
+
+    await cluster.runtime.restart()
+    await run(cluster, a_telling_pod(cluster, "new", gpus=2))
+
+    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
+    assert before == lives_of(cluster, residents)
+    assert alive == {name: processes_of(life) for name, life in before.items()}
+    assert asked + once("new") == answers(agent)
+    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
+
+
+def processes_of(life):
+    """The processes of a pod's containers."""
+    return {name: processes(one.id) for name, one in life.items()}
+
+
+async def test_a_container_whose_record_the_kubelet_lost_starts_as_it_was(cluster, agent, table):
+    names = await run(
+        cluster,
+        a_telling_pod(cluster, "dies", gpus=2, memory=7000),
+        *(a_telling_pod(cluster, f"lives-{number}") for number in range(3)),
+    )
+    before = lives_of(cluster, names)
+    assert expected_inside(cluster, "dies") == await seen_inside(cluster, "dies")
+    inside = environment_bytes(cluster, "dies"), seen_mounts(cluster, "dies")
+
+    await cluster.kubelet.restart(lose_checkpoint=True)
+    await until_allocatable(cluster)
+    forget_told(cluster, "dies")
+    died = wall()
+    await end_container(before["dies"]["main"].id)
+    await run(cluster, a_telling_pod(cluster, "new", memory=500))
+    await until_told(cluster, "dies")
+    table.add("container dies, its record lost → it runs again", wall() - died)
+    await until_restarted(cluster, "dies")
+
+    assert inside == (environment_bytes(cluster, "dies"), seen_mounts(cluster, "dies"))
+    for name in ("dies", "new"):
+        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+    after = lives_of(cluster, names)
+    assert without(before, "dies") == without(after, "dies")
+    assert ["replay"] == [
+        one["result"] for one in agent.events("alloc.answered") if one["pod"] == "dies"
+    ][1:]
+    assert [] == lost(cluster)
+
+
+def without(mapping, key):
+    """The mapping less one key."""
+    return {one: value for one, value in mapping.items() if one != key}
+
+
+# A node where the agent starts: what the kubelet counts, what the scheduler is told, and how.
+
+H100 = RegisteredGpu(
+    split_count=10,
+    registered_mib=81559,
+    core_percent=100,
+    type_name="NVIDIA H100 80GB HBM3",
+    mode="hami-core",
+    healthy=True,
+)
+OLD_H100 = msgspec.structs.replace(H100, type_name=f"NVIDIA-{H100.type_name}")
+"""Before 2.8 every name has this before it."""
+
+
+@pytest.mark.parametrize("user", [NODE_USER, ACCOUNT])
+async def test_80_slices_are_allocatable_and_the_node_is_annotated(cluster, table, user):
+    await until_offered(cluster, 0)
+    mark = cluster.plane.audit.mark()
+    agent = await cluster.start_agent(user=user)
+
+    await until_allocatable(cluster, 80)
+    age = age_of(agent.part.pid)
+    table.hold("agent started → 80 slices in PodResources", age, 1.0, far=FAR_STARTING)
+    await until_offered(cluster, 80)
+    table.add("agent started → 80 slices on the Node (tick 1 s)", age_of(agent.part.pid))
+    await cluster.nodes.until(
+        lambda: annotations.REGISTER in notes_of(node_of(cluster)), 20.0, "annotation"
+    )
+
+    text = notes_of(node_of(cluster))[annotations.REGISTER]
+    is_old = cluster.release.is_old
+    gpus = decode_register_colon(text) if is_old else decode_register(text)
+    slices = {f"{gpu.uuid}-{number}" for gpu in gpus for number in range(10)}
+    assert slices == await cluster.kubelet.allocatable(RESOURCE)
+    told = OLD_H100 if is_old else H100
+    assert [a_registered_gpu(told, gpu, index) for index, gpu in enumerate(gpus)] == list(gpus)
+    assert annotations.MUTEX_LOCK not in notes_of(node_of(cluster))
+    requests = await asked_since(cluster, mark, user, Counter({"patch nodes": 1}))
+    assert [] == refused(requests)
+    assert counted(requests).keys() <= ALLOWED
+
+
+def a_registered_gpu(told: RegisteredGpu, gpu: RegisteredGpu, index: int) -> RegisteredGpu:
+    """A GPU as it should be told, but for its UUID, which the slices have too."""
+    return msgspec.structs.replace(told, uuid=gpu.uuid, index=index, numa=index // 4)
+
+
+# Two agents on one node: one serves, the other waits and touches nothing until it is alone.
+
+BOUND = 1.0
+
+
+async def standby_of(cluster):
+    """Another agent, which waits; as another user, so that the audit log tells them apart."""
+    second = await cluster.start_agent(user=ACCOUNT, name="standby")
+    await until(lambda: bool(second.events("lock.standby")), 20.0, second.part.tail)
+    return second
+
+
+async def serves(cluster, agent):
+    return await cluster.kubelet.offers(RESOURCE, 80) and await is_ready(agent)
+
+
+async def test_a_standby_takes_over_and_pods_run_on(cluster, table):
+    first = await cluster.start_registered_agent(name="first")
+    await place(cluster, a_pod("held"), [[share(cluster, 0)]])
+    await until_running(cluster, "held")
+    await until_unlocked(cluster)
+    containers = lives_of(cluster, ["held"])
+    mark = cluster.plane.audit.mark()
+    second = await standby_of(cluster)
+    code, text = await page(second, "/readyz")
+    assert 503 == code
+    assert "standby: another agent runs on this host (pid " in text
+    await place(cluster, a_pod("with-two"), [[share(cluster, 1)]])
+    await until_running(cluster, "with-two")
+    await until_unlocked(cluster)
+    assert [] == cluster.plane.audit.since(mark, ACCOUNT)
+    assert not second.events("alloc.answered") + second.events("plugin.serving")
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await first.part.kill()
+    await until_answer(lambda: serves(cluster, second), 30.0, second.part.tail)
+    table.hold("second agent serves after the first was killed", loop.time() - began, BOUND)
+
+    await place(cluster, a_pod("after"), [[share(cluster, 2)]])
+    await until_running(cluster, "after", "with-two", "held")
+    await until_unlocked(cluster)
+    assert containers == lives_of(cluster, ["held"])
+    assert {"main": [gpu_uuids(cluster)[0]]} == await gpus_held(cluster, "held")
+    assert ["after"] == [line["pod"] for line in second.events("alloc.answered")]
+    assert cluster.plane.audit.since(mark, ACCOUNT)

@@ -11,13 +11,12 @@ from agent.cluster import Role
 from agent.errors import StateCorrupt
 from agent.state import StateEncoder, decode_state
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.agreement import lost, rows
-from tests.peers.lab.clockwork import wall
-from tests.peers.lab.faults import dies, kill_container
 from tests.peers.lab.grants import (
     environment_bytes,
     expected_inside,
+    lost,
     oversold,
+    rows,
     seen_inside,
     seen_mounts,
 )
@@ -28,9 +27,11 @@ from tests.peers.lab.node_state import (
     until_offered,
     until_unlocked,
 )
-from tests.peers.lab.placement import place, share
+from tests.peers.lab.nodes import dies, kill_container
+from tests.peers.lab.placement import place, share, wall
 from tests.peers.lab.pods import (
     PODS,
+    a_pod,
     a_telling_pod,
     as_seen,
     delete,
@@ -42,8 +43,7 @@ from tests.peers.lab.pods import (
     until_settled,
     until_told,
 )
-from tests.peers.lab.waiting import until, until_answer
-from tests.peers.lab.workloads import a_pod
+from tests.peers.lab.space import until, until_answer
 
 DAY = dt.timedelta(days=1)
 EVENTS = "/api/v1/namespaces/default/events"

@@ -9,19 +9,23 @@ import pytest
 from agent import cluster as annotations
 from agent.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.agreement import lost, rows
-from tests.peers.lab.clockwork import (
+from tests.peers.lab.faces import answers
+from tests.peers.lab.grants import environment_bytes, expected_inside, lost, rows, seen_inside
+from tests.peers.lab.node_state import gpu_uuids, lock_held, node_of, notes_of, until_unlocked
+from tests.peers.lab.nodes import end_container, frozen
+from tests.peers.lab.placement import (
     ALL_HEALTHY,
     agent_said,
+    annotate,
+    bind,
+    create_by_hand,
+    lock,
+    place,
+    share,
     until_kubelet_says,
     until_taken_up,
     wall,
 )
-from tests.peers.lab.faces import answers
-from tests.peers.lab.faults import end_container, frozen
-from tests.peers.lab.grants import environment_bytes, expected_inside, seen_inside
-from tests.peers.lab.node_state import gpu_uuids, lock_held, node_of, notes_of, until_unlocked
-from tests.peers.lab.placement import annotate, bind, create_by_hand, lock, place, share
 from tests.peers.lab.pods import (
     a_telling_pod,
     as_seen,
@@ -37,7 +41,7 @@ from tests.peers.lab.pods import (
     until_settled,
     until_told,
 )
-from tests.peers.lab.waiting import until
+from tests.peers.lab.space import until
 
 AWAY = 30.0
 """Seconds for which the API server is away."""

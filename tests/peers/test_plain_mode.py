@@ -4,12 +4,18 @@ import pytest_asyncio
 
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.clockwork import wall
 from tests.peers.lab.cluster import ACCOUNT
-from tests.peers.lab.faults import end_container
 from tests.peers.lab.grants import seen_mounts, told_environment
 from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.node_state import node_of, notes_of, until_allocatable, until_offered
+from tests.peers.lab.node_state import (
+    node_of,
+    notes_of,
+    remove_pods,
+    until_allocatable,
+    until_offered,
+)
+from tests.peers.lab.nodes import end_container
+from tests.peers.lab.placement import wall
 from tests.peers.lab.plain import (
     plain_pod,
     plain_rows,
@@ -33,9 +39,8 @@ from tests.peers.lab.pods import (
     until_running,
     until_told,
 )
+from tests.peers.lab.space import until
 from tests.peers.lab.table import FAR_STARTING
-from tests.peers.lab.tidy import remove_pods
-from tests.peers.lab.waiting import until
 
 H100_MIB = 81559
 LIMIT = "CUDA_DEVICE_MEMORY_LIMIT_0"

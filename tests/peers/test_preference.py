@@ -2,14 +2,12 @@
 
 import pytest_asyncio
 
-from tests.peers.lab.clockwork import until_taken_up
 from tests.peers.lab.faces import readings
-from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import told_environment
 from tests.peers.lab.node_state import gpu_uuids, until_unlocked
-from tests.peers.lab.placement import place, share
-from tests.peers.lab.pods import gpus_held, telling, until_running, until_told
-from tests.peers.lab.workloads import a_container, a_pod
+from tests.peers.lab.nodes import frozen
+from tests.peers.lab.placement import place, share, until_taken_up
+from tests.peers.lab.pods import a_container, a_pod, gpus_held, telling, until_running, until_told
 
 WANTED = {
     "one": [[5]],

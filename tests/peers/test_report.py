@@ -10,36 +10,40 @@ import pytest_asyncio
 from agent import cluster as annotations
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.clockwork import agent_said, wall
 from tests.peers.lab.cluster import is_ready
-from tests.peers.lab.config_files import NODE_CONFIG, node_config
 from tests.peers.lab.faces import page
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
+    NODE_PATH,
+    Told,
+    forget_events,
     gpu_uuids,
     gpus_of,
+    node_events,
     node_of,
+    node_writes,
     notes_of,
+    register_text,
     registered_health,
     text_of,
     until_allocatable,
-)
-from tests.peers.lab.report import (
-    Told,
-    forget_events,
-    node_events,
-    node_writes,
-    register_text,
     until_node_event,
     until_node_writes,
     until_told,
     write_register,
 )
+from tests.peers.lab.placement import agent_said, wall
 from tests.peers.lab.requests import mark_of_rest
-from tests.peers.lab.settings import ALL, QUIET, ask_to_reload, with_node_config
+from tests.peers.lab.settings import (
+    ALL,
+    NODE_CONFIG,
+    QUIET,
+    ask_to_reload,
+    node_config,
+    with_node_config,
+)
+from tests.peers.lab.space import until
 from tests.peers.lab.table import FAR
-from tests.peers.lab.tidy import NODE_PATH
-from tests.peers.lab.waiting import until
 
 BOUND = 2.0
 """Seconds until the annotation is back; the agent spreads the writes of many nodes over one."""

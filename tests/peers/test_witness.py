@@ -11,7 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1 import GetPodResourcesRequest
-from tests.peers.lab.probe import first
+from tests.peers.lab.nodes import first
 
 REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal, second sentence. [HA-3f9c]")
 NONE: frozenset[str] = frozenset()

@@ -13,7 +13,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from tests.peers.lab.identities import NODE
-from tests.peers.lab.workloads import NAMESPACE, a_pod, stray
+from tests.peers.lab.pods import NAMESPACE, a_pod, stray
 
 REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal. [HA-3f9c]")
 

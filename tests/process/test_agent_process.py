@@ -1,20 +1,45 @@
 """The real process: signals, restarts, a second instance."""
 
+import _ctypes
 import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 
+from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
 from agent.host.process import machine_id
 from agent.ledger import Ledger, State, container_directory
-from agent.sandbox.lab.cluster import open_cluster
+from agent.sandbox.kubelet.services import PodResourcesLister
+from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from agent.state import StateEncoder
+from agent.state import CURRENT, StateEncoder, decode_state
+from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
 from tests.builders import G1, G2, NOON, a_row
 from tests.fakes.grpc_messages import GrpcPlugin
-from tests.process.agent_process import PATIENCE, offers, options, started
+from tests.process.agent_process import (
+    ENVIRON,
+    PATIENCE,
+    ROOT,
+    comes,
+    offers,
+    options,
+    run,
+    started,
+)
+from tests.process.driver_node import a_node
 
-pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
 
 def sockets(cluster):
@@ -150,3 +175,434 @@ async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from
             await asyncio.to_thread(plugin.pre_start, list(row.slice_ids))
         await asyncio.to_thread(plugin.pre_start, [f"{G1}-0"])
         plugin.close()
+
+
+# Bad input at the start: one sentence that says where, and the right exit code.
+
+KUBECONFIG = {
+    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "me", "user": {"token": "none"}}],
+    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+    "current-context": "here",
+}
+TOO_LONG = "x" * 300
+"""A name of which the system does not even say whether it is there."""
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> dict[str, str]:
+    """Flags of an agent that would run, but for what a test changes."""
+    (tmp_path / "kubeconfig").write_text(json.dumps(KUBECONFIG))
+    (tmp_path / "hook").mkdir()
+    return {
+        "--node-name": "here",
+        "--kubeconfig": str(tmp_path / "kubeconfig"),
+        "--simulate": "h100:1",
+        "--state-dir": str(tmp_path / "state"),
+        "--run-dir": str(tmp_path / "run"),
+        "--hook-path": str(tmp_path / "hook"),
+        "--kubelet-socket": str(tmp_path / "plugins" / "kubelet.sock"),
+        "--pod-resources-socket": str(tmp_path / "pod-resources.sock"),
+        "--web-port": "0",
+        "--log-format": "json",
+    }
+
+
+def refused(flags: dict[str, str]) -> tuple[int, str]:
+    """The exit code, and the one line that says why."""
+    ended = run("run", *(word for flag in flags.items() for word in flag))
+    assert "" == ended.stdout
+    assert "Traceback" not in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    lines += [
+        str(said["err"])
+        for said in map(json.loads, set(ended.stderr.splitlines()) - set(lines))
+        if said["event"] == "agent.failed"
+    ]
+    (line,) = lines
+    return ended.returncode, line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("splitCount: 4\n  splitCuont: 5", "{}:3:3: unknown setting sharing.splitCuont"),
+        ("splitCount: many", "{}:2:15: sharing.splitCount"),
+    ],
+)
+def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, said: str):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"sharing:\n  {text}\n")
+
+    code, line = refused(flags | {"--config": str(config)})
+
+    assert 78 == code
+    assert said.format(config) in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        ({"--kubeconfig": "{}/absent"}, 78, "{}/absent"),
+        ({"--kubeconfig": f"{{}}/{TOO_LONG}"}, 78, "cannot be read ([Errno 36]"),
+        ({"--simulate": "h1000:8"}, 78, "--simulate h1000:8: there is no profile `h1000`"),
+        ({"--state-dir": "{}/occupied"}, 77, "{}/occupied"),
+        ({"--run-dir": "{}/occupied"}, 77, "{}/occupied"),
+        (
+            {"--simulate": "", "--nvml-library": "{}/absent.so", "--on-no-driver": "exit"},
+            69,
+            "{}/absent.so",
+        ),
+        (
+            {
+                "--simulate": "",
+                "--nvml-library": f"{{}}/{TOO_LONG}",
+                "--on-no-driver": "exit",
+            },
+            69,
+            "correct --nvml-library",
+        ),
+        (
+            {"--simulate": "", "--nvml-library": "{}/pipe.so", "--on-no-driver": "exit"},
+            69,
+            "{}/pipe.so cannot be loaded as the driver's library (it is a pipe)",
+        ),
+        *(
+            (
+                {"--simulate": "", "--nvml-library": f"{{}}/{name}.so", "--on-no-driver": "exit"},
+                69,
+                f"{{}}/{name}.so cannot be loaded as the driver's library ({why}",
+            )
+            for name, why in (
+                ("short", "its end is missing)"),
+                ("shorter", "its end is missing)"),
+                ("loop", ""),
+                ("foreign", "it is built for another architecture)"),
+                ("other", "it has no function nvmlInit_v2)"),
+            )
+        ),
+    ],
+    ids=[
+        "no kubeconfig",
+        "no way to look at the kubeconfig",
+        "unknown profile",
+        "no state directory",
+        "no run directory",
+        "no driver",
+        "no way to look at the driver",
+        "a pipe for a driver",
+        "a driver without its end",
+        "a driver without its table",
+        "a driver that is a link to itself",
+        "a driver for another architecture",
+        "a library that is no driver's",
+    ],
+)
+def test_what_cannot_be_used_has_its_exit_code_and_is_named(
+    flags, tmp_path, changed: dict[str, str], code: int, said: str
+):
+    (tmp_path / "occupied").write_text("a file")
+    os.mkfifo(tmp_path / "pipe.so")
+    whole = Path(_ctypes.__file__).read_bytes()  # any library
+    (tmp_path / "short.so").write_bytes(whole[:8192])
+    (tmp_path / "shorter.so").write_bytes(whole[:100])
+    (tmp_path / "loop.so").symlink_to("loop.so")
+    (tmp_path / "foreign.so").write_bytes(whole[:18] + b"\xf3\x00" + whole[20:])  # RISC-V
+    (tmp_path / "other.so").write_bytes(whole)
+
+    found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})
+
+    assert code == found
+    assert said.format(tmp_path) in line
+
+
+# Doors in whose way something lies: each opens by itself, as soon as it can.
+
+CALL = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/v1beta1.DevicePlugin/Allocate"),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+
+
+async def test_in_a_directory_that_everybody_may_write_nothing_is_served_until_it_is_mended():
+    async with open_cluster(options()) as cluster:
+        plugins = cluster.places.plugins
+        plugins.chmod(0o1777)
+        await cluster.start_agent()
+
+        assert await cluster.until(
+            lambda: bool(cluster.log.of("registration.not_serving")), PATIENCE
+        ), cluster.log.last(20)
+        (line, *_) = cluster.log.of("registration.not_serving")
+        assert f"{plugins} is writable by everybody" in str(line.fields["text"])
+        assert {"kubelet.sock"} == {path.name for path in plugins.glob("*.sock")}
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        page = await fetch(cluster.web_address or "", "/readyz?verbose")
+        assert (503, True) == (page.status, "writable by everybody" in page.text)
+
+        plugins.chmod(0o750)
+        assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE), (
+            cluster.log.last(20)
+        )
+
+
+async def test_who_squats_the_port_keeps_nobody_from_the_socket_and_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        async with open_cluster(dataclasses.replace(options(), web_port=port)) as cluster:
+            await cluster.start_agent()
+            path = cluster.places.run / "api.sock"
+            assert await cluster.until(path.is_socket, PATIENCE), cluster.log.last(20)
+
+            said = f"[!]web degraded: 127.0.0.1:{port} cannot be bound"
+            assert await told(said, lambda: over_unix(path)), cluster.log.last(20)
+            # The page says so first.
+            assert await cluster.until(lambda: bool(cluster.log.of("service.failed")), PATIENCE)
+            assert {"web"} == {one.fields["service"] for one in cluster.log.of("service.failed")}
+            assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE)
+
+            squatter.close()
+            assert await told("[+]web ok", lambda: over_unix(path)), cluster.log.last(20)
+            assert cluster.web_address is not None
+
+
+async def test_what_lies_in_the_place_of_the_socket_keeps_nobody_from_the_port():
+    async with open_cluster(options()) as cluster:
+        path = cluster.places.run / "api.sock"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+        await cluster.start_agent()
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        address = cluster.web_address or ""
+
+        said = f"[!]web_socket degraded: {path} is in the way"
+        assert await told(said, lambda: over_tcp(address)), cluster.log.last(20)
+
+        path.unlink()
+        assert await told("[+]web_socket ok", lambda: over_tcp(address)), cluster.log.last(20)
+        assert "[+]web ok" in await over_unix(path)
+
+
+async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
+    """Whether the page says so in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while text not in await page():  # noqa: ASYNC110 -- a page tells nobody that it changed
+                await asyncio.sleep(0.05)
+            return True
+    return False
+
+
+async def over_tcp(address: str) -> str:
+    return (await fetch(address, "/readyz?verbose")).text
+
+
+async def over_unix(path: Path) -> str:
+    connector = aiohttp.UnixConnector(str(path))
+    async with (
+        aiohttp.ClientSession("http://agent", connector=connector) as client,
+        client.get("/readyz?verbose") as answer,
+    ):
+        return await answer.text()
+
+
+# SIGTERM in the middle of an admission: the kubelet is answered, and the share is durable.
+#
+# Of one container: the next one of a pod is given a tenth of a second, which no busy machine
+# promises between two processes. tests/doors/test_plugin_server.py has the row of them.
+
+ATTEMPTS = 5
+"""One of them has to be quick enough: the agent gives a preference a fifth of a second."""
+
+
+class HeldSlices:
+    """The kubelet's answers to the agent's questions wait until `open` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = asyncio.Event()
+        self.open = asyncio.Event()
+        answer = PodResourcesLister.get
+
+        async def get(
+            lister: PodResourcesLister, message: GetPodResourcesRequest
+        ) -> GetPodResourcesResponse:
+            self.asked.set()
+            await self.open.wait()
+            return await answer(lister, message)
+
+        monkeypatch.setattr(PodResourcesLister, "get", get)
+
+
+def submit(cluster: SandboxCluster, name: str) -> None:
+    limits = {RESOURCE: "1", "nvidia.com/gpumem": "1000"}
+    containers = [{"name": "one", "resources": {"limits": limits}}]
+    metadata = {"name": name, "namespace": NAMESPACE}
+    cluster.submit({"metadata": metadata, "spec": {"containers": containers}})
+
+
+async def is_stopping_in_flight(cluster: SandboxCluster, patch: pytest.MonkeyPatch) -> bool:
+    """Whether the agent was told to stop, and said so, before it gave up the preference."""
+    assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
+    held = HeldSlices(patch)
+    submit(cluster, "train")
+    async with asyncio.timeout(PATIENCE):
+        await held.asked.wait()
+    cluster.agent.signal(signal.SIGTERM)
+    assert await cluster.until(
+        lambda: bool(cluster.log.of("agent.stopping", cluster.agent.pid)), PATIENCE
+    )
+    held.open.set()
+    return not cluster.kubelet.history.of("preferred")
+
+
+async def is_served(cluster: SandboxCluster) -> None:
+    """The pod has its GPU of the agent that stops, and keeps it under the next."""
+    agent = cluster.agent
+    assert 0 == await agent.wait()
+    told = cluster.pod("train")["status"]
+    answers = [line.fields["ctr"] for line in cluster.log.of("alloc.answered", agent.pid)]
+    rows = decode_state((cluster.places.state / CURRENT).read_bytes()).ledger.rows
+    assert ["one"] == answers, (told, cluster.log.last(20))
+    assert {"one"} == {row.key.container for row in rows}
+
+    await started(cluster, slices=20)
+
+    def served() -> bool:
+        return cluster.pod("train")["metadata"]["annotations"][BIND_PHASE] == PHASE_SUCCESS
+
+    assert await cluster.until(served, PATIENCE), cluster.log.last(20)
+    assert "Failed" != cluster.pod("train")["status"].get("phase")
+
+
+async def test_a_pod_whose_preference_is_in_flight_gets_its_gpus_and_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for _ in range(ATTEMPTS):
+        async with open_cluster(options(gpus=2)) as opened:
+            cluster = await started(opened, slices=20)
+            with monkeypatch.context() as patch:
+                if await is_stopping_in_flight(cluster, patch):
+                    await is_served(cluster)
+                    return
+    pytest.fail("the agent never said in time that it stops")
+
+
+# `top -H` tells the agent's threads apart: each but the first shows in /proc what it does.
+
+DISKS = {"state", "disk", "settings", "regions", "clearing"}
+
+
+def shown(cluster: SandboxCluster) -> set[str]:
+    """The names that the kernel has of the agent's threads, without the first one's."""
+    pid = cluster.agent.pid
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {(one / "comm").read_text().strip() for one in tasks if one.name != str(pid)}
+
+
+async def test_the_threads_beside_a_scheduler_have_their_names():
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+
+        assert await comes(lambda: shown(cluster) == {*DISKS, "asyncio"}), shown(cluster)
+
+
+async def test_the_threads_of_the_driver_have_their_names(library: Path):
+    async with a_node(library) as node:
+        wanted = {*DISKS, "nvml calls", "nvml-events"}
+
+        assert await comes(lambda: shown(node.cluster) == wanted), shown(node.cluster)
+
+
+# Processes whose parent closed, filled up or ignored something: an answer, or a sentence.
+
+UNWRITTEN = "hami-agent: standard output cannot be written: "
+AGENT = f"{sys.executable} -m agent"
+
+
+def shell(line: str, **environ: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a line of bash."""
+    ended = subprocess.run(  # noqa: S603 -- our own interpreter and arguments
+        ["/bin/bash", "-c", line],
+        cwd=ROOT,
+        env=ENVIRON | environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        ("version", ""),
+        ("version", "1"),
+        ("config show", ""),
+        ("config check", "1"),
+        ("--help", ""),
+        ("--help", "1"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("where", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
+def test_an_answer_that_cannot_be_written_is_one_sentence_and_no_success(
+    words: str, where: str, why: str, unbuffered: str
+):
+    found = shell(f"{AGENT} {words} {where}", PYTHONUNBUFFERED=unbuffered)
+
+    assert (74, "", f"{UNWRITTEN}{why}\n") == found
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "agent", "config", "schema"],
+        cwd=ROOT,
+        env=ENVIRON,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=50,
+        check=False,
+    )
+    os.close(write)
+
+    assert (128 + signal.SIGPIPE, b"") == (ended.returncode, ended.stderr)
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+def test_messages_that_cannot_be_written_change_no_exit_code(where: str):
+    assert 78 == shell(f"{AGENT} run --split-count none {where}")[0]
+    assert 2 == shell(f"{AGENT} decode {where}")[0]
+    code, answer, _ = shell(f"{AGENT} version {where}")
+    assert (0, "hami-agent ") == (code, answer[:11])
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "says"),
+    [
+        ("< /dev/null", 2, "hami-agent: nothing to decode"),
+        ("<<< $'\\xff\\xfe'", 1, "hami-agent: this is not a value of HAMi's"),
+    ],
+)
+def test_an_input_that_is_no_text_is_one_sentence(source: str, code: int, says: str):
+    found, answer, said = shell(f"{AGENT} decode {source}")
+
+    assert (code, "", 1) == (found, answer, len(said.splitlines()))
+    assert said.startswith(says)
+
+
+def test_a_file_is_checked_from_standard_input():
+    line = f"echo 'nvidia: {{deviceSplitCount: 4}}' | {AGENT} config check -"
+
+    code, answer, said = shell(line)
+
+    assert (0, "") == (code, said)
+    assert "  sharing.splitCount  4      /dev/stdin:1:28" in answer.splitlines()

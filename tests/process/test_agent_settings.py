@@ -1,15 +1,54 @@
 """The real process with the files of a HAMi release, and with profiles that follow the node."""
 
+import asyncio
+import contextlib
+import dataclasses
 import json
+import re
+import shlex
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from agent.cluster import REGISTER
-from agent.hami.register import decode_register
-from agent.sandbox.lab.cluster import NODE, open_cluster
-from tests.process.agent_process import PATIENCE, offers, options, started
+from agent.cluster import (
+    ALLOCATED,
+    BIND_PHASE,
+    BIND_TIME,
+    MUTEX_LOCK,
+    PHASE_ALLOCATING,
+    REGISTER,
+    TO_ALLOCATE,
+    VGPU_NODE,
+)
+from agent.hami.pod import encode_node_lock
+from agent.hami.register import decode_register, read_register
+from agent.host.process import SystemClock
+from agent.sandbox.api_errors import Json
+from agent.sandbox.hardware import PROFILES, described
+from agent.sandbox.lab.cluster import NAMESPACE, NODE, LabOptions, SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch, scrape
+from agent.sandbox.patching import merge_patch
+from agent.sandbox.scenario.facts import answers, is_locked, is_running, ledger_on_disk, parsed
+from agent.sandbox.scenario.workloads import USE_UUID, Wish, Workload
+from agent.sandbox.scheduler.requests import COUNT, MEMORY
+from agent.settings.reading import COPY
+from tests.cuda_order import limits_in_force
+from tests.fakes.config_map import MountedMap
+from tests.process.agent_process import (
+    ENVIRON,
+    PATIENCE,
+    ROOT,
+    comes,
+    copied_settings,
+    offers,
+    options,
+    run,
+    started,
+)
 
-pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
 DEVICES = "nvidia: {deviceSplitCount: 4, deviceMemoryScaling: 1.5, libCudaLogLevel: 3}\n"
 NODES = {
@@ -63,3 +102,524 @@ async def test_the_first_start_waits_for_labels_and_no_longer_than_for_two_secon
         assert 40 == cluster.allocatable(), cluster.log.last(20)
         assert (not reachable) == bool(cluster.log.of("config.labels_unknown"))
         assert (1 if reachable else 2) == len(cluster.kubelet.history.of("listed"))
+
+
+# The real process follows its settings files, and starts with the last good ones.
+
+SPREAD = 1.5
+"""Seconds by which the reporter has written, if it had anything to write."""
+
+
+@dataclass
+class Following:
+    """An agent with four GPUs that follows a ConfigMap of its own and HAMi's nodeconfig."""
+
+    cluster: SandboxCluster
+    mounted: MountedMap
+    nodeconfig: Path
+
+    def counts(self) -> tuple[int, int]:
+        """Lists that the kubelet got, and writes that the API server got, Events aside."""
+        writes = [
+            call
+            for call in self.cluster.api.journal.calls
+            if call.user == self.cluster.user and call.verb == "patch" and call.resource == "nodes"
+        ]
+        return len(self.cluster.kubelet.history.of("listed")), len(writes)
+
+    def told(self) -> Sequence[tuple[int, int, int]]:
+        """Of the register annotation: index, split count and core share of each healthy GPU."""
+        return [
+            (gpu.index, gpu.split_count, gpu.core_percent)
+            for gpu in read_register(self.cluster.node_annotations().get(REGISTER))
+            if gpu.healthy
+        ]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        assert await self.cluster.until(holds, PATIENCE), (
+            self.counts(),
+            self.told(),
+            self.cluster.allocatable(),
+            self.cluster.log.last(10),
+        )
+
+    async def offers(self, slices: int, told: Sequence[tuple[int, int, int]]) -> None:
+        """Both lists say so."""
+        await self.until(lambda: self.cluster.allocatable() == slices and self.told() == told)
+
+    def said(self, event: str) -> int:
+        return len(self.cluster.log.of(event))
+
+    def events(self) -> list[str]:
+        """Texts of the Events ConfigRejected."""
+        found = self.cluster.store.select("events")
+        return [one["message"] for one in found if one["reason"] == "ConfigRejected"]
+
+    async def rejects(self, times: int) -> None:
+        """So many Events say what was wrong."""
+        await self.until(lambda: len(self.events()) == times)
+
+    def copied(self) -> bytes:
+        """What the copy on disk has of our own file."""
+        copy = copied_settings(self.cluster)
+        return copy.own.content if copy and copy.own else b""
+
+
+@contextlib.asynccontextmanager
+async def following(
+    tmp_path: Path, own: str, *more: str, gpus: int = 4
+) -> AsyncIterator[Following]:
+    mounted, nodeconfig = MountedMap(tmp_path / "etc"), tmp_path / "config.json"
+    mounted.write(config=own)
+    nodeconfig.write_text('{"nodeconfig": []}')
+    files = ("--config", f"{mounted.root}/config.yaml", "--nodeconfig", str(nodeconfig))
+    async with open_cluster(options(*files, *more, gpus=gpus)) as cluster:
+        yield Following(cluster, mounted, nodeconfig)
+
+
+def all_gpus(split_count: int, cores: int = 100) -> list[tuple[int, int, int]]:
+    return [(index, split_count, cores) for index in range(4)]
+
+
+async def test_every_kind_of_change_is_one_list_and_one_write(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
+        await started(node.cluster, 16)
+        await node.offers(16, all_gpus(4))
+        assert (1, 1) == node.counts()
+
+        node.mounted.write(config="sharing: {splitCount: 6}")
+        await node.offers(24, all_gpus(6))
+        assert (2, 2) == node.counts()
+
+        node.mounted.write(config="sharing: {splitCount: 6, coreScaling: 2}")
+        await node.offers(24, all_gpus(6, 200))
+        assert (2, 3) == node.counts()
+
+        entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
+        node.nodeconfig.write_text(json.dumps({"nodeconfig": [entry]}))
+        await node.offers(15, all_gpus(5, 200)[1:])
+        assert (3, 4) == node.counts()
+
+        node.mounted.write(config="sharing: {splitCount: 6, coreScaling: 2, operatingMode: mps}")
+        await node.until(lambda: '"mode":"mps"' in node.cluster.node_annotations()[REGISTER])
+        assert (3, 5) == node.counts()
+
+        node.mounted.write(config="report: {profile: colon}\nsharing: {coreScaling: 2}")
+        await node.until(lambda: "hami-core:" in node.cluster.node_annotations()[REGISTER])
+        assert (3, 6) == node.counts()
+
+        node.mounted.write(config="sharing: {coreScaling: 2}")
+        node.nodeconfig.unlink()
+        node.nodeconfig.write_text('{"nodeconfig": []}')
+        await node.offers(40, all_gpus(10, 200))
+        await asyncio.sleep(SPREAD)
+        assert (4, 7) == node.counts()
+        assert 1 == len(node.cluster.kubelet.history.of("registered"))
+        assert [] == node.events()
+
+
+async def test_a_hangup_reads_what_no_event_told_of(tmp_path):
+    target = tmp_path / "elsewhere.yaml"
+    target.write_text("sharing: {splitCount: 4}")
+    (tmp_path / "linked.yaml").symlink_to(target)
+    files = ("--config", str(tmp_path / "linked.yaml"))
+    async with open_cluster(options(*files, gpus=1)) as cluster:
+        await started(cluster, 4)
+        cluster.reload_agent()
+        assert await cluster.until(lambda: bool(cluster.log.of("config.unchanged")), PATIENCE)
+
+        target.write_text("sharing: {splitCount: 5}")
+        cluster.reload_agent()
+        assert await cluster.until(lambda: cluster.allocatable() == 5, PATIENCE)
+        assert cluster.agent.code is None
+        assert 1 == len(cluster.kubelet.history.of("registered"))
+
+
+async def test_a_refused_start_goes_on_with_the_last_good_settings_and_follows_the_files(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
+        await started(node.cluster, 16)
+        await node.until(lambda: node.copied() != b"")
+        assert 0 == await node.cluster.stop_agent()
+        node.mounted.write(config="sharing: {splitCuont: 4}")
+
+        await node.cluster.start_agent()
+        await node.rejects(1)
+        await node.offers(16, all_gpus(4))
+        await asyncio.sleep(SPREAD)
+        assert 1 == node.said("config.rejected") == len(node.events())
+        assert f"{node.mounted.root}/config.yaml:1:" in node.events()[0]
+        assert b"sharing: {splitCount: 4}" == node.copied()
+
+        node.mounted.write(config="sharing: {splitCount: 5}")
+        await node.offers(20, all_gpus(5))
+
+
+async def test_a_refused_start_without_a_copy_is_78(tmp_path):
+    async with following(tmp_path, "sharing: {splitCuont: 4}") as node:
+        await node.cluster.start_agent()
+
+        async with asyncio.timeout(PATIENCE):
+            assert 78 == await node.cluster.agent.wait()
+        assert not (node.cluster.places.state / COPY).exists()
+
+
+async def test_a_first_start_with_a_list_too_large_is_78_with_one_error_and_one_event(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 10000}", gpus=8) as node:
+        await node.cluster.start_agent()
+
+        async with asyncio.timeout(PATIENCE):
+            assert 78 == await node.cluster.agent.wait()
+        errors = [line for line in node.cluster.log if line.fields.get("level") == "error"]
+        assert ["agent.failed"] == [line.event for line in errors]
+        assert [errors[0].fields["err"]] == node.events()
+        assert "8 GPUs x 10000 slices x 66 bytes are a list of 5.0 MiB" in node.events()[0]
+        assert 0 == node.cluster.allocatable()
+
+
+# With pods that hold slices, the resource keeps its name and the node its scheduler.
+
+OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
+
+
+def named(resource: str, scheduler: str = "hami") -> str:
+    return f"scheduler: {scheduler}\nsharing:\n  resourceName: {resource}\n  splitCount: 4\n"
+
+
+@contextlib.asynccontextmanager
+async def a_node() -> AsyncIterator[SandboxCluster]:
+    """One GPU of four slices, by the old name, and a pod that has one of them."""
+    async with open_cluster(options(gpus=1)) as opened:
+        opened.places.config.write_text(named(OLD))
+        cluster = await started(opened, slices=4)
+        await runs(cluster, "resident", OLD)
+        assert await comes((cluster.places.state / COPY).exists)
+        yield cluster
+
+
+async def shows(cluster: SandboxCluster, *wanted: tuple[str, int]) -> bool:
+    """Whether the kubelet comes to offer so many slices of each name."""
+
+    def shown() -> bool:
+        return all(cluster.kubelet.allocatable(name) == count for name, count in wanted)
+
+    return await cluster.until(shown, PATIENCE)
+
+
+async def place(cluster: SandboxCluster, name: str, resource: str) -> str:
+    """The UID of a pod that the scheduler has just bound; it asks by that name."""
+    pid = cluster.agent.pid
+    assert await cluster.until(lambda: bool(cluster.log.of("pods.listed", pid)), PATIENCE)
+    assert await cluster.until(lambda: not is_locked(cluster), PATIENCE)
+    now = SystemClock().now()
+    lock = {"metadata": {"annotations": {MUTEX_LOCK: encode_node_lock(now, NAMESPACE, name)}}}
+    cluster.store.update("nodes", "", NODE, lambda held: merge_patch(held, lock))
+    share = f"{cluster.hardware.find('0').gpu.uuid},NVIDIA,3000,30:;"
+    notes = {
+        VGPU_NODE: NODE,
+        ALLOCATED: share,
+        TO_ALLOCATE: share,
+        BIND_PHASE: PHASE_ALLOCATING,
+        BIND_TIME: str(int(now.timestamp())),
+    }
+    container = {"name": "main", "image": "i", "resources": {"limits": {resource: "1"}}}
+    pod: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "annotations": notes},
+        "spec": {"containers": [container]},
+    }
+    uid: str = cluster.store.create("pods", pod)["metadata"]["uid"]
+    cluster.store.bind(NAMESPACE, name, NODE)
+    return uid
+
+
+def is_running_in(cluster: SandboxCluster, uid: str) -> bool:
+    node = cluster.kubelet.pod(uid)
+    return node is not None and "main" in node.running
+
+
+async def runs(cluster: SandboxCluster, name: str, resource: str) -> str:
+    uid = await place(cluster, name, resource)
+    assert await cluster.until(lambda: is_running_in(cluster, uid), PATIENCE), message(
+        cluster, name
+    )
+    return uid
+
+
+async def succeeds(cluster: SandboxCluster, name: str) -> None:
+    """The pod has done its work; a kubelet that starts is looked at, and the row is closed."""
+    await cluster.kubelet.pod_gone(cluster.pod(name)["metadata"]["uid"])
+    done = {"status": {"phase": "Succeeded"}}
+    cluster.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, done))
+    await cluster.kubelet.restart()
+
+
+def rows(cluster: SandboxCluster) -> dict[str, str]:
+    """By what name each pod was answered."""
+    return {row.pod: row.resource for row in ledger_on_disk(cluster).rows}
+
+
+async def refusal(cluster: SandboxCluster) -> str:
+    """The Event that says why the settings are refused."""
+
+    def told() -> list[str]:
+        found = cluster.store.select("events")
+        return [one["message"] for one in found if one["reason"] == "ConfigRejected"]
+
+    assert await cluster.until(lambda: bool(told()), PATIENCE), cluster.log.last(20)
+    (text,) = told()
+    return text
+
+
+def message(cluster: SandboxCluster, name: str) -> str:
+    text: str = cluster.pod(name).get("status", {}).get("message", "")
+    return text
+
+
+async def test_another_name_is_refused_while_a_pod_holds_slices_and_comes_with_its_end():
+    async with a_node() as cluster:
+        cluster.places.config.write_text(named(NEW))
+        cluster.reload_agent()
+
+        said = await refusal(cluster)
+        assert f"sharing.resourceName cannot change from {OLD} to {NEW}" in said
+        assert f"held by {NAMESPACE}/resident;" in said
+        assert f"{cluster.places.config}:3:17: " in said
+        assert (4, 0) == (cluster.kubelet.allocatable(OLD), cluster.kubelet.capacity(NEW))
+        await runs(cluster, "second", OLD)
+
+        for name in ("second", "resident"):
+            await succeeds(cluster, name)
+
+        assert await shows(cluster, (NEW, 4), (OLD, 0)), cluster.log.last(20)
+        await runs(cluster, "young", NEW)
+        assert {"young": NEW} == rows(cluster)
+        assert cluster.agent.code is None
+        assert [] == cluster.log.of("config.needs_restart")
+
+
+async def test_a_start_with_another_name_uses_the_last_good_settings_until_the_last_row():
+    async with a_node() as cluster:
+        await cluster.stop_agent()
+        cluster.places.config.write_text(named(NEW))
+
+        await started(cluster, slices=4)
+
+        assert f"cannot change from {OLD} to {NEW}" in await refusal(cluster)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        page = await fetch(cluster.web_address or "", "/readyz?verbose")
+        assert f"[!]settings degraded: {cluster.places.config}:3:17: sharing.res" in page.text
+        await runs(cluster, "second", OLD)
+        assert {"resident": OLD, "second": OLD} == rows(cluster)
+        for name in ("second", "resident"):
+            await succeeds(cluster, name)
+        assert await shows(cluster, (NEW, 4), (OLD, 0)), cluster.log.last(20)
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+async def test_a_start_that_the_rows_refuse_and_no_copy_can_replace_ends_with_78(*, by_flag: bool):
+    async with a_node() as cluster:
+        await cluster.stop_agent()
+        if by_flag:
+            arguments = (*cluster.options.arguments, "--scheduler", "none")
+            cluster.places.config.write_text(named(OLD).partition("\n")[2])
+            cluster.options = dataclasses.replace(cluster.options, arguments=arguments)
+        else:
+            cluster.places.config.write_text(named(NEW))
+            (cluster.places.state / COPY).unlink()
+
+        await cluster.start_agent()
+
+        assert await cluster.until(lambda: cluster.agent.code is not None, PATIENCE)
+        assert 78 == cluster.agent.code
+        (line,) = cluster.log.of("agent.failed", cluster.agent.pid)
+        assert "cannot change from" in str(line.fields["err"])
+        assert str(line.fields["err"]).endswith(
+            "set it back, then drain the node while the agent runs"
+        )
+        assert {"resident": OLD} == rows(cluster)
+
+
+# What a whole agent promises of each GPU: its limit, the true sum, nothing that has ended.
+
+MIB = 2**20
+SPEED = {PROFILES[key].name: rank for rank, key in enumerate(("t4", "a100", "h100"))}
+
+
+@pytest.mark.parametrize(
+    ("first", "added"),
+    [("t4:2", ("h100",)), ("h100:1", ("t4", "t4")), ("t4:1", ("h100", "t4", "a100"))],
+)
+async def test_each_gpu_of_a_container_with_several_models_has_its_own_limit(first, added):
+    async with open_cluster(LabOptions(described(first), ENVIRON)) as cluster:
+        count = int(first[-1]) + len(added)
+        await started(cluster, slices=10 * int(first[-1]))
+        for model in added:
+            cluster.hardware.add(model)
+        assert await offers(cluster, 10 * count)
+        gpus = {str(state.gpu.uuid): state.gpu for state in cluster.hardware.states}
+        pod = Workload("mix", "", (Wish("main", count),)).pod()
+        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem-percentage"] = "40"
+        cluster.submit(pod)
+        assert await cluster.until(lambda: is_running(cluster, "mix"), PATIENCE)
+
+        (answer,) = answers(cluster).values()
+        notes = cluster.pod("mix")["metadata"]["annotations"]
+        devices = notes["hami.io/vgpu-devices-allocated"].replace(";", "").split(":")
+        wrote = {one.split(",")[0]: int(one.split(",")[2]) for one in devices if one}
+        buses = {uuid: gpu.pci for uuid, gpu in gpus.items()}
+        assert len(set(wrote.values())) > 1
+        assert wrote == limits_in_force(
+            parsed(answer).envs, buses, lambda uuid: SPEED[gpus[uuid].name]
+        )
+
+
+def holding(cluster: SandboxCluster, name: str, *parts: tuple[str, int]) -> None:
+    """Create a pod on the first GPU: containers, sidecars and init containers with MiB each."""
+    uuid = str(cluster.hardware.states[0].gpu.uuid)
+    pod = Workload(name, "", ()).pod()
+    pod["metadata"]["annotations"] = {USE_UUID: uuid}
+    for place, (kind, mib) in enumerate(parts):
+        limits = {COUNT: "1", MEMORY: str(mib)}
+        made = {"name": f"{kind}{place}", "image": "x", "resources": {"limits": limits}}
+        made |= {"restartPolicy": "Always"} if kind == "sidecar" else {}
+        pod["spec"].setdefault("containers" if kind == "app" else "initContainers", []).append(made)
+    cluster.submit(pod)
+
+
+async def promised(cluster: SandboxCluster) -> tuple[int, int, int, list[str]]:
+    """MiB of the first GPU: by its gauge, by its containers, by the status; who holds it now."""
+    found = await scrape(cluster.web_address or "")
+    page = json.loads((await fetch(cluster.web_address or "", "/api/v1/status")).text)["data"]
+
+    def of(name: str) -> int:
+        return round(
+            sum(v for n, labels, v in found if (n, labels.get("gpu")) == (name, "0")) / MIB
+        )
+
+    return (
+        of("hami_agent_memory_promised_bytes"),
+        of("hami_agent_container_memory_promised_bytes"),
+        page["gpus"][0]["promisedMib"],
+        [one["pod"] for one in page["allocations"] if not one["ended"]],
+    )
+
+
+async def sums_to(cluster: SandboxCluster, mib: int, *pods: str) -> bool:
+    """Whether all faces come to say so: they are made anew every half second."""
+    for _ in range(int(PATIENCE / 0.5)):
+        if await promised(cluster) == (mib, mib, mib, sorted(pods)):
+            return True
+        await asyncio.sleep(0.5)
+    return False
+
+
+def node_events(cluster: SandboxCluster) -> set[str]:
+    events = cluster.store.select("events")
+    return {one["reason"] for one in events if one["involvedObject"]["kind"] == "Node"}
+
+
+async def test_sidecars_that_oversell_a_gpu_are_in_every_sum_and_told():
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        holding(cluster, "one", ("sidecar", 30000), ("app", 20000))
+        assert await cluster.until(lambda: is_running(cluster, "one"), PATIENCE)
+        assert await sums_to(cluster, 50000, "one", "one")
+        assert "GpuOversold" not in node_events(cluster)
+        holding(cluster, "two", ("init", 40000), ("sidecar", 30000), ("app", 20000))
+        assert await cluster.until(lambda: is_running(cluster, "two"), PATIENCE)
+
+        assert await sums_to(cluster, 100000, "one", "one", "two", "two")
+        assert await cluster.until(lambda: "GpuOversold" in node_events(cluster), PATIENCE)
+
+
+@pytest.mark.parametrize("grace", [None, 0])
+async def test_a_deleted_pod_is_in_no_sum_as_soon_as_the_next_one_of_its_name_is_let_in(grace):
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        holding(cluster, "web-0", ("app", 70000))
+        assert await cluster.until(lambda: is_running(cluster, "web-0"), PATIENCE)
+        assert await sums_to(cluster, 70000, "web-0")
+        first = cluster.pod("web-0")["metadata"]["uid"]
+        cluster.store.delete("pods", NAMESPACE, "web-0", grace=grace)
+        assert await cluster.until(
+            lambda: not any(p["metadata"]["uid"] == first for p in cluster.store.select("pods")),
+            PATIENCE,
+        )
+        assert await sums_to(cluster, 0)
+        holding(cluster, "web-0", ("app", 60000))
+        assert await cluster.until(lambda: is_running(cluster, "web-0"), PATIENCE)
+
+        assert await sums_to(cluster, 60000, "web-0")
+
+
+# What SETTINGS.md tells to type works, as it stands there.
+
+TEXT = (ROOT / "SETTINGS.md").read_text()
+PROMPT = "hami-agent "
+
+
+def told(verb: str) -> list[str]:
+    """The arguments of the one command of that verb, without what stands behind them."""
+    (line,) = re.findall(rf"^{re.escape(PROMPT)}({verb}\b.*)$", TEXT, re.MULTILINE)
+    return shlex.split(line, comments=True)
+
+
+def test_the_settings_are_shown_with_their_origin():
+    shown = run(*told("config show"))
+
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert re.search(r"sharing\.splitCount +10 +default", shown.stdout)
+
+
+def test_the_profile_that_the_page_shows_is_checked_and_taken(tmp_path: Path):
+    (example,) = re.findall(r"^```\n(sharing:\n.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    (file := tmp_path / "config.yaml").write_text(example)
+    command = [str(file) if word == "FILE..." else word for word in told("config check")]
+
+    checked = run(*command)
+
+    assert 0 == checked.returncode, checked.stderr
+    assert checked.stdout.endswith("ok\n")
+    assert "the profile big" in checked.stderr
+
+
+def test_all_files_of_a_node_are_checked_together(tmp_path: Path):
+    (inline,) = re.findall(r"`hami-agent (config check config\.yaml [^`]+)`", TEXT)
+    contents = {
+        "config.yaml": "sharing: {splitCount: 20}\n",
+        "device-config.yaml": "nvidia: {deviceMemoryScaling: 1.5}\n",
+        "config.json": '{"nodeconfig": [{"name": "a", "devicesplitcount": 5}]}\n',
+    }
+    verb, check, *names = inline.split()
+    assert list(contents) == names
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+
+    checked = run(verb, check, *(str(tmp_path / name) for name in names))
+
+    assert 0 == checked.returncode, checked.stderr
+    assert re.search(
+        r"^a\n +sharing\.splitCount +5 .*\n +sharing\.memoryScaling +1\.5 ", checked.stdout
+    )
+
+
+def test_the_schema_is_one():
+    schema = run(*told("config schema"))
+
+    assert 0 == schema.returncode, schema.stderr
+    assert "sharing" in json.loads(schema.stdout)["properties"]
+
+
+# What MIGRATION.md tells to type works, as it stands there.
+
+MIGRATION_TEXT = (ROOT / "MIGRATION.md").read_text()
+
+
+def test_an_annotation_is_decoded():
+    (line,) = re.findall(r"^hami-agent (decode .+)$", MIGRATION_TEXT, re.MULTILINE)
+
+    decoded = run(*shlex.split(line))
+
+    assert 0 == decoded.returncode, decoded.stderr
+    assert "GPU-1" in json.dumps(json.loads(decoded.stdout))

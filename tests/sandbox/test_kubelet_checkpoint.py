@@ -1,16 +1,23 @@
 """The kubelet's checkpoint file by itself: bytes, checksum, corruption, atomic writes."""
 
+import asyncio
 import base64
 import errno
 import json
 
 import pytest
+from grpclib.client import Channel
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError
+from agent.sandbox.kubelet.model import KubeletModel
+from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
+from tests.fakes.kubelet_rig import a_container_object, a_pod_object, a_rig, a_rig_with_plugin
+from tests.fakes.plugin import RESOURCE
 
 WHOLE = Checkpoint(
     entries=(
@@ -149,3 +156,184 @@ def test_the_file_is_private(tmp_path):
     checkpoint.replace(tmp_path, WHOLE, Seeded())
 
     assert 0o600 == (tmp_path / checkpoint.FILE_NAME).stat().st_mode & 0o777
+
+
+# What the kubelet makes of an empty checkpoint. Of others: tests/peers/test_kubelet_allocation.py.
+
+
+async def test_a_file_without_a_byte_is_an_empty_state(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        await rig.admit(a_pod_object())
+        await rig.kubelet.stop()
+        (rig.plugins / checkpoint.FILE_NAME).write_bytes(b"")
+
+        await rig.kubelet.start()
+
+        assert {} == rig.ids()
+        assert 1 == len(rig.seen("checkpoint_lost"))
+        await rig.come_back(plugin)
+
+
+# What a new kubelet process, a reboot or a lost checkpoint does to pods that were admitted.
+
+NOTHING_HEALTHY = (
+    "Pod was rejected: Allocate failed due to no healthy devices present; "
+    f"cannot allocate unhealthy devices {RESOURCE}, which is unexpected"
+)
+
+
+async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        await rig.admit(a_pod_object(inits=[a_container_object("init")]))
+        held = rig.ids()
+
+        await rig.kubelet.reboot()
+        await rig.come_back(plugin)
+        await rig.until_seen("admitted", 2)
+
+        assert held == rig.ids()
+        assert 2 == len(plugin.allocated)
+        await rig.soon(rig.kubelet.until_running("u1", "main"))
+        starts = [event.container for event in rig.seen("container_started")]
+        assert ["init", "main"] * 2 == starts, "init containers run again"
+
+
+async def test_a_reboot_without_the_plugin_rejects_every_pod_that_holds_ids(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, _):
+        for uid in ("u1", "u2"):
+            await rig.admit(a_pod_object(uid))
+        await rig.admit(a_pod_object("plain", count=0))
+
+        await rig.kubelet.reboot()
+        await rig.until_seen("admitted", 4)
+
+        rejected = {event.pod: event.text for event in rig.seen("rejected")}
+        assert {"u1": NOTHING_HEALTHY, "u2": NOTHING_HEALTHY} == rejected
+
+
+async def test_a_reboot_with_a_lost_checkpoint_allocates_in_order_of_creation(tmp_path):
+    async with a_rig_with_plugin(tmp_path, count=8) as (rig, plugin):
+        stamps = {"late": "2026-08-21T06:20:42Z", "early": "2026-08-21T06:20:40Z"}
+        for uid, created in stamps.items():
+            await rig.admit(a_pod_object(uid, created=created))
+
+        await rig.kubelet.reboot(lose_checkpoint=True)
+        await rig.come_back(plugin)
+        await rig.until_seen("admitted", 4)
+
+        assert ["late", "early", "early", "late"] == [e.pod for e in rig.seen("allocated")]
+
+
+async def test_a_plugin_that_is_back_within_09_seconds_saves_every_pod(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        await rig.admit(a_pod_object("u1"))
+        await rig.kubelet.reboot()
+        await asyncio.sleep(0.85)
+        await rig.come_back(plugin)
+
+        await rig.until_seen("admitted", 2)
+        assert [] == rig.seen("rejected")
+
+
+async def test_until_the_plugin_registers_there_are_no_options_to_go_by(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        plugin.script.options = DevicePluginOptions(pre_start_required=True)
+        await plugin.register()
+        await rig.admit(a_pod_object())
+        await rig.until_seen("prestarted")
+        await rig.kubelet.restart()
+        await rig.until_seen("admitted", 2)
+
+        await rig.kubelet.container_died("u1", "main")
+
+        await rig.until_seen("container_started", 2)
+        assert 1 == len(plugin.pre_started), "skipped, and the recorded answer is used"
+        assert 1 == len(plugin.allocated)
+
+
+# What a kubelet does to its directories when it starts, and leaves when it goes.
+
+
+async def test_a_first_start_makes_both_directories(tmp_path):
+    async with a_rig(tmp_path / "fresh") as rig:
+        assert (rig.plugins / "kubelet.sock").is_socket()
+        assert (rig.pod_resources / "kubelet.sock").is_socket()
+
+
+async def test_an_exit_leaves_a_dead_socket_file(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        await rig.kubelet.stop()
+        await rig.soon(plugin.streams_ended.wait())
+
+        assert (rig.plugins / "kubelet.sock").is_socket()
+        assert plugin.path.is_socket()
+        with pytest.raises(ConnectionRefusedError):
+            await plugin.register()
+
+
+async def test_connections_break_when_the_kubelet_goes(tmp_path):
+    async with a_rig(tmp_path) as rig:
+        reader, writer = await asyncio.open_unix_connection(rig.pod_resources / "kubelet.sock")
+        await reader.read(9)
+
+        await rig.kubelet.kill()
+
+        await rig.soon(reader.read())
+        assert reader.at_eof()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_start_knows_resources_and_holds_from_the_checkpoint(tmp_path):
+    async with a_rig_with_plugin(tmp_path, count=3) as (rig, _):
+        await rig.admit(a_pod_object())
+        held = rig.ids()
+
+        await rig.kubelet.restart()
+
+        assert held == rig.ids()
+        tick = rig.kubelet.tick()
+        assert ({RESOURCE: 0}, {RESOURCE: 0}) == (tick.capacity, tick.allocatable)
+        await asyncio.sleep(299)
+        assert not rig.kubelet.tick().removed, "the grace period starts anew"
+        await asyncio.sleep(2)
+        assert {RESOURCE} == rig.kubelet.tick().removed
+
+
+async def test_a_directory_that_cannot_be_made_fails_the_start(tmp_path):
+    (tmp_path / "file").touch()
+    kubelet = KubeletModel(tmp_path / "file", tmp_path / "pr", ManualClock(), Seeded())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await kubelet.start()
+
+    assert caught.group_contains(NotADirectoryError)
+    assert not kubelet.is_up
+    await kubelet.stop()
+
+
+async def test_a_second_start_is_refused_and_a_second_stop_does_nothing(tmp_path):
+    async with a_rig(tmp_path) as rig:
+        with pytest.raises(RuntimeError, match="started already"):
+            await rig.kubelet.start()
+        await rig.kubelet.stop()
+        await rig.kubelet.stop()
+
+        assert not rig.kubelet.is_up
+        assert 0 == rig.kubelet.capacity(RESOURCE) == rig.kubelet.allocatable(RESOURCE)
+        assert {} == rig.ids()
+        assert {} == rig.kubelet.tick().capacity
+
+
+async def test_a_kubelet_that_is_killed_while_it_starts_does_not_come_up(tmp_path):
+    kubelet = KubeletModel(tmp_path / "dp", tmp_path / "pr", ManualClock(), Seeded())
+    async with asyncio.TaskGroup() as group:
+        starting = group.create_task(kubelet.start())
+        await asyncio.sleep(0.1)
+        await kubelet.kill()
+        await starting
+
+    assert not kubelet.is_up
+    with pytest.raises(FileNotFoundError):
+        async with Channel(path=str(tmp_path / "dp" / "kubelet.sock")) as channel:
+            await channel.__connect__()

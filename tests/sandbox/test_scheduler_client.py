@@ -1,19 +1,48 @@
 """The queue of the scheduler's client: a burst, then so many a second, in the order of asking."""
 
 import asyncio
+import datetime as dt
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from agent.sandbox.api_errors import Json
+from agent import cluster as annotations
+from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, StoreCluster
+from agent.sandbox.scheduler.events import EventQueue, EventRecorder
+from agent.sandbox.scheduler.filter import NORMAL, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import HamiVerbs
+from agent.sandbox.scheduler.verbs import (
+    BindError,
+    ContentionError,
+    HamiVerbs,
+    LockError,
+    NodeLocks,
+    go_duration,
+    parse_lock,
+)
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
-from tests.fakes.clock import LoopClock
-from tests.fakes.scheduler_cluster import LOCK, REGISTER, register_of
-from tests.fakes.scheduler_vectors import build_pod
+from tests.fakes.clock import START, LoopClock, ManualClock
+from tests.fakes.scheduler_cluster import LOCK, REGISTER, RecordedCluster, register_of
+from tests.fakes.scheduler_traces import (
+    BIND,
+    FILTER,
+    MARK,
+    Play,
+    gaps,
+    orders,
+    recorded,
+    steps,
+)
+from tests.fakes.scheduler_traces import (
+    LOCK as TRACED_LOCK,
+)
+from tests.fakes.scheduler_vectors import build_pod, load_cases
 
 GPU = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
 
@@ -113,3 +142,631 @@ async def test_bind_time_is_older_than_the_lock_by_the_wait_in_the_queue(
     settings: SchedulerSettings, expected: set[int]
 ) -> None:
     assert expected == set(await scheduled(settings, 8))
+
+
+# Events of the scheduler: sent behind its verbs, one request for each, and not too many.
+
+POD: Json = {"metadata": {"namespace": "d", "name": "p", "uid": "u", "labels": {}}, "spec": {}}
+
+
+class Slow(EventRecorder):
+    """Takes one Event in each second."""
+
+    def __init__(self) -> None:
+        super().__init__(StoreCluster(ObjectStore(ManualClock(), Seeded())), ManualClock(), "slow")
+        self.told: list[tuple[Json, str]] = []
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        await asyncio.sleep(1)
+        self.told.append((pod, notice.message))
+
+
+def notice(text: str) -> Notice:
+    return Notice(NORMAL, "Told", text)
+
+
+async def test_events_are_sent_in_their_order_by_who_runs_the_queue() -> None:
+    slow = Slow()
+    queue = EventQueue(slow)
+    began = asyncio.get_running_loop().time()
+    for text in ("one", "two"):
+        await queue.record(POD, notice(text))
+    assert began == asyncio.get_running_loop().time()
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run())
+        await asyncio.sleep(2.5)
+        running.cancel()
+
+    assert ["one", "two"] == [text for _, text in slow.told]
+    assert {"namespace": "d", "name": "p", "uid": "u"} == slow.told[0][0]["metadata"]
+
+
+def recording() -> tuple[RecordedCluster, EventRecorder]:
+    cluster = RecordedCluster(ObjectStore(ManualClock(), Seeded()))
+    return cluster, EventRecorder(cluster, ManualClock(), "hami-scheduler")
+
+
+async def test_an_event_is_one_request_also_when_it_comes_again() -> None:
+    cluster, recorder = recording()
+
+    for text in ("one", "two", "one", "one"):
+        await recorder.record(POD, notice(text))
+
+    assert {"create events": 2, "patch events": 2} == Counter(cluster.calls)
+
+
+async def test_an_event_that_was_removed_is_written_anew() -> None:
+    store = ObjectStore(LoopClock(), Seeded())
+    recorder = EventRecorder(StoreCluster(store), LoopClock(), "hami-scheduler")
+    await recorder.record(POD, notice("one"))
+    (written,) = store.select("events")
+    store.delete("events", "d", written["metadata"]["name"])
+    await asyncio.sleep(1)
+
+    await recorder.record(POD, notice("one"))
+    await recorder.record(POD, notice("one"))
+
+    assert [2] == [event["count"] for event in store.select("events")]
+
+
+async def test_of_one_pod_no_more_than_twenty_five_events_come_at_once() -> None:
+    cluster, recorder = recording()
+    other: Json = {"metadata": POD["metadata"] | {"uid": "v"}}
+
+    for number in range(30):
+        await recorder.record(POD, notice(str(number)))
+    await recorder.record(other, notice("other"))
+    assert ["create events"] * 26 == cluster.calls
+
+    await asyncio.sleep(301)
+    await recorder.record(POD, notice("later"))
+    assert ["create events"] * 27 == cluster.calls
+
+
+async def test_an_event_that_is_refused_fails_nothing() -> None:
+    class Refusing(StoreCluster):
+        async def create(self, resource: str, namespace: str, obj: Json) -> None:
+            raise ForbiddenError("events are forbidden")
+
+    store = ObjectStore(ManualClock(), Seeded())
+
+    await EventRecorder(Refusing(store), ManualClock(), "hami-scheduler").record(POD, notice("x"))
+
+    assert [] == store.select("events")
+
+
+# The node lock's rules: whose lock gives way, and what is no lock.
+
+LOCK_POD = build_pod({"containers": []})
+LAYOUT = "2006-01-02T15:04:05Z07:00"
+
+
+def ago(seconds: int) -> str:
+    return (START - dt.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def locked(text: str) -> tuple[ObjectStore, NodeLocks]:
+    store = ObjectStore(ManualClock(), Seeded())
+    store.create("nodes", {"metadata": {"name": "n1", "annotations": {LOCK: text}}})
+    store.create("pods", build_pod({"containers": []}, "alive"))
+    return store, NodeLocks(StoreCluster(store), ManualClock(), Seeded(), 300.0)
+
+
+def lock_of(store: ObjectStore) -> str | None:
+    text: str | None = store.get("nodes", "", "n1")["metadata"]["annotations"].get(LOCK)
+    return text
+
+
+@pytest.mark.parametrize(
+    "text", [f"{ago(299)},default,dead", f"{ago(301)},default,alive", ago(301), f"{ago(301)},,"]
+)
+async def test_a_lock_is_taken_over_from_the_dead_and_the_late(text: str) -> None:
+    store, locks = locked(text)
+
+    await locks.take("n1", LOCK_POD)
+
+    assert f"{ago(0)},default,p" == lock_of(store)
+
+
+async def test_a_lock_of_the_same_name_is_kept_as_it_is() -> None:
+    text = f"{ago(299)},default,p"
+    store, locks = locked(text)
+
+    await locks.take("n1", LOCK_POD)
+
+    assert text == lock_of(store)
+
+
+@pytest.mark.parametrize("text", [f"{ago(299)},default,alive", ago(299), f"{ago(299)},,"])
+async def test_a_young_lock_of_the_living_or_of_nobody_is_respected(text: str) -> None:
+    store, locks = locked(text)
+
+    with pytest.raises(ContentionError, match="has been locked within 5m0s"):
+        await locks.take("n1", LOCK_POD)
+
+    assert text == lock_of(store)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        (ago(1), None),
+        ("no time", None),
+        ("", None),
+        (f"{ago(1)},default,p", None),
+        ("no time,default,p", None),
+        (f"{ago(1)},default,alive", f"{ago(1)},default,alive"),
+        (f"{ago(1)},,", f"{ago(1)},,"),
+    ],
+)
+async def test_a_release_removes_its_own_lock_and_those_without_parts(
+    text: str, after: str | None
+) -> None:
+    store, locks = locked(text)
+
+    await locks.release("n1", LOCK_POD)
+
+    assert after == lock_of(store)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "2026-08-21T06:20:39Z,default",
+            "malformed lock annotation: expected 3 parts, got 2 from 2026-08-21T06:20:39Z,default",
+        ),
+        ("x,a,b,c", "malformed lock annotation: expected 3 parts, got 4 from x,a,b,c"),
+        ("x,a,b", f'parsing time "x" as "{LAYOUT}": cannot parse "x" as "2006"'),
+        ("", f'parsing time "" as "{LAYOUT}": cannot parse "" as "2006"'),
+    ],
+)
+async def test_parts_are_counted_before_the_time_is_read(text: str, told: str) -> None:
+    store, locks = locked(text)
+
+    with pytest.raises(LockError) as refusal:
+        await locks.take("n1", LOCK_POD)
+
+    assert told == str(refusal.value)
+    assert text == lock_of(store)
+
+
+PARSED = load_cases("node_lock_parse")
+
+
+@pytest.mark.parametrize("case_id", sorted(PARSED))
+def test_a_lock_is_parsed_as_by_hami(case_id: str) -> None:
+    case = PARSED[case_id]
+    if "error" in case:
+        with pytest.raises(LockError) as refusal:
+            parse_lock(case["value"])
+        assert case["error"] == str(refusal.value)
+        return
+
+    stamp, namespace, name = parse_lock(case["value"])
+
+    expected = (case["time_unix"], case["namespace"], case["pod"])
+    assert expected == (stamp.timestamp(), namespace, name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026",
+        "2026-8-21",
+        "2026-13-21T06:20:39Z",
+        "2026-08-21 06:20:39Z",
+        "2026-08-21T24:20:39Z",
+        "2026-08-21T06:20:39",
+        "2026-02-30T06:20:39Z",
+        "2026-08-21T06:20:39Zx",
+        "2026-08-21T06:20:39+25:00",
+    ],
+)
+def test_a_time_that_go_refuses_is_no_lock(text: str) -> None:
+    with pytest.raises(LockError, match=f'^parsing time "{re.escape(text)}"'):
+        parse_lock(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-08-21T06:20:39Z", "2026-08-21T06:20:39+00:00"),
+        ("2026-08-21T08:20:39+02:00", "2026-08-21T06:20:39+00:00"),
+        ("2026-08-21T04:20:39-02:00", "2026-08-21T06:20:39+00:00"),
+        ("2026-08-21T06:20:39.1234567Z", "2026-08-21T06:20:39.123456+00:00"),
+    ],
+)
+def test_times_are_read(text: str, expected: str) -> None:
+    assert expected == parse_lock(text)[0].astimezone(dt.UTC).isoformat()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(28, "28s"), (300, "5m0s"), (3661, "1h1m1s")])
+def test_durations_are_written_as_by_go(seconds: int, text: str) -> None:
+    assert text == go_duration(seconds)
+
+
+# What others do between two steps of the scheduler; it is as blind to it as HAMi's is.
+
+Others = Callable[["Interrupted"], None]
+
+
+class Interrupted(RecordedCluster):
+    """Others act before each patch of a node."""
+
+    def __init__(self, others: Others | None = None) -> None:
+        super().__init__(filled())
+        self.others = others
+
+    @property
+    def patches(self) -> int:
+        return self.calls.count("patch nodes")
+
+    async def before(self, call: str) -> None:
+        if call == "patch nodes" and self.others is not None:
+            self.others(self)
+
+    def annotate(self, **marks: str) -> None:
+        patch = {"metadata": {"annotations": marks}}
+        self.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+
+    def lock(self) -> str:
+        held: str = self.store.get("nodes", "", "n1")["metadata"]["annotations"].get(LOCK, "")
+        return held
+
+    def marks(self, name: str = "p") -> Json:
+        return dict(self.store.get("pods", "default", name)["metadata"].get("annotations") or {})
+
+
+class SilentStore(Interrupted):
+    """The binding is made, and its answer is lost."""
+
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+        await super().bind(namespace, name, uid, node_name)
+        raise StatusError("no answer")
+
+
+def a_pod(name: str) -> Json:
+    return build_pod({"containers": [{"name": "c", "limits": GPU}]}, name)
+
+
+def filled() -> ObjectStore:
+    store = ObjectStore(ManualClock(), Seeded())
+    store.create("nodes", {"metadata": {"name": "n1", "annotations": {"beat": "0"}}})
+    for name in ("p", "other"):
+        store.create("pods", a_pod(name))
+    return store
+
+
+async def bind(cluster: Interrupted, name: str = "p") -> None:
+    pod = cluster.store.get("pods", "default", name)
+    hami = HamiVerbs(cluster, ManualClock(), Seeded(), SchedulerSettings().quick(), eager=False)
+    hami._seen.see("nodes", "ADDED", cluster.store.get("nodes", "", "n1"))
+    hami._seen.see("pods", "ADDED", pod)
+    await hami.bind("default", name, pod["metadata"]["uid"], "n1")
+
+
+async def test_a_bind_makes_six_requests_in_hamis_order() -> None:
+    cluster = Interrupted()
+
+    await bind(cluster)
+
+    expected = [*["get nodes"] * 3, "patch nodes", "patch pods", "bind"]
+    assert expected == cluster.calls
+
+
+async def test_a_bind_that_finds_the_lock_taken_makes_three_requests() -> None:
+    cluster = Interrupted()
+    await bind(cluster, "other")
+    cluster.calls.clear()
+
+    with pytest.raises(BindError, match="has been locked within 5m0s: node lock contention"):
+        await bind(cluster)
+
+    assert ["get nodes", "get pods", "get nodes"] == cluster.calls
+
+
+async def test_a_lock_that_another_pod_takes_meanwhile_is_respected() -> None:
+    taken = "2026-08-21T06:20:39Z,default,other"
+    cluster = Interrupted(lambda cluster: cluster.annotate(**{LOCK: taken}))
+
+    with pytest.raises(BindError, match=r"^failed to set node lock .* is locked: node lock cont"):
+        await bind(cluster)
+
+    assert taken == cluster.lock()
+
+
+async def test_a_node_that_changes_meanwhile_is_read_again() -> None:
+    cluster = Interrupted(lambda cluster: cluster.annotate(beat=str(min(cluster.patches, 3))))
+
+    await bind(cluster)
+
+    assert 4 == cluster.patches
+    assert cluster.lock().endswith(",default,p")
+
+
+async def test_a_node_that_never_rests_is_given_up_after_five_tries() -> None:
+    cluster = Interrupted(lambda cluster: cluster.annotate(beat=str(cluster.patches)))
+    began = asyncio.get_running_loop().time()
+
+    with pytest.raises(BindError, match="the object has been modified"):
+        await bind(cluster)
+
+    assert 5 == cluster.patches
+    assert 1.5 <= asyncio.get_running_loop().time() - began <= 2.25
+
+
+async def test_a_lock_that_cannot_be_given_back_leaves_the_first_failure() -> None:
+    def vanish(cluster: Interrupted) -> None:
+        if cluster.patches == 1:
+            cluster.store.bind("default", "p", "n2")
+        if cluster.patches == 2:
+            cluster.store.delete("nodes", "", "n1")
+
+    cluster = Interrupted(vanish)
+
+    with pytest.raises(BindError, match='already assigned to node "n2"'):
+        await bind(cluster)
+
+
+async def test_a_bind_that_is_repeated_fails_and_gives_the_lock_away() -> None:
+    cluster = Interrupted()
+    await bind(cluster)
+    assert cluster.lock().endswith(",default,p")
+
+    with pytest.raises(BindError, match='already assigned to node "n1"'):
+        await bind(cluster)
+
+    assert "" == cluster.lock()
+    assert "allocating" == cluster.marks()["hami.io/bind-phase"]
+
+
+async def test_a_binding_whose_answer_was_lost_gives_the_lock_away() -> None:
+    cluster = SilentStore()
+
+    with pytest.raises(BindError, match="no answer"):
+        await bind(cluster)
+
+    assert "n1" == cluster.store.get("pods", "default", "p")["spec"]["nodeName"]
+    assert "" == cluster.lock()
+
+
+async def test_a_pod_that_was_made_again_meanwhile_gets_the_marks_and_loses_the_lock() -> None:
+    def replace(cluster: Interrupted) -> None:
+        if cluster.patches == 1:
+            cluster.store.delete("pods", "default", "p", grace=0)
+            cluster.store.create("pods", a_pod("p"))
+
+    cluster = Interrupted(replace)
+
+    with pytest.raises(BindError, match="UID"):
+        await bind(cluster)
+
+    assert "allocating" == cluster.marks()["hami.io/bind-phase"]
+    assert "" == cluster.lock()
+
+
+async def test_the_lock_of_a_pod_that_went_meanwhile_is_given_back() -> None:
+    def remove(cluster: Interrupted) -> None:
+        if cluster.patches == 1:
+            cluster.store.delete("pods", "default", "p", grace=0)
+
+    cluster = Interrupted(remove)
+
+    with pytest.raises(BindError, match='pods "p" not found'):
+        await bind(cluster)
+
+    assert "" == cluster.lock()
+
+
+async def test_a_failed_bind_of_a_pod_without_a_lock_leaves_the_lock_of_its_name() -> None:
+    cluster = Interrupted()
+    init = {"initContainers": [{"name": "i", "limits": GPU}], "containers": [{"name": "c"}]}
+    cluster.store.create("pods", build_pod(init, "init"))
+    held = "2026-08-21T06:20:39Z,default,init"
+    cluster.annotate(**{LOCK: held})
+    cluster.store.bind("default", "init", "n2")
+
+    with pytest.raises(BindError, match='already assigned to node "n2"'):
+        await bind(cluster, "init")
+
+    assert held == cluster.lock()
+
+
+# The model against recorded histories of HAMi's own scheduler: same writes, same order, same gaps.
+#
+# The recordings are of a real cluster, so their times are those of one run. The model is given the
+# same workloads on virtual time, with several seeds, and a kubelet and an agent that answer at
+# once.
+
+SLOW, FAST = SchedulerSettings(), SchedulerSettings().quick()
+SEEDS = pytest.mark.parametrize("seed", range(5))
+PLACED = {(FILTER, TRACED_LOCK, MARK, BIND)}
+
+
+Wanted = list[tuple[str, Json]]
+"""Names and specs of pods, in the order of their creation; a name may be there again."""
+
+
+def wanted(trace: list[Json]) -> Wanted:
+    """The pods of a trace."""
+    return [
+        (row["object"]["metadata"]["name"], row["object"]["spec"])
+        for row in trace
+        if row["kind"] == "pod" and row["type"] == "ADDED"
+    ]
+
+
+async def in_series(play: Play, pods: Wanted) -> None:
+    """Each pod runs and is deleted before the next one is created."""
+    for name, spec in pods:
+        play.submit(name, spec)
+        await play.until("Running", name)
+        play.delete(name)
+        await asyncio.sleep(0.2)
+
+
+async def at_once(play: Play, pods: Wanted) -> None:
+    for name, spec in pods:
+        play.submit(name, spec)
+        await asyncio.sleep(0.015)
+    for name, _ in pods:
+        await play.until("Running", name)
+
+
+async def kept(play: Play, pods: Wanted) -> None:
+    """One after the other; all stay."""
+    for name, spec in pods:
+        play.submit(name, spec)
+        await play.until("Running", name)
+
+
+async def deleted_early(play: Play, pods: Wanted) -> None:
+    """Every other one is deleted as soon as it is bound."""
+    for number, (name, spec) in enumerate(pods):
+        play.submit(name, spec)
+        if number % 2:
+            await play.until("Running", name)
+        else:
+            await play.until("bound", name)
+            play.delete(name)
+        await asyncio.sleep(0.06)
+
+
+WORKLOADS = {
+    "serial": (SLOW, in_series),
+    "serial-fast": (FAST, in_series),
+    "burst": (SLOW, at_once),
+    "burst-fast": (FAST, at_once),
+    "shapes": (SLOW, kept),
+    "same-name": (SLOW, in_series),
+    "deleted-early": (SLOW, deleted_early),
+}
+MOST = {"serial": 1, "burst": 14, "shapes": 1, "same-name": 1, "deleted-early": 2}
+"""Seconds between bind-time and the lock's stamp; with the fast client there are none."""
+
+
+PLAYED: dict[tuple[str, int], list[Json]] = {}
+
+
+async def played(name: str, seed: int) -> list[Json]:
+    """The rows of the same workload, done by the model once for all tests: it repeats itself."""
+    if (name, seed) not in PLAYED:
+        PLAYED[name, seed] = await play(name, seed)
+    return PLAYED[name, seed]
+
+
+async def play(name: str, seed: int) -> list[Json]:
+    trace, (settings, workload) = recorded(name), WORKLOADS[name]
+    await asyncio.sleep(1000 - asyncio.get_running_loop().time() % 1000)  # the same phase each time
+    one = Play(trace, settings, seed)
+    async with one.running():
+        await workload(one, wanted(trace))
+    return one.rows
+
+
+def pauses(rows: list[Json], before: str, after: str) -> list[float]:
+    """Seconds between two steps of the same pod, for each pod that was bound."""
+    began: dict[str, float] = {}
+    found = []
+    for step in steps(rows):
+        if step.what == before:
+            began[step.pod] = step.t
+        elif step.what == after and step.pod in began:
+            found.append(step.t - began.pop(step.pod))
+    return found
+
+
+def bound_within(rows: list[Json]) -> float:
+    """Seconds from the first pod's creation to the last binding."""
+    first = next(row["t"] for row in rows if row["kind"] == "pod")
+    return max(step.t for step in steps(rows) if step.what == BIND) - first
+
+
+def owners(rows: list[Json]) -> list[str]:
+    """Who locked the node, in order."""
+    return [step.pod for step in steps(rows) if step.what == TRACED_LOCK]
+
+
+def shares(rows: list[Json]) -> dict[str, str]:
+    """What each pod was given at last."""
+    given = {}
+    for row in rows:
+        marks = row["object"]["metadata"].get("annotations") or {} if row["kind"] == "pod" else {}
+        if annotations.ALLOCATED in marks:
+            given[row["object"]["metadata"]["name"]] = marks[annotations.ALLOCATED]
+    return given
+
+
+@SEEDS
+@pytest.mark.parametrize("name", WORKLOADS)
+async def test_the_writes_for_a_pod_come_in_hamis_order(name: str, seed: int) -> None:
+    assert orders(steps(recorded(name))) == PLACED == orders(steps(await played(name, seed)))
+
+
+@SEEDS
+@pytest.mark.parametrize("name", MOST)
+async def test_a_lock_is_as_much_younger_than_bind_time_as_hamis(name: str, seed: int) -> None:
+    found = gaps(steps(await played(name, seed)))
+
+    for seconds in (found, gaps(steps(recorded(name)))):
+        assert set(seconds) <= set(range(MOST[name] + 1))
+        assert {0, 1} <= {min(second, 1) for second in seconds}
+    assert len(found) == len(gaps(steps(recorded(name))))
+
+
+@SEEDS
+async def test_in_a_burst_the_gaps_grow_to_many_seconds(seed: int) -> None:
+    for rows in (recorded("burst"), await played("burst", seed)):
+        found = sorted(gaps(steps(rows)))
+        assert 12 == len(found)
+        assert found[-1] >= 6
+        assert sum(second >= 2 for second in found) >= 5
+
+
+@SEEDS
+@pytest.mark.parametrize("name", ["serial-fast", "burst-fast"])
+async def test_with_a_fast_client_there_is_no_gap(name: str, seed: int) -> None:
+    found = gaps(steps(await played(name, seed)))
+
+    assert {0} == set(found) == set(gaps(steps(recorded(name))))
+    assert len(found) == len(gaps(steps(recorded(name))))
+
+
+@SEEDS
+@pytest.mark.parametrize("name", ["serial", "shapes", "same-name", "deleted-early"])
+async def test_one_pod_after_the_other_takes_as_long_as_with_hami(name: str, seed: int) -> None:
+    real, rows = recorded(name), await played(name, seed)
+
+    for before, after in ((TRACED_LOCK, MARK), (MARK, BIND)):
+        expected = statistics.median(pauses(real, before, after))
+        assert pytest.approx(expected, abs=0.02) == statistics.median(pauses(rows, before, after))
+    assert pytest.approx(bound_within(real), rel=0.15) == bound_within(rows)
+
+
+@SEEDS
+@pytest.mark.parametrize("name", ["burst", "burst-fast"])
+async def test_a_burst_is_placed_about_as_fast_as_by_hami(name: str, seed: int) -> None:
+    ratio = bound_within(await played(name, seed)) / bound_within(recorded(name))
+
+    assert 0.5 < ratio < 2
+
+
+@SEEDS
+async def test_the_lock_of_a_pod_that_went_is_taken_over(seed: int) -> None:
+    found = owners(await played("deleted-early", seed))
+
+    assert [f"d{number}" for number in range(6)] == found == owners(recorded("deleted-early"))
+
+
+@pytest.mark.parametrize("name", ["serial", "shapes", "same-name"])
+async def test_the_same_pods_are_given_the_same_gpus(name: str) -> None:
+    assert shares(recorded(name)) == shares(await played(name, 0))
+
+
+async def test_a_history_repeats_itself() -> None:
+    async def told(seed: int) -> list[tuple[float, str, str]]:
+        return [(round(s.t, 3), s.what, s.pod) for s in steps(await play("burst", seed))]
+
+    assert await told(1) == await told(1) != await told(2)

@@ -1,13 +1,48 @@
 """Rules of the scheduler model that no vector reaches."""
 
+import asyncio
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from agent.allocate.room import ContainerRequest
+from agent.hami.register import RegisteredGpu
 from agent.model import GpuUuid, Share
+from agent.sandbox.api_errors import Json
+from agent.sandbox.patching import merge_patch
+from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
 from agent.sandbox.scheduler.loop import PlacingBackoff
-from agent.sandbox.scheduler.model import Load, RegisteredNode
-from agent.sandbox.scheduler.requests import parse_quantity
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.model import (
+    GpuView,
+    Load,
+    RegisteredNode,
+    SchedulerSettings,
+    Weights,
+)
+from agent.sandbox.scheduler.registry import (
+    NodeSighting,
+    Registry,
+    Version,
+    check_node,
+    decode,
+    read_offer,
+)
+from agent.sandbox.scheduler.requests import (
+    BadWeightsError,
+    Steering,
+    parse_quantity,
+    read_steering,
+)
+from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
+from agent.sandbox.scheduler.webhook import admit_pod, review_pod
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import START
+from tests.fakes.scheduler_cluster import LOCK, REGISTER, FakeCluster, register_of, scheduling
 from tests.fakes.scheduler_vectors import build_pod
+from tests.hami_vectors import Vector, cases, vectors
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 
@@ -124,3 +159,703 @@ def test_backoff_doubles_up_to_its_most() -> None:
     backoff = PlacingBackoff(first=1.0, most=10.0)
 
     assert [1.0, 2.0, 4.0, 8.0, 10.0, 10.0] == [backoff.delay(count) for count in range(1, 7)]
+
+
+# What the scheduler makes of things that come and go while pods wait.
+
+
+def close(cluster: FakeCluster, *, closed: bool) -> None:
+    patch = {"spec": {"unschedulable": closed}}
+    cluster.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+
+
+async def test_a_closed_node_gets_no_pods_until_it_is_opened() -> None:
+    cluster = FakeCluster("GPU-a")
+    close(cluster, closed=True)
+    async with scheduling(cluster):
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.condition("p1") != "")
+        assert "no nodes available to schedule pods" == cluster.condition("p1")
+
+        close(cluster, closed=False)
+        await cluster.until(lambda: cluster.is_bound("p1"))
+
+        assert cluster.is_bound("p1")
+
+
+async def test_a_deleted_node_is_forgotten() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        await asyncio.sleep(1)
+        cluster.store.delete("nodes", "", "n1")
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.condition("p1") != "")
+
+        assert "no nodes available to schedule pods" == cluster.condition("p1")
+
+
+async def test_a_pod_that_is_deleted_while_it_waits_is_dropped() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        cluster.submit("p1")
+        cluster.submit("p2")
+        cluster.store.delete("pods", "default", "p2")
+        await cluster.until(lambda: cluster.is_bound("p1"))
+        await asyncio.sleep(60)
+
+        assert [] == cluster.reasons("p2")
+        assert ["p1"] == [pod["metadata"]["name"] for pod in cluster.store.select("pods")]
+
+
+async def test_a_pod_without_a_gpu_is_bound_without_marks() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        spec = {"schedulerName": "hami-scheduler", "containers": [{"name": "c"}]}
+        cluster.store.create("pods", {"metadata": {"name": "plain"}, "spec": spec})
+        await cluster.until(lambda: cluster.is_bound("plain"))
+
+        assert "annotations" not in cluster.pod("plain")["metadata"]
+        assert [] == cluster.reasons("plain")
+
+
+async def test_weights_that_cannot_be_read_keep_a_pod_pending_with_that_reason() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        marks = {"hami.io/device-scoring-weights": "slot=1"}
+        cluster.submit("p1", annotations=marks)
+        await cluster.until(lambda: cluster.condition("p1") != "")
+
+        assert cluster.condition("p1").startswith("calcScore failed invalid")
+
+
+def finish(store: ObjectStore) -> None:
+    def finished(pod: Json) -> Json:
+        pod["status"]["phase"] = "Succeeded"
+        return pod
+
+    store.update("pods", "default", "p1", finished)
+
+
+def delete(store: ObjectStore) -> None:
+    store.delete("pods", "default", "p1", grace=0)
+
+
+@pytest.mark.parametrize("end", [finish, delete])
+async def test_a_pod_that_ends_makes_room(end: Callable[[ObjectStore], None]) -> None:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
+        cluster.submit("p1", memory_mib=12000)
+        await cluster.until(lambda: cluster.is_bound("p1"))
+        cluster.unlock()
+        cluster.submit("p2", memory_mib=12000)
+        await cluster.until(lambda: cluster.condition("p2") != "")
+
+        end(cluster.store)
+        await cluster.until(lambda: cluster.is_bound("p2"))
+
+        assert cluster.node()["hami.io/mutex.lock"].endswith(",default,p2")
+
+
+async def test_a_scheduler_that_fell_behind_the_history_lists_again() -> None:
+    cluster = FakeCluster("GPU-a", history=3)
+    async with scheduling(cluster):
+        await asyncio.sleep(1)
+        for number in range(8):
+            cluster.submit(f"p{number}")
+
+        await cluster.until(lambda: cluster.is_bound("p0"))
+
+        assert cluster.is_bound("p0")
+
+
+async def test_a_restarted_scheduler_counts_what_was_placed_before() -> None:
+    cluster = FakeCluster("GPU-a")
+    async with scheduling(cluster):
+        cluster.submit("p1", memory_mib=12000)
+        await cluster.until(lambda: cluster.is_bound("p1"))
+    cluster.unlock()
+
+    async with scheduling(cluster.restarted()):
+        cluster.submit("p2", memory_mib=12000)
+        await cluster.until(lambda: cluster.condition("p2") != "")
+
+        expected = "0/1 nodes are available: 1 1/1 CardInsufficientMemory."
+        assert expected == cluster.condition("p2")
+
+
+# The scheduler as a whole: what becomes of pods in a store.
+
+
+async def test_a_pod_is_placed_locked_and_bound() -> None:
+    async with scheduling(FakeCluster("GPU-a", "GPU-b")) as cluster:
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.is_bound("p1"))
+
+        metadata = cluster.pod("p1")["metadata"]
+        assert "GPU-b,NVIDIA,1000,0:;" == metadata["annotations"]["hami.io/vgpu-devices-allocated"]
+        assert (
+            "GPU-b,NVIDIA,1000,0:;" == metadata["annotations"]["hami.io/vgpu-devices-to-allocate"]
+        )
+        assert "allocating" == metadata["annotations"]["hami.io/bind-phase"]
+        assert "n1" == metadata["labels"]["hami.io/vgpu-node"]
+        assert cluster.node()[LOCK].endswith(",default,p1")
+        await asyncio.sleep(1)  # Events come behind
+        assert {"FilteringSucceed", "BindingSucceed"} == set(cluster.reasons("p1"))
+
+
+async def test_a_second_pod_waits_for_the_lock_and_is_bound_after_its_release() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        cluster.submit("p1")
+        cluster.submit("p2")
+        await cluster.until(lambda: "BindingFailed" in cluster.reasons("p2"))
+        assert not cluster.is_bound("p2")
+
+        cluster.unlock()
+        await cluster.until(lambda: cluster.is_bound("p2"))
+
+        assert cluster.node()[LOCK].endswith(",default,p2")
+
+
+async def test_a_freed_lock_is_used_after_the_back_off_only() -> None:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
+        cluster.submit("p1")
+        cluster.submit("p2")
+        await cluster.until(lambda: cluster.condition("p2") != "")
+        failed = asyncio.get_running_loop().time()
+        assert cluster.condition("p2").endswith(": node lock contention")
+
+        cluster.unlock()
+        await cluster.until(lambda: cluster.is_bound("p2"))
+
+        assert asyncio.get_running_loop().time() - failed >= 1.0
+
+
+async def test_kube_scheduler_gives_up_after_30_seconds_and_hami_binds_all_the_same() -> None:
+    settings = SchedulerSettings(kube_qps=0.1, kube_burst=1)
+    async with scheduling(FakeCluster("GPU-a", settings=settings)) as cluster:
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.condition("p1") != "", within=300)
+        assert "context deadline exceeded" in cluster.condition("p1")
+
+        await cluster.until(lambda: cluster.is_bound("p1"), within=300)
+
+        assert cluster.is_bound("p1")
+
+
+async def test_the_lock_of_a_deleted_pod_is_taken_over() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.is_bound("p1"))
+        cluster.store.delete("pods", "default", "p1", grace=0)
+
+        cluster.submit("p2")
+        await cluster.until(lambda: cluster.is_bound("p2"))
+
+        assert cluster.node()[LOCK].endswith(",default,p2")
+
+
+async def test_a_pod_that_cannot_fit_stays_pending_and_says_why() -> None:
+    async with scheduling(FakeCluster("GPU-a", "GPU-b")) as cluster:
+        cluster.submit("big", memory_mib=20000)
+        await cluster.until(lambda: cluster.condition("big") != "")
+
+        expected = "0/1 nodes are available: 1 2/2 CardInsufficientMemory."
+        assert expected == cluster.condition("big")
+        assert not cluster.is_bound("big")
+        assert {"FilteringFailed", "FailedScheduling"} == set(cluster.reasons("big"))
+
+
+async def test_a_pod_that_cannot_fit_is_not_tried_again_while_nothing_changes() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        cluster.submit("big", memory_mib=20000)
+        await cluster.until(lambda: cluster.condition("big") != "")
+        await asyncio.sleep(14)
+        version = cluster.store.version
+
+        await asyncio.sleep(600)
+
+        tries = [event["count"] for event in cluster.store.select("events")]
+        assert [1, 1, 1] == tries
+        assert version + 10 > cluster.store.version
+
+
+async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        await asyncio.sleep(1)
+        cluster.annotate_node(register=register_of("GPU-a", healthy=False))
+        cluster.submit("early")
+        await cluster.until(lambda: cluster.is_bound("early"))
+
+        await asyncio.sleep(15)
+        cluster.submit("late")
+        await cluster.until(lambda: cluster.condition("late") != "")
+
+        assert "0/1 nodes are available: 1 1/1 CardNotHealth." == cluster.condition("late")
+
+
+async def test_an_eager_scheduler_sees_a_changed_annotation_at_once() -> None:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
+        await asyncio.sleep(1)
+        cluster.annotate_node(register=register_of("GPU-a", healthy=False))
+        await asyncio.sleep(0.1)
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.condition("p1") != "")
+
+        assert "0/1 nodes are available: 1 1/1 CardNotHealth." == cluster.condition("p1")
+
+
+async def test_a_pod_whose_request_hami_drops_is_bound_without_an_allocation() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "3Gi"}
+        container = {"name": "c0", "resources": {"limits": limits}}
+        pod: Json = {"metadata": {"name": "odd"}, "spec": {"containers": [container]}}
+        cluster.store.create("pods", admit_pod(pod, cluster.scheduler.settings))
+        await cluster.until(lambda: cluster.is_bound("odd"))
+
+        marks = cluster.pod("odd")["metadata"]["annotations"]
+        assert {"hami.io/bind-phase", "hami.io/bind-time"} == marks.keys()
+        assert LOCK not in cluster.node()
+
+
+async def test_pods_of_other_schedulers_are_left_alone() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        spec = {"schedulerName": "volcano", "containers": [{"name": "c"}]}
+        cluster.store.create("pods", {"metadata": {"name": "x"}, "spec": spec})
+        version = cluster.store.version
+        await asyncio.sleep(1)
+
+        assert "nodeName" not in cluster.pod("x")["spec"]
+        assert [] == cluster.reasons("x")
+        assert version + 1 >= cluster.store.version
+
+
+# ResourceQuotas as HAMi counts them: what pods of a namespace hold, against two limits.
+
+A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+MEMORY, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"
+
+
+def quota(name: str, namespace: str = "default", **hard: object) -> Json:
+    keys = {"memory": MEMORY, "cores": CORES}
+    limits = {keys.get(key, key): value for key, value in hard.items()}
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"hard": limits}}
+
+
+def holding(memory_mib: int, cores: int, namespace: str = "default") -> Usage:
+    usage = Usage()
+    groups = [[Share(A, memory_mib, cores)]]
+    usage.reserve("u", Reservation("n1", groups, 0, namespace=namespace))
+    return usage
+
+
+def asked(count: int, memory_mib: int, cores: int = 0) -> Json:
+    limits = {"nvidia.com/gpu": count, "nvidia.com/gpumem": memory_mib}
+    limits["nvidia.com/gpucores"] = cores
+    return {"name": f"c{memory_mib}", "limits": limits}
+
+
+def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit() -> None:
+    quotas = Quotas(holding(1000, 20), 1)
+    quotas.see("ADDED", quota("q", memory=1500, cores=50))
+
+    assert quotas.fits("default", 500, 30)
+    assert not quotas.fits("default", 501, 0)
+    assert not quotas.fits("default", 0, 31)
+    assert quotas.fits("other", 10**6, 10**6)
+
+
+def test_what_other_namespaces_hold_does_not_count() -> None:
+    quotas = Quotas(holding(1000, 20, "other"), 1)
+    quotas.see("ADDED", quota("q", memory=1000))
+
+    assert quotas.fits("default", 1000, 0)
+
+
+def test_the_memory_factor_multiplies_the_limit() -> None:
+    quotas = Quotas(holding(0, 0), 4)
+    quotas.see("ADDED", quota("q", memory=100, cores=100))
+
+    assert quotas.fits("default", 400, 100)
+    assert not quotas.fits("default", 401, 0)
+    assert not quotas.fits("default", 0, 101)
+
+
+@pytest.mark.parametrize("hard", [{"pods": "1"}, {"memory": "1500m"}, {"requests.cpu": "1"}])
+def test_other_limits_and_fractions_are_none(hard: dict[str, str]) -> None:
+    quotas = Quotas(Usage(), 1)
+    quotas.see("ADDED", quota("q", **hard))
+
+    assert quotas.fits("default", 10**6, 10**6)
+
+
+def test_the_last_quota_seen_counts_and_one_that_goes_clears_the_limit() -> None:
+    quotas = Quotas(Usage(), 1)
+    quotas.see("ADDED", quota("first", memory=100))
+    quotas.see("ADDED", quota("second", memory=200))
+    assert quotas.fits("default", 200, 0)
+
+    quotas.see("MODIFIED", quota("first", memory=50))
+    assert not quotas.fits("default", 51, 0)
+
+    quotas.see("DELETED", quota("second", memory=200))
+    assert quotas.fits("default", 10**6, 0)
+
+
+def test_what_went_while_nobody_looked_is_forgotten() -> None:
+    quotas = Quotas(Usage(), 1)
+    quotas.see("ADDED", quota("q", memory=0))
+    assert not quotas.fits("default", 1, 0)
+
+    quotas.retain(frozenset({"default/other"}))
+
+    assert quotas.fits("default", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        ({"containers": [asked(1, 600)]}, True),
+        ({"containers": [asked(1, 600), asked(1, 401)]}, False),
+        ({"containers": [asked(2, 501)]}, False),
+        ({"initContainers": [asked(1, 1000), asked(1, 900)], "containers": [asked(1, 600)]}, True),
+        ({"initContainers": [asked(1, 1001)], "containers": [asked(1, 1)]}, False),
+    ],
+)
+def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
+    quotas = Quotas(Usage(), 1)
+    quotas.see("ADDED", quota("q", memory=1000))
+    offer = read_offer({REGISTER: register_of("GPU-a", "GPU-b")})
+    assert offer is not None
+    nodes = {"n1": offer.state("n1", {})}
+    pod = build_pod(spec)
+
+    filtered = filter_pod(pod, ["n1"], nodes, SchedulerSettings(), Seeded(), quotas)
+
+    assert fits == bool(filtered.nodes)
+    assert fits == review_pod(pod, SchedulerSettings(), quotas).is_allowed
+    if not fits:
+        assert "ResourceQuotaNotFit" in filtered.failed["n1"]
+
+
+async def test_a_pod_over_the_quota_waits_until_the_quota_grows() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+        cluster.store.create("resourcequotas", quota("q", memory=500))
+        await asyncio.sleep(0.1)
+        cluster.submit("p")
+        await cluster.until(lambda: cluster.condition("p") != "")
+        expected = "0/1 nodes are available: 1 1/1 ResourceQuotaNotFit."
+        assert expected == cluster.condition("p")
+
+        grown = quota("q", memory=1000)["spec"]
+        cluster.store.update("resourcequotas", "default", "q", lambda held: held | {"spec": grown})
+        await cluster.until(lambda: cluster.is_bound("p"))
+
+        assert cluster.is_bound("p")
+
+
+# How a pod's annotations steer the choice of GPUs, in the corners that no vector reaches.
+
+WEIGHTS = "hami.io/device-scoring-weights"
+TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
+UUIDS = tuple(GpuUuid(f"GPU-{name}") for name in "abc")
+
+
+def steering(**annotations: str) -> Steering:
+    return read_steering(annotations, SchedulerSettings())
+
+
+def gpu(uuid: GpuUuid, numa: int = 0) -> RegisteredGpu:
+    return RegisteredGpu(
+        uuid=uuid,
+        index=UUIDS.index(uuid),
+        split_count=10,
+        registered_mib=16000,
+        core_percent=100,
+        type_name="NVIDIA-Tesla T4",
+        mode="hami-core",
+        numa=numa,
+        healthy=True,
+    )
+
+
+def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tuple[list[str], str]:
+    """UUIDs that one container of so many GPUs gets, or the reason."""
+    wishes = Wishes(
+        (ContainerRequest(count, 1000, 101, 0),), 0, read_steering(annotations, SchedulerSettings())
+    )
+    answer = fit_pod(node, wishes)
+    groups: tuple[tuple[Share, ...], ...] = answer.groups or ((),)
+    return [share.uuid for share in groups[0]], answer.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ("slot=1", "expected slot, core, and memory weights"),
+        ("", "expected slot, core, and memory weights"),
+        ("slot=1,core=1,memory", "expected key=value entries"),
+        ("slot=1,slot=1,memory=1", 'duplicate "slot" weight'),
+        ("slot=a,core=1,memory=1", '"slot" weight must be an integer'),
+        ("slot=1_0,core=1,memory=1", '"slot" weight must be an integer'),
+        (f"slot={2**63},core=1,memory=1", '"slot" weight must be an integer'),
+        ("slot=-1,core=1,memory=1", '"slot" weight must not be negative'),
+        ("slot=1,core=1,fans=1", 'unknown weight "fans"'),
+        ("slot=0,core=0,memory=0", "at least one weight must be positive"),
+    ],
+)
+def test_weights_are_refused_in_the_words_of_hami(text: str, detail: str) -> None:
+    with pytest.raises(BadWeightsError) as refusal:
+        steering(**{WEIGHTS: text})
+
+    assert f'invalid {WEIGHTS} annotation "{text}": {detail}' == str(refusal.value)
+
+
+def test_weights_may_have_spaces_and_signs() -> None:
+    assert Weights(1, 0, 3) == steering(**{WEIGHTS: " slot = +1, core=0 ,memory= 3"}).weights
+
+
+def test_an_empty_mode_admits_only_a_gpu_without_one() -> None:
+    wish = steering(**{"nvidia.com/vgpu-mode": ""})
+
+    assert not wish.admits_type(gpu(UUIDS[0]))
+    assert steering(**{"nvidia.com/vgpu-mode": "mig,hami-core"}).admits_type(gpu(UUIDS[0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "admitted"), [("", True), (" ", True), (" , ", False), ("t4", True), ("a100", False)]
+)
+def test_a_list_of_commas_alone_admits_no_type(text: str, *, admitted: bool) -> None:
+    wish = steering(**{"nvidia.com/use-gputype": text})
+
+    assert admitted == wish.admits_type(gpu(UUIDS[0]))
+
+
+@pytest.mark.parametrize(("text", "admitted"), [("", True), (",", False), (" GPU-a ,x", True)])
+def test_a_list_of_commas_alone_admits_no_uuid(text: str, *, admitted: bool) -> None:
+    wish = steering(**{"nvidia.com/use-gpuuuid": text})
+
+    assert admitted == wish.admits_uuid(gpu(UUIDS[0]))
+
+
+def test_an_empty_policy_is_spread_and_binpack() -> None:
+    empty = {"hami.io/gpu-scheduler-policy": "", "hami.io/node-scheduler-policy": ""}
+    wish = read_steering(empty, SchedulerSettings(gpu_policy="binpack", node_policy="spread"))
+
+    assert ("", "") == (wish.gpu_policy, wish.node_policy)
+
+
+LINKED = RegisteredNode(
+    "n",
+    tuple(GpuView(gpu(uuid)) for uuid in UUIDS),
+    links={
+        UUIDS[0]: {UUIDS[1]: 100, UUIDS[2]: 10},
+        UUIDS[1]: {UUIDS[0]: 100, UUIDS[2]: 20},
+        UUIDS[2]: {UUIDS[0]: 10, UUIDS[1]: 20},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, ["GPU-c"]), (2, ["GPU-b", "GPU-a"]), (3, ["GPU-c", "GPU-b", "GPU-a"])],
+)
+def test_one_gpu_is_the_worst_connected_and_several_are_the_best(
+    count: int, expected: list[str]
+) -> None:
+    assert (expected, "") == fitted(TOPOLOGY, count, LINKED)
+
+
+def test_topology_goes_with_another_policy() -> None:
+    policy = {"hami.io/gpu-scheduler-policy": "binpack, topology-aware"}
+
+    assert (["GPU-b", "GPU-a"], "") == fitted(policy, 2, LINKED)
+
+
+def test_without_links_all_pairs_are_equal_and_the_first_is_taken() -> None:
+    bare = RegisteredNode("n", LINKED.gpus)
+
+    assert (["GPU-c", "GPU-b"], "") == fitted(TOPOLOGY, 2, bare)
+    assert (["GPU-c"], "") == fitted(TOPOLOGY, 1, bare)
+
+
+def test_with_numa_binding_the_last_numa_node_alone_is_chosen_from() -> None:
+    gpus = tuple(GpuView(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
+    bound = TOPOLOGY | {"nvidia.com/numa-bind": "true"}
+
+    assert (["GPU-b", "GPU-a"], "") == fitted(bound, 2, RegisteredNode("n", gpus))
+    assert "2/3 AllocatedCardsInsufficientRequest" == fitted(bound, 3, RegisteredNode("n", gpus))[1]
+
+
+@pytest.mark.parametrize("text", ["x", "{}", '[{"uuid": 1}]', '[{"uuid":"a","score":{"b":"c"}}]'])
+def test_a_score_that_cannot_be_decoded_takes_the_whole_node_away(text: str) -> None:
+    noted = {REGISTER: register_of("GPU-a"), "hami.io/node-nvidia-score": text}
+
+    assert read_offer(noted) is None
+    assert read_offer(noted | {"hami.io/node-nvidia-score": "[]"}) is not None
+
+
+# What each version of HAMi's scheduler takes from a Node, and when it looks again.
+
+HANDSHAKE = "hami.io/node-handshake"
+VERSION_REGISTER = "hami.io/node-nvidia-register"
+JSON = '[{"id":"GPU-a","count":10%s}]'
+HEALTHY, ILL = JSON % ',"health":true', JSON % ""
+COLON = "GPU-a,10,1,100,NVIDIA-T4,0,%s,0,hami-core:"
+SEVEN = "GPU-a,10,1,100,NVIDIA-T4,0,%s:"
+SECOND = dt.timedelta(seconds=1)
+LATER = (Version.V2_8, Version.V2_9, Version.V2_10)
+EARLIER = (Version.V2_4, Version.V2_7)
+
+
+def a_node(register: str, handshake: str = "", allocatable: str = "10") -> dict[str, Any]:
+    annotations = {VERSION_REGISTER: register, HANDSHAKE: handshake}
+    return {
+        "metadata": {"name": "n1", "annotations": {k: v for k, v in annotations.items() if v}},
+        "status": {"allocatable": {"nvidia.com/gpu": allocatable}},
+    }
+
+
+def stamped(word: str, seconds_ago: int) -> str:
+    return f"{word}_{START - seconds_ago * SECOND:%Y-%m-%d %H:%M:%S}"
+
+
+def text_for(version: Version, *, healthy: bool = True) -> str:
+    if version.reads_json:
+        return HEALTHY if healthy else ILL
+    return (SEVEN if version is Version.V2_4 else COLON) % ("true" if healthy else "false")
+
+
+def offered(registry: Registry) -> bool | None:
+    """Whether the node's GPU is offered as healthy; None: the node is not in the cache."""
+    state = registry.state("n1", {})
+    return None if state is None else state.gpus[0].capacity.healthy
+
+
+@pytest.mark.parametrize("vector", cases("handshake_check"), ids=str)
+def test_the_shared_rule_is_hamis(vector: Vector) -> None:
+    text = vector.given["handshake"].replace("<now>", f"{START:%Y-%m-%d %H:%M:%S}")
+    allocatable = vector.given["allocatable"]
+    seen = NodeSighting(int(allocatable), HEALTHY)
+
+    found = check_node(seen, a_node(HEALTHY, text, allocatable), START)
+
+    assert vector.expected["healthy"] is found.healthy
+    assert vector.expected["needUpdate"] is found.refresh
+    assert vector.expected["handshakeAfter"].startswith("Requesting_<now") is found.asks
+
+
+def test_a_node_over_time_is_judged_as_by_hami() -> None:
+    (vector,) = vectors("scheduler_health_sequence").values()
+    seen = NodeSighting()
+
+    for step in vector.expected:
+        node = a_node(step["register"], step["handshake"], step["allocatable"])
+        found = check_node(seen, node, START)
+        gpus = decode(step["register"], Version.V2_10)
+
+        assert step["healthy"] is found.healthy, step["step"]
+        assert step["needUpdate"] is found.refresh, step["step"]
+        assert step["decodedDevices"] == len(gpus or ()), step["step"]
+
+
+@pytest.mark.parametrize("version", Version)
+def test_each_version_reads_its_own_form_and_no_other(version: Version) -> None:
+    texts = {HEALTHY, COLON % "true", SEVEN % "true"}
+    read = {text for text in texts if decode(text, version) is not None}
+
+    if version.reads_json:
+        assert {HEALTHY} == read
+    else:
+        assert {SEVEN % "true"} | ({COLON % "true"} if version is Version.V2_7 else set()) == read
+
+
+@pytest.mark.parametrize("version", EARLIER)
+def test_up_to_2_7_1_every_stamp_is_a_reason_to_read(version: Version) -> None:
+    registry = Registry(version)
+
+    writes = registry.ingest(a_node(text_for(version), "Reported x"), START)
+    assert {HANDSHAKE: stamped("Requesting", 0)} == writes
+    registry.ingest(a_node(text_for(version, healthy=False), stamped("Requesting", 0)), START)
+    assert offered(registry)
+    registry.ingest(a_node(text_for(version, healthy=False), "Reported y"), START)
+    assert offered(registry) is False
+
+
+@pytest.mark.parametrize("version", EARLIER)
+def test_up_to_2_7_1_a_minute_of_silence_drops_the_node_until_it_speaks(version: Version) -> None:
+    registry = Registry(version)
+    text = text_for(version)
+    registry.ingest(a_node(text, "Reported x"), START)
+
+    assert {} == registry.ingest(a_node(text, stamped("Requesting", 59)), START)
+    assert {HANDSHAKE: stamped("Deleted", 0)} == registry.ingest(
+        a_node(text, stamped("Requesting", 60)), START
+    )
+    assert offered(registry) is None
+    registry.ingest(a_node(text, stamped("Deleted", 600)), START)
+    assert offered(registry) is None
+    registry.ingest(a_node(text, "Reported y"), START)
+    assert offered(registry)
+
+
+def test_2_8_reads_again_when_the_count_changed_and_for_no_other_reason() -> None:
+    registry = Registry(Version.V2_8)
+    registry.ingest(a_node(HEALTHY), START)
+
+    assert {} == registry.ingest(a_node(ILL, "Reported x"), START)
+    assert offered(registry)
+    registry.ingest(a_node(ILL, "Reported x", "9"), START)
+    assert offered(registry) is False
+
+
+def test_2_9_reads_again_when_the_handshake_is_gone_but_not_for_the_text() -> None:
+    registry = Registry(Version.V2_9)
+    registry.ingest(a_node(HEALTHY), START)
+
+    assert {} == registry.ingest(a_node(ILL, stamped("Requesting", 600)), START)
+    assert offered(registry)
+    assert {HANDSHAKE: stamped("Requesting", 0)} == registry.ingest(a_node(ILL), START)
+    assert offered(registry) is False
+
+
+@pytest.mark.parametrize(("age", "read"), [(59, False), (60, True)])
+def test_2_9_takes_a_dropped_node_back_after_a_minute(age: int, *, read: bool) -> None:
+    registry = Registry(Version.V2_9)
+    registry.ingest(a_node(HEALTHY), START)
+
+    registry.ingest(a_node(ILL, stamped("Deleted", age)), START)
+
+    assert (offered(registry) is False) is read
+
+
+def test_2_10_reads_a_changed_text() -> None:
+    registry = Registry(Version.V2_10)
+    registry.ingest(a_node(HEALTHY), START)
+
+    registry.ingest(a_node(ILL, stamped("Requesting", 600)), START)
+
+    assert offered(registry) is False
+
+
+@pytest.mark.parametrize("version", LATER)
+def test_a_node_without_slices_is_dropped_and_marked_as_the_version_does(version: Version) -> None:
+    registry = Registry(version)
+    registry.ingest(a_node(HEALTHY, stamped("Requesting", 0)), START)
+    assert offered(registry)
+
+    writes = registry.ingest(a_node(HEALTHY, stamped("Requesting", 0), "0"), START)
+
+    mark = None if version is Version.V2_10 else stamped("Deleted", 0)
+    assert {HANDSHAKE: mark} == writes
+    assert offered(registry) is None
+
+
+def test_2_10_cleans_up_nothing_where_it_knows_nothing() -> None:
+    gone = a_node(HEALTHY, stamped("Requesting", 600), "0")
+
+    assert {} == Registry(Version.V2_10).ingest(gone, START)
+
+
+@pytest.mark.parametrize("version", Version)
+def test_a_text_that_is_not_read_leaves_what_was_on_offer(version: Version) -> None:
+    registry = Registry(version)
+    registry.ingest(a_node(text_for(version), "Reported x"), START)
+
+    registry.ingest(a_node("no annotation", "Reported y", "9"), START)
+
+    assert offered(registry)

@@ -3,12 +3,21 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.sandbox.api_errors import (
     BadRequestError,
+    ConflictError,
     GoneError,
+    InvalidError,
     Json,
 )
+from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patch
+from agent.sandbox.store import ObjectStore
+from tests.fakes.api_client import connected
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
 from tests.sandbox.stored import a_pod, a_store, taken
 
 
@@ -174,3 +183,217 @@ async def test_forgotten_history_spares_those_who_are_up_to_date() -> None:
         store.subscribe("pods", since)
     store.create("pods", a_pod("p"))
     assert "ADDED" == (await anext(current)).type
+
+
+# The object store deletes as the API server does: marked first, gone when nobody stops it.
+
+
+def test_a_pod_on_a_node_is_deleted_when_the_kubelet_says_so() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1", grace=20))
+
+    marked = store.delete("pods", "default", "p")
+
+    assert "2026-08-21T06:20:59Z" == marked["metadata"]["deletionTimestamp"]
+    assert 20 == marked["metadata"]["deletionGracePeriodSeconds"]
+    store.finalize("default", "p", uid=marked["metadata"]["uid"])
+    assert [] == store.select("pods")
+
+
+def test_a_second_deletion_does_not_move_the_deadline() -> None:
+    store, clock = a_store(), ManualClock()
+    store = ObjectStore(clock, Seeded())
+    store.create("pods", a_pod("p", "n1"))
+    first = store.delete("pods", "default", "p")
+    clock.advance(10)
+
+    assert first == store.delete("pods", "default", "p")
+
+
+def test_the_wrong_pod_of_a_name_is_neither_deleted_nor_finalized() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1"))
+
+    with pytest.raises(ConflictError, match="not old"):
+        store.delete("pods", "default", "p", uid="old")
+    with pytest.raises(ConflictError, match="the object has been modified"):
+        store.delete("pods", "default", "p", version="1")
+    with pytest.raises(ConflictError):
+        store.finalize("default", "p", uid="old")
+
+
+async def test_a_pod_that_goes_is_told_as_being_deleted_and_then_as_deleted() -> None:
+    store = a_store()
+    store.create("pods", a_pod("a", "n1"))
+    since = store.version
+
+    gone = store.delete("pods", "default", "a", grace=0)
+
+    changes = await taken(store, 2, since)
+    assert ["MODIFIED", "DELETED"] == [change.type for change in changes]
+    assert {0} == {change.object["metadata"]["deletionGracePeriodSeconds"] for change in changes}
+    assert gone == changes[1].object
+
+
+# The three kinds of patch.
+
+VALUES = st.recursive(
+    st.integers() | st.booleans() | st.text(max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "expected"),
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": ["b"]}, {"a": ["c", "d"]}, {"a": ["c", "d"]}),
+        ({"a": {"b": 1}}, {"a": {"b": None, "c": 2}}, {"a": {"c": 2}}),
+        ({"a": "x"}, {"a": {"b": {"c": None}}}, {"a": {"b": {}}}),
+    ],
+)
+def test_a_merge_patch_merges_maps_and_replaces_the_rest(
+    target: Json, patch: Json, expected: Json
+) -> None:
+    assert expected == merge_patch(target, patch)
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_merge_patch_applied_twice_is_the_same_as_once(target: Json, patch: Json) -> None:
+    once = merge_patch(target, patch)
+
+    assert once == merge_patch(once, patch)
+    assert patch == merge_patch({}, patch)
+
+
+def test_a_strategic_patch_merges_conditions_by_type() -> None:
+    target = {"conditions": [{"type": "A", "status": "True"}, {"type": "B", "status": "True"}]}
+    patch = {
+        "$setElementOrder/conditions": [{"type": "A"}, {"type": "B"}],
+        "conditions": [{"type": "B", "status": "False"}, {"type": "C", "status": "True"}],
+    }
+
+    merged = strategic_merge_patch(target, patch)
+
+    states = [(entry["type"], entry["status"]) for entry in merged["conditions"]]
+    assert [("A", "True"), ("B", "False"), ("C", "True")] == states
+
+
+def test_a_strategic_patch_treats_annotations_as_a_merge_patch_does() -> None:
+    target = {"metadata": {"annotations": {"a": "1", "b": "2"}}}
+
+    merged = strategic_merge_patch(target, {"metadata": {"annotations": {"a": None, "c": "3"}}})
+
+    assert {"metadata": {"annotations": {"b": "2", "c": "3"}}} == merged
+
+
+def test_a_strategic_patch_obeys_delete() -> None:
+    target = {"spec": {"x": 1, "containers": [{"name": "a"}, {"name": "b"}]}}
+    deletion = {"spec": {"containers": [{"name": "a", "$patch": "delete"}]}}
+
+    left = strategic_merge_patch(target, deletion)
+
+    assert {"spec": {"x": 1, "containers": [{"name": "b"}]}} == left
+
+
+def test_a_list_without_a_merge_key_is_replaced() -> None:
+    assert {"args": [3]} == strategic_merge_patch({"args": [1, 2]}, {"args": [3]})
+
+
+@pytest.mark.parametrize(
+    "patch", [{"$patch": "replace"}, {"$retainKeys": ["a"]}, {"containers": [{"image": "x"}]}]
+)
+def test_a_strategic_patch_that_the_model_does_not_know_is_refused(patch: Json) -> None:
+    with pytest.raises(BadRequestError):
+        strategic_merge_patch({}, patch)
+
+
+def test_a_json_patch_adds_replaces_removes_and_tests() -> None:
+    target = {"a": {"x/y": "1", "m~n": "2"}, "list": [{"b": 1}]}
+    operations: list[Json] = [
+        {"op": "test", "path": "/a/x~1y", "value": "1"},
+        {"op": "remove", "path": "/a/x~1y"},
+        {"op": "replace", "path": "/a/m~0n", "value": "3"},
+        {"op": "add", "path": "/a/new", "value": {"k": None}},
+        {"op": "add", "path": "/list/0/c", "value": 4},
+    ]
+
+    result = json_patch(target, operations)
+
+    assert {"a": {"m~n": "3", "new": {"k": None}}, "list": [{"b": 1, "c": 4}]} == result
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "test", "path": "/a", "value": "2"},
+        {"op": "test", "path": "/missing", "value": "2"},
+        {"op": "remove", "path": "/missing"},
+        {"op": "replace", "path": "/missing", "value": 1},
+        {"op": "add", "path": "/missing/deeper", "value": 1},
+        {"op": "add", "path": "/a/b", "value": 1},
+        {"op": "add", "path": "/list/7/b", "value": 1},
+        {"op": "remove", "path": "/list/0"},
+        {"op": "remove", "path": ""},
+        {"op": "move", "from": "/a", "path": "/b"},
+        {"op": "add"},
+        {},
+    ],
+)
+def test_a_json_patch_that_does_not_apply_changes_nothing(operation: Json) -> None:
+    target = {"a": "1", "list": [1]}
+    before = {"a": "1", "list": [1]}
+
+    with pytest.raises(InvalidError):
+        json_patch(target, [{"op": "add", "path": "/new", "value": 1}, operation])
+
+    assert before == target
+
+
+# Bookmarks of a quiet watch, on virtual time: a minute of silence costs nothing.
+
+WATCH = "/api/v1/pods?watch=true&fieldSelector=spec.nodeName%3Dnode-a"
+
+
+def mark(stored: Json) -> Json:
+    stored["metadata"]["labels"] = {"a": "b"}
+    return stored
+
+
+async def test_a_quiet_watch_gets_a_bookmark_of_what_passed_it_by() -> None:
+    async with connected() as (server, client):
+        path = f"{WATCH}&resourceVersion={server.store.version}&allowWatchBookmarks=1"
+        async with client.watch(path) as frames:
+            server.store.update("nodes", "", "node-b", mark)
+            bookmark = await anext(frames)
+
+        assert "BOOKMARK" == bookmark["type"]
+        version = bookmark["object"]["metadata"]["resourceVersion"]
+        assert str(server.store.version) == version
+
+
+async def test_a_watch_gets_a_bookmark_two_seconds_before_its_end() -> None:
+    async with connected() as (server, client):
+        query = f"resourceVersion={server.store.version}&timeoutSeconds=45&allowWatchBookmarks=1"
+        async with client.watch(f"{WATCH}&{query}") as frames:
+            server.store.update("nodes", "", "node-b", mark)
+            before = asyncio.get_running_loop().time()
+            seen = [await anext(frames)]
+            assert 40 <= asyncio.get_running_loop().time() - before < 44
+            seen += [frame async for frame in frames]
+
+        assert ["BOOKMARK"] == [frame["type"] for frame in seen]
+
+
+async def test_the_time_of_a_watch_is_the_clients_to_choose() -> None:
+    async with connected() as (server, client):
+        path = f"{WATCH}&resourceVersion={server.store.version}&timeoutSeconds=45"
+        before = asyncio.get_running_loop().time()
+        async with client.watch(path) as frames:
+            assert [] == [frame async for frame in frames]
+
+        assert 45 <= asyncio.get_running_loop().time() - before < 60

@@ -38,7 +38,7 @@ tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
 tests/cli/test_explain_sources.py test_the_example_of_the_help_runs
     hami-agent explain
     .venv/bin/hami-agent explain team-a/train-0
-tests/process/test_agent_status.py
+tests/process/test_agent_faces.py
     sudo .venv/bin/hami-agent status
     hami-agent status --since
 tests/cli/test_status_cluster.py
@@ -51,18 +51,16 @@ tests/cli/test_verbs.py test_as_a_plugin_of_kubectl_the_help_names_kubectl
     kubectl hami
 tests/cli/test_decode.py test_each_value_is_known_by_its_form
     hami-agent decode
-tests/bench/test_figures.py
+tests/bench/test_bench.py
     make bench
+    COMPARE=old.json make bench
+    .venv/bin/python -m tests.bench.burst_picture
 tests/systemd/test_interpreter.py \
     test_a_start_compiles_nothing_of_a_python_that_came_without_bytecode
     python3 -I -X faulthandler -m agent run
-tests/bench/test_parts.py test_a_word_is_a_part_or_the_beginning_of_several
+tests/bench/test_bench.py test_a_word_is_a_part_or_the_beginning_of_several
     BENCH=real make bench
     BENCH='real real-ten-minutes' make bench
-tests/bench/test_compare.py
-    COMPARE=old.json make bench
-tests/bench/test_burst_picture.py
-    .venv/bin/python -m tests.bench.burst_picture
 tests/image/test_contents.py test_two_builds_are_the_same_image
     make image
     NAME=registry.example/gpu/hami-agent make image
@@ -82,34 +80,34 @@ tests/chart/test_objects.py
     make chart-check
 tests/process/test_sandbox.py test_ctrl_c_removes_everything
     .venv/bin/hami-agent sandbox --interactive
-tests/process/test_settings_page.py test_the_settings_are_shown_with_their_origin
+tests/process/test_agent_settings.py test_the_settings_are_shown_with_their_origin
     hami-agent config show --origin
-tests/process/test_settings_page.py test_the_profile_that_the_page_shows_is_checked_and_taken
+tests/process/test_agent_settings.py test_the_profile_that_the_page_shows_is_checked_and_taken
     hami-agent config check
-tests/process/test_migration.py test_an_annotation_is_decoded
+tests/process/test_agent_settings.py test_an_annotation_is_decoded
     hami-agent decode 'GPU-1
-tests/process/test_agent_health.py test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked
+tests/process/test_agent_gpus.py test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked
     hami-agent recheck GPU
-tests/process/test_agent_health.py \
+tests/process/test_agent_gpus.py \
     test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word
     hami-agent release
     hami-agent recheck --was-reset GPU
-tests/process/test_agent_health.py test_all_gpus_that_were_released_are_taken_back_with_one_word
+tests/process/test_agent_gpus.py test_all_gpus_that_were_released_are_taken_back_with_one_word
     hami-agent recheck all
     hami-agent recheck --was-reset all
 tests/peers/test_uninstall.py test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other
     hami-agent uninstall
-tests/peers/test_uninstall_rights.py \
+tests/peers/test_uninstall.py \
     test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes
     hami-agent uninstall --all-nodes --kubeconfig
-tests/peers/test_uninstall_rights.py test_confined_the_verb_cleans_all_nodes
+tests/peers/test_uninstall.py test_confined_the_verb_cleans_all_nodes
     hami-agent uninstall --all-nodes
-tests/peers/test_uninstall_rights.py \
+tests/peers/test_uninstall.py \
     test_an_account_that_was_left_behind_loses_its_rights_by_one_command
     kubectl delete clusterrolebinding hami-agent-uninstall
 tests/process/test_agent_process.py
     hami-agent run
-tests/process/test_agent_observe.py test_alone_on_a_node_it_registers_nothing_and_writes_nothing
+tests/process/test_agent_beside.py test_alone_on_a_node_it_registers_nothing_and_writes_nothing
     hami-agent run --observe
 tests/image/test_running.py test_it_looks_at_a_node_before_it_serves_one
     hami-agent doctor --pre
@@ -123,7 +121,7 @@ tests/process/test_agent_cordon.py \
     hami-agent cordon GPU
     hami-agent uncordon GPU
     .venv/bin/hami-agent cordon 0
-tests/process/test_settings_page.py test_all_files_of_a_node_are_checked_together
+tests/process/test_agent_settings.py test_all_files_of_a_node_are_checked_together
     hami-agent config check config.yaml
 tests/systemd/test_readme.py test_all_commands_of_the_document_in_their_order
     hami-agent config check /etc/hami-agent/config.yaml
@@ -138,9 +136,9 @@ tests/systemd/test_readme.py test_all_commands_of_the_document_in_their_order
     journalctl
 tests/systemd/test_failures.py test_without_its_group_or_user_it_is_held_until_an_operator_starts_it
     systemctl start hami-agent
-tests/process/test_settings_page.py test_the_schema_is_one
+tests/process/test_agent_settings.py test_the_schema_is_one
     hami-agent config schema
-tests/process/test_agent_reload.py test_a_hangup_reads_what_no_event_told_of
+tests/process/test_agent_settings.py test_a_hangup_reads_what_no_event_told_of
     kill -HUP
 tests/chart/test_readme.py test_a_command_gives_what_it_says
     helm install
@@ -168,16 +166,16 @@ tests/peers/test_beside_hamis_plugin.py test_of_both_plugins_the_first_keeps_the
     kubectl -n kube-system delete pods -l app.kubernetes.io/name=hami-agent
 tests/deploy/test_facts.py test_the_benchmarks_quote_the_rights
     make facts
-tests/peers/test_kubectl.py test_the_manifests_are_applied_started_anew_and_deleted
+tests/peers/test_faces.py test_the_manifests_are_applied_started_anew_and_deleted
     kubectl -n kube-system rollout restart
     kubectl apply -f deploy/manifests
     kubectl delete -f deploy/manifests
-tests/peers/test_kubectl.py test_the_doctor_is_sent_to_a_node_and_leaves_nothing
+tests/peers/test_faces.py test_the_doctor_is_sent_to_a_node_and_leaves_nothing
     kubectl delete -f deploy/doctor.yaml
     sed 's|image: hami-agent
-tests/peers/test_kubectl.py test_what_stays_on_a_node_is_taken_off_it
+tests/peers/test_faces.py test_what_stays_on_a_node_is_taken_off_it
     kubectl annotate node NAME
-tests/peers/test_kubectl.py test_a_condition_that_stayed_is_removed
+tests/peers/test_faces.py test_a_condition_that_stayed_is_removed
     kubectl patch node NAME
     kubectl patch node NODE
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.lab.pods import PODS
+from tests.hostile.lab.node import PODS
 from tests.hostile.lab.siege import ATTEMPTS, FLOOR, TIMES, WORST, Round
 from tests.shape import tree
 

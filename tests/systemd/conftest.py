@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from agent import __version__
 from tests.marking import on_real_time
-from tests.peers.lab.keeper import kept
+from tests.peers.lab.cluster import kept
 from tests.peers.lab.table import Table
 from tests.systemd.lab.bare_metal import BareMetal, open_bare_metal
 from tests.systemd.lab.machine import CannotBootError, lacks

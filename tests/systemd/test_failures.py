@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from agent import __version__
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.space import until_answer
 from tests.systemd.lab.made import name
 
 BAD = "sharing: {splitCuont: 10}\n"

@@ -5,7 +5,7 @@ import shutil
 
 import pytest_asyncio
 
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.space import until_answer
 from tests.systemd.lab.bare_metal import KUBELET, PATIENCE
 
 USER = "4711"

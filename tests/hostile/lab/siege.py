@@ -3,17 +3,151 @@
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
+import json
+import os
+import re
+import stat
 import statistics
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Final
 
+from agent.sandbox.lab.places import Places
 from agent.sandbox.lab.web import scrape
 from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node, Tenant
-from tests.hostile.lab.snapshot import changed, snapshot
-from tests.hostile.lab.table import AttackTable, Line
 from tests.process.agent_process import comes
+
+# What lies on the node outside the tenants' own directories, to see that nothing changes it.
+
+Entry = tuple[str, ...]
+STATE = re.compile(r"\.?(state|journal)\..*")
+"""The agent's own files, written anew with pods and refusals, under changing names."""
+REPLACED = frozenset({"kubelet_internal_checkpoint", "lock"})
+"""Written anew by the kubelet with every pod; by an agent that starts, which tells its process."""
+CHANCE = re.compile(r"-[0-9a-f]{8}\.sock$")
+"""The end of a socket's name that is another one with every kubelet."""
+
+
+def snapshot(places: Places, *others: Path) -> dict[str, Entry]:
+    """Every path with its type, mode, owner, number of names, inode and content.
+
+    Of the directory above the containers' all is left out but what is named in `others`, which is
+    taken whole; of sockets, and of files that are replaced with every pod, inode and content are.
+    """
+    found: dict[str, Entry] = {}
+    containers = places.hook / "vgpu" / "containers"
+    for above, folders, files in os.walk(places.root):
+        here = Path(above)
+        if here in {containers, places.cgroup}:
+            folders.clear()
+            continue
+        for name in (*folders, *files):
+            if here == places.state and STATE.fullmatch(name):
+                continue
+            found[CHANCE.sub("-*.sock", str(here / name))] = _entry(here / name)
+    for other in others:
+        for path in (other, *other.rglob("*")):
+            found[str(path)] = _entry(path)
+    found[str(places.state / "*")] = tuple(sorted(_states(places.state)))
+    return found
+
+
+def _states(directory: Path) -> set[str]:
+    """Type, mode and owner of all files of the agent's state: they have the same."""
+    found = set()
+    for path in directory.iterdir():
+        if STATE.fullmatch(path.name):
+            try:
+                found.add(" ".join(_owned(path.lstat())))
+            except FileNotFoundError:
+                continue  # it has its next name by now
+    return found
+
+
+def _owned(status: os.stat_result) -> Entry:
+    return (stat.filemode(status.st_mode), str(status.st_uid), str(status.st_gid))
+
+
+def _entry(path: Path) -> Entry:
+    """What must stay as it is; a directory's size and times follow what is in it."""
+    status = path.lstat()
+    fixed = _owned(status)
+    if path.name in REPLACED or stat.S_ISSOCK(status.st_mode):
+        return (*fixed, str(status.st_nlink))
+    if stat.S_ISREG(status.st_mode):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        return (*fixed, str(status.st_nlink), str(status.st_ino), content)
+    return (*fixed, str(status.st_ino))
+
+
+def changed(before: dict[str, Entry], after: dict[str, Entry]) -> dict[str, tuple[object, object]]:
+    """What is not as it was: path → how it was, how it is."""
+    paths = before.keys() | after.keys()
+    return {
+        path: (before.get(path), after.get(path))
+        for path in sorted(paths)
+        if before.get(path) != after.get(path)
+    }
+
+
+# What was tried, how often, and how long an Allocate took meanwhile: a table for people.
+
+HEAD: Final = ("attack", "answers", "tries", "within", "usual", "median", "worst", "result")
+"""The figures of Allocate are in milliseconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """One attack. Times in seconds; `within` is its bound of time, `most` that of tries."""
+
+    name: str
+    threats: str
+    tries: int
+    most: int
+    within: float
+    usual: float
+    median: float
+    worst: float
+    result: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Its texts, one for each column."""
+        times = (f"{1000 * one:.0f} ms" for one in (self.usual, self.median, self.worst))
+        tries = f"{self.tries}" if self.tries < self.most else f"{self.tries} (all)"
+        return (self.name, self.threats, tries, f"{self.within:.0f} s", *times, self.result)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class AttackTable:
+    """The attacks in their order, and figures that stand below it."""
+
+    lines: list[Line] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def text(self) -> str:
+        """A Markdown table whose columns are in line."""
+        cells = [HEAD, *(line.cells() for line in self.lines)]
+        widths = [max(len(one[column]) for one in cells) for column in range(len(HEAD))]
+        head, *rest = (_joined(one, widths) for one in cells)
+        ruler = _joined(["-" * width for width in widths], widths)
+        return "\n".join((head, ruler, *rest, "", *self.notes)).rstrip() + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write it to a file, and as JSON beside that. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.text())
+        rows = [dataclasses.asdict(line) for line in self.lines]
+        said = {"attacks": rows, "notes": self.notes}
+        path.with_suffix(".json").write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+
+
+def _joined(cells: "tuple[str, ...] | list[str]", widths: list[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"
+
 
 TIMES: Final = 2.0
 """During an attack an Allocate may take so many times as long as usual, in the median."""

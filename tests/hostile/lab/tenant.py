@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 
 from agent.hami.region import MAX_GPUS, V1_2
-from tests.hostile.lab.container import DEFAULT, IMMUTABLE, enter
+from tests.hostile.lab.node import DEFAULT, IMMUTABLE, enter
 from tests.hostile.lab.working import NOBODY, Bounds, work
 
 TIB = 2**40

@@ -2,12 +2,18 @@
 
 import asyncio
 import contextlib
+import fcntl
+import json
+import os
 import shutil
+import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import yaml
 
@@ -22,23 +28,74 @@ from tests.peers.lab.agents import (
 )
 from tests.peers.lab.api import Api, Watched, watching
 from tests.peers.lab.control import ControlPlane, open_control_plane
-from tests.peers.lab.identities import CONTROLLERS, EXTENDER, NODE, NODE_USER, SCHEDULER
-from tests.peers.lab.kubelet import Kubelet
+from tests.peers.lab.identities import CONTROLLERS, EXTENDER, NODE, NODE_USER, SCHEDULER, free_ports
+from tests.peers.lab.node import Kubelet, Runtime
 from tests.peers.lab.part import Part
 from tests.peers.lab.placing import (
+    Programs,
+    Reading,
     device_config,
     lay_out_placing,
     placing_parts,
     register_webhook,
 )
-from tests.peers.lab.ports import free_ports
-from tests.peers.lab.programs import Programs
-from tests.peers.lab.reading import Reading
 from tests.peers.lab.releases import Release
-from tests.peers.lab.roots import open_root
-from tests.peers.lab.runtime import Runtime
-from tests.peers.lab.space import NodeSpace
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.space import NodeSpace, hierarchies, is_removed, until, until_answer
+
+# The directory of one cluster: where it lies, who holds it, and what a killed run left behind.
+
+_PREFIX: Final = "hp-"
+_HELD: Final = "held"
+"""The file that a living run has locked. A directory without it is not complete yet."""
+
+
+def place() -> Path:
+    """Where such directories lie: a disk that runs programs and is no overlay itself."""
+    named = os.environ.get("HAMI_PEERS_ROOT")  # noqa: TID251 -- said by who runs tests/peers/run
+    return Path(named or "/tmp")  # noqa: S108 -- short; what is made in there is private
+
+
+@contextlib.contextmanager
+def open_root() -> Iterator[Path]:
+    """A directory for one cluster, short enough for unix sockets; removed afterwards.
+
+    What runs that were killed have left beside it is removed first.
+    """
+    where = place()
+    remove_leftovers(where, hierarchies())
+    root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
+    with _holding(root):
+        try:
+            (root / "logs").mkdir()
+            yield root
+        finally:
+            shutil.rmtree(root)
+
+
+def remove_leftovers(where: Path, trees: Sequence[Path]) -> None:
+    """Remove the directories that nobody holds any more, and their cgroups below `trees`.
+
+    What is still in use stays for the next time: the processes of a run that was killed just now
+    may not have ended yet.
+    """
+    for held in sorted(where.glob(f"{_PREFIX}*/{_HELD}")):
+        with contextlib.suppress(OSError), held.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            root = held.parent
+            removed = [is_removed(tree / root.name) for tree in trees]
+            if all(removed):
+                shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _holding(root: Path) -> Iterator[None]:
+    """Hold a directory; the kernel lets go of it when this process ends, however it does."""
+    held, early = root / _HELD, root / f".{_HELD}"
+    with early.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        early.rename(held)  # nobody sees it without its lock
+        yield
+
 
 ACCOUNT: Final = "system:serviceaccount:kube-system:hami-agent"
 _MANIFESTS: Final = SOURCE / "deploy" / "manifests"
@@ -289,3 +346,159 @@ def is_ready(nodes: Watched) -> bool:
     conditions = node["status"].get("conditions") or []
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
     return ready and not node["spec"].get("taints")
+
+
+# Something that is open while tests of one module or session run, whichever task they are in.
+
+T = TypeVar("T")
+
+
+class Keeper(Generic[T]):
+    """Opens a context and closes it in one and the same task.
+
+    A test framework runs a fixture's beginning and end in two tasks, and a TaskGroup must end in
+    the one where it began.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self._context = context
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> T:
+        """Open it. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[T] = loop.create_future()
+        self._task = loop.create_task(self._keep(opened))
+        await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        return opened.result()
+
+    async def close(self) -> None:
+        """Close it. Raises what that raises, or what broke it meanwhile."""
+        self._over.set()
+        if self._task is not None:
+            await self._task
+
+    async def _keep(self, opened: asyncio.Future[T]) -> None:
+        async with self._context as value:
+            opened.set_result(value)
+            await self._over.wait()
+
+
+@contextlib.asynccontextmanager
+async def kept(context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """The context's value, in a task of its own."""
+    keeper = Keeper(context)
+    value = await keeper.open()
+    try:
+        yield value
+    finally:
+        await keeper.close()
+
+
+# A network for the pods of a cluster, and its first Service, `kubernetes`, on it.
+#
+# Each pod gets an address of its own and a way to the node, no further. There is no kube-proxy: the
+# gateway of the pods has the Service's address, and a relay behind it.
+
+_FIRST: Final = "00-pods.conflist"
+"""Before the runtime's own: it takes the first by name."""
+_FORWARDING: Final = "/proc/sys/net/ipv4/ip_forward"
+
+
+@contextlib.asynccontextmanager
+async def open_pod_network(cluster: Cluster) -> AsyncIterator[Part]:
+    """Pods that are created from now on get addresses; the relay, until the block ends.
+
+    Raises:
+        RuntimeError, TimeoutError, OSError: it cannot be made.
+    """
+    # The plugin would have the whole machine forward packets, which nobody here needs.
+    mask = cluster.root / "ip-forward"
+    mask.write_text("0\n")
+    await _done(cluster, ("mount", "--bind", str(mask), _FORWARDING))
+    plane = cluster.plane
+    command = (
+        *(sys.executable, "-m", "tests.peers.lab.cluster", plane.service),
+        plane.server.rpartition(":")[2],
+    )
+    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+    part = Part("relay", command, cluster.root / "logs", environment=environment)
+    file = cluster.root / "cni" / _FIRST
+    file.write_text(json.dumps(_described(plane.service)))
+    await part.start()
+    try:
+        yield part
+    finally:
+        file.unlink()
+        await part.kill()
+
+
+def _described(gateway: str) -> object:
+    network = gateway.rpartition(".")[0]
+    addresses = {"subnet": f"{network}.0/24", "rangeStart": f"{network}.128", "gateway": gateway}
+    return {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "ranges": [[addresses]]}}],
+    }
+
+
+async def _done(cluster: Cluster, command: Sequence[str]) -> None:
+    part = Part("once", cluster.space.command(command), cluster.root / "logs")
+    await part.start()
+    await until(lambda: not part.is_alive, 10.0, part.tail)
+    if part.code:
+        raise RuntimeError(part.tail())
+
+
+# The API server at an address of the pods' network: what kube-proxy does for the first Service.
+#
+# python -m tests.peers.lab.cluster ADDRESS PORT
+#
+# listens on port 443 of ADDRESS, which need not be there yet, and brings every connection to PORT
+# of the loopback interface.
+
+HTTPS: Final = 443
+_FREEBIND: Final = 15
+"""IP_FREEBIND of Linux: the address comes with the first pod."""
+_CHUNK: Final = 1 << 16
+
+Taker = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def relay(address: str, port: int) -> None:
+    """Take connections until the process ends. Raises OSError: the address is taken."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_IP, _FREEBIND, 1)
+    listening.bind((address, HTTPS))
+    async with await asyncio.start_server(_to(port), sock=listening) as server:
+        await server.serve_forever()
+
+
+def _to(port: int) -> Taker:
+    async def take(inwards: asyncio.StreamReader, outwards: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(inwards, writer))
+                group.create_task(_pump(reader, outwards))
+        outwards.close()
+
+    return take
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One direction, to its end, which is the other side's end too."""
+    with contextlib.suppress(OSError):
+        while chunk := await reader.read(_CHUNK):
+            writer.write(chunk)
+            await writer.drain()
+    writer.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(relay(sys.argv[1], int(sys.argv[2])))

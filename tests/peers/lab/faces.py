@@ -7,7 +7,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.peers.lab.agents import Agent
-from tests.peers.lab.waiting import until
+from tests.peers.lab.space import until
 
 _DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
 

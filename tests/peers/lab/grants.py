@@ -4,15 +4,32 @@ Only telling pods say what they saw; see lab/pods.py.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from agent.errors import RefusalReason
+from agent.ledger import Row
+from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.node_state import gpu_uuids, notes_of
-from tests.peers.lab.pods import as_seen, containers_of, lives, told_directory, until_told
+from tests.peers.lab.pods import (
+    NAMESPACE,
+    a_container,
+    a_pod,
+    as_seen,
+    containers_of,
+    is_up,
+    key,
+    lives,
+    name_of,
+    phase_of,
+    told_directory,
+    until_told,
+)
+from tests.peers.lab.space import until, until_answer
 
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
 WHOLE: Final = (81559, 100, 10)
@@ -185,3 +202,268 @@ def oversold(
         for uuid, load in load_of(shares).items()
         if any(one > most for one, most in zip(load, whole, strict=True))
     }
+
+
+# What the agent has on disk, beside what the kubelet holds and what runs.
+
+Container = tuple[str, str]
+"""A pod's `namespace/name` and a container's name."""
+
+ONLY_KUBELET: Final = "only the kubelet has it"
+ONLY_LEDGER: Final = "only the ledger has it"
+
+
+def rows(cluster: Cluster) -> dict[Container, Row]:
+    """The rows of the ledger as they are on disk; of two pods of one name the later one's."""
+    content = (cluster.space.view / "var/lib/hami-agent/state.json").read_bytes()
+    return {
+        (f"{row.namespace}/{row.pod}", row.key.container): row
+        for row in decode_state(content).ledger.rows
+    }
+
+
+def lost(cluster: Cluster) -> list[str]:
+    """What runs with GPUs and is not in the ledger as it was promised, or has no directory."""
+    ledger = rows(cluster)
+    return [
+        words
+        for key, pod in cluster.pods.objects.items()
+        for container in lives(pod)
+        if (words := _loss(cluster, pod, container, ledger.get((key, container))))
+    ]
+
+
+def _loss(cluster: Cluster, pod: Object, container: str, row: Row | None) -> str:
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    if row is None or row.key.pod_uid != uid:
+        return f"{name}: container {container} runs and has no row"
+    booked = [SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
+    if sorted(booked, key=str) != sorted(grants(pod)[container], key=str):
+        return f"{name}: container {container} has {row.shares} in the ledger"
+    if not (cluster.hook / "containers" / f"{uid}_{container}").is_dir():
+        return f"{name}: container {container} runs and has no directory"
+    return ""
+
+
+async def disagreement(cluster: Cluster) -> Mapping[Container, str]:
+    """Where the ledger and the kubelet differ; nothing: they agree."""
+    held = await cluster.kubelet.held(RESOURCE)
+    ledger = rows(cluster)
+    found: dict[Container, str] = {}
+    for container in held.keys() | ledger.keys():
+        row, ids = ledger.get(container), held.get(container)
+        if row is None or ids is None:
+            found[container] = ONLY_KUBELET if row is None else ONLY_LEDGER
+        elif frozenset(row.slice_ids) != ids or not row.confirmed:
+            found[container] = f"confirmed {row.confirmed}, ids {row.slice_ids}, kubelet {ids}"
+    return found
+
+
+# Pods side by side that no count tells apart: what each was told, or why it was refused.
+
+DECIDED_WITHIN: Final = 90.0
+"""Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
+
+HANDED_OVER: Final = frozenset({RefusalReason.NO_RIGHT.value, RefusalReason.NO_LOCK.value})
+"""Why a pod is refused whose lock was given to another before it was asked for: the other has it,
+or was served already and has it no more."""
+
+_ID: Final = re.compile(r"\[(HA-\d+)\]")
+
+Amounts = tuple[int, int]
+"""What a pod asks for: MiB, and percent of the cores."""
+
+
+def reason_in(message: str) -> str:
+    """The id of the reason in a refusal's text, or the text where it has none."""
+    found = _ID.search(message)
+    return found[1] if found else message
+
+
+@dataclass(eq=False, slots=True)
+class Outcome:
+    """What became of pods that were created side by side.
+
+    `wrong`: sentences about pods that were told of another share than their own. `refused`: by
+    name the ids of reasons, or texts without one; `told`: the whole texts. `served`: how many were
+    looked at inside.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
+    served: int = 0
+
+    def rightly(self, robbed: Collection[str]) -> set[str]:
+        """Those of the robbed that were refused for their lost lock."""
+        return {name for name in robbed if self.refused.get(name) in HANDED_OVER}
+
+    def take(self, other: "Outcome") -> None:
+        """Add what became of other pods."""
+        self.wrong += other.wrong
+        self.refused |= other.refused
+        self.told |= other.told
+        self.served += other.served
+
+    async def look(self, cluster: Cluster, asked: Mapping[str, Amounts], *made: Object) -> None:
+        """Wait until each pod runs or is refused, and hold what it was told against its own.
+
+        `made` are the pods as the API server took them; `asked` is by name. Raises TimeoutError.
+        """
+        for pod in made:
+            name, seen = name_of(pod), await decided(cluster, pod)
+            if phase_of(seen) == "Failed":
+                message = seen["status"].get("message", "")
+                self.refused[name] = reason_in(message)
+                self.told[name] = message
+                continue
+            wanted, told = expected_inside(cluster, name), await seen_inside(cluster, name)
+            written = [(one.mib, one.percent) for one in grants(as_seen(cluster, name))["main"]]
+            if wanted != told or [asked[name]] != written:
+                words = f"asked for {asked[name]}, was promised {wanted}, was told {told}"
+                self.wrong.append(f"{name}: {words}")
+            self.served += 1
+
+
+async def decided(cluster: Cluster, made: Object) -> Object:
+    """The pod once it runs or was refused, and no other of its name. Raises TimeoutError."""
+    name, uid = name_of(made), made["metadata"]["uid"]
+    objects = cluster.pods.objects
+
+    def is_decided() -> bool:
+        pod = objects.get(key(name))
+        this = pod is not None and pod["metadata"]["uid"] == uid
+        return this and (is_up(objects[key(name)]) or phase_of(objects[key(name)]) == "Failed")
+
+    await cluster.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
+    return objects[key(name)]
+
+
+# Pods that controllers make: a StatefulSet and a Job, and what each of their pods was given.
+
+SETS: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
+JOBS: Final = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+_UID: Final = {"name": "TOLD_BY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT_0"
+_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+
+
+def template(cluster: Cluster, name: str, *, memory: int, script: str, restarts: str) -> Object:
+    """The template of pods that tell what they find inside by their UID, for names return."""
+    tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
+    told = {"name": "tell", "mountPath": "/tell"}
+    main = a_container(memory=memory, script=f"{tell}; {script}", env=[_UID], volumeMounts=[told])
+    where = {"path": str(told_directory(cluster)), "type": "DirectoryOrCreate"}
+    volume = {"name": "tell", "hostPath": where}
+    pod = a_pod(name, main, volumes=[volume], restartPolicy=restarts)
+    return {"metadata": {"labels": {"app": name}}, "spec": pod["spec"]}
+
+
+def a_set(cluster: Cluster, name: str, replicas: int) -> Object:
+    """A StatefulSet whose pods have more memory with each revision."""
+    made = template(cluster, name, memory=3000, script="sleep 3600", restarts="Always")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "replicas": replicas,
+            "serviceName": name,
+            "selector": {"matchLabels": {"app": name}},
+            "template": made,
+        },
+    }
+
+
+def a_job(cluster: Cluster, name: str, completions: int, parallelism: int) -> Object:
+    """A Job of short pods; none may fail."""
+    made = template(cluster, name, memory=2000, script="sleep 1", restarts="Never")
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "completions": completions,
+            "parallelism": parallelism,
+            "backoffLimit": 0,
+            "template": made,
+        },
+    }
+
+
+async def restart(cluster: Cluster, name: str, revision: int) -> None:
+    """Have a StatefulSet replace its pods by others of the same names with another share."""
+    path = f"{SETS}/{name}"
+    body = (await cluster.api.get(path))["spec"]["template"]["spec"]
+    body["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = str(3000 + 100 * revision)
+    await cluster.api.patch(path, {"spec": {"template": {"spec": body}}})
+
+
+async def until_rolled_out(cluster: Cluster, name: str, within: float) -> None:
+    """Return once all pods of a StatefulSet are of the last revision and ready."""
+
+    async def is_done() -> bool:
+        held = await cluster.api.get(f"{SETS}/{name}")
+        wanted, status = held["spec"]["replicas"], held["status"]
+        is_seen = status.get("observedGeneration") == held["metadata"]["generation"]
+        counts = [status.get(one) for one in ("updatedReplicas", "readyReplicas", "replicas")]
+        return is_seen and counts == [wanted] * 3
+
+    await until_answer(is_done, within, lambda: f"{name} is not rolled out: {failed(cluster)}")
+
+
+async def until_complete(cluster: Cluster, name: str, within: float) -> None:
+    """Return once a Job has all its completions."""
+
+    async def is_done() -> bool:
+        held = await cluster.api.get(f"{JOBS}/{name}")
+        return bool(held["status"].get("succeeded") == held["spec"]["completions"])
+
+    await until_answer(is_done, within, lambda: f"{name} is not complete: {failed(cluster)}")
+
+
+def seen_pods(cluster: Cluster) -> Iterator[Object]:
+    """Each pod that was there, by its UID, as it was seen last before it was deleted."""
+    last: dict[str, Object] = {}
+    for sightings in cluster.pods.history.values():
+        for one in sightings:
+            last[one.object["metadata"]["uid"]] = one.object
+    yield from last.values()
+
+
+def failed(cluster: Cluster) -> list[str]:
+    """What pods failed of."""
+    return [
+        f"{pod['metadata']['name']}: {pod['status'].get('message', '')}"
+        for pod in seen_pods(cluster)
+        if phase_of(pod) == "Failed"
+    ]
+
+
+def wrong_inside(cluster: Cluster, app: str) -> list[str]:
+    """Pods whose container found something else than the scheduler had written for it."""
+    wrong = []
+    for pod in seen_pods(cluster):
+        metadata = pod["metadata"]
+        if (metadata.get("labels") or {}).get("app") != app or not notes_of(pod):
+            continue
+        told = told_directory(cluster) / f"{metadata['uid']}.env"
+        if not told.exists():
+            continue
+        inside = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
+        (given,) = grants(pod)["main"]
+        if (f"{given.mib}m", given.uuid) != (inside.get(_LIMIT), inside.get(_VISIBLE)):
+            wrong.append(f"{metadata['name']} {given}: {inside}")
+    return wrong
+
+
+async def until_told_count(cluster: Cluster, count: int) -> None:
+    """Return once so many pods of templates have told, which is after they are ready."""
+    await until(
+        lambda: told_count(cluster) >= count, 40.0, lambda: f"{told_count(cluster)} have told"
+    )
+
+
+def told_count(cluster: Cluster) -> int:
+    """How many pods of templates have told."""
+    return len([*told_directory(cluster).glob("*-*-*-*-*.env")])

@@ -28,7 +28,7 @@ from tests.peers.lab.servers import (
     plain_pod,
     real_server,
 )
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.space import until_answer
 
 MANIFESTS: Final = SOURCE / "deploy" / "manifests"
 COLLECTIONS: Final = {

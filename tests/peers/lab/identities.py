@@ -1,11 +1,15 @@
 """Who may call the API server in a test cluster, and with which token."""
 
 import json
+import os
 import secrets
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import trustme
 
 NODE: Final = "node-a"
 ADMIN: Final = "admin"
@@ -54,3 +58,111 @@ def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Pa
     path.touch(mode=0o600)
     path.write_text(json.dumps(document, indent=2))
     return path
+
+
+# The lab's own certificate authority: what the API server shows, and signs tokens with.
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files that only their owner may read."""
+
+    ca: Path
+    cert: Path
+    """Serves localhost, 127.0.0.1 and what else was asked for; the authority is not in it."""
+    key: Path
+    service_account_key: Path
+    """Signs the tokens of service accounts; its public half, which checks them, is in it too."""
+    ca_pem: bytes
+
+
+def make_certificates(folder: Path, *more: str) -> Certificates:
+    """Write a new authority and what it vouches for into `folder`, made where it is missing.
+
+    `more` are names and addresses by which the server is called besides.
+
+    Raises:
+        OSError: A file cannot be written, or is there already.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority = trustme.CA(organization_name="hami-agent lab")
+    serving = authority.issue_cert("localhost", "127.0.0.1", *more)
+    # Any key will do; this one's certificate is thrown away.
+    signing = authority.issue_cert("service-accounts")
+    ca_pem = authority.cert_pem.bytes()
+    return Certificates(
+        ca=_written(folder / "ca.crt", ca_pem),
+        cert=_written(folder / "server.crt", b"".join(c.bytes() for c in serving.cert_chain_pems)),
+        key=_written(folder / "server.key", serving.private_key_pem.bytes()),
+        service_account_key=_written(
+            folder / "service-accounts.key", signing.private_key_pem.bytes()
+        ),
+        ca_pem=ca_pem,
+    )
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(content)
+    return path
+
+
+# Free ports of the loopback interface, which stay free while a server is away.
+
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST: Final = 15000
+"""Below it, programs of a node have ports of their own."""
+_ENOUGH: Final = 1000
+_STRIDE: Final = 211
+"""Between where one process begins and where the next one does: they run side by side."""
+
+
+class Ports:
+    """Ports of a range, each given at most once. `first` is the place in it where to begin."""
+
+    def __init__(self, among: range, first: int = 0) -> None:
+        self._left: Final = _from(among, first)
+
+    def take(self, count: int) -> list[int]:
+        """So many different ports on which nobody listens now. Raises RuntimeError: none is left.
+
+        A server that is started again needs its port again. A client must not have got it as its
+        source port meanwhile, so the range must not be the one of which the kernel gives those.
+        """
+        taken: list[int] = []
+        for port in self._left:
+            if _is_free(port):
+                taken.append(port)
+            if len(taken) == count:
+                return taken
+        raise RuntimeError("all ports for servers were used, or others listen on them")
+
+
+def usable(low: int) -> range:
+    """The ports for servers where the kernel gives clients those from `low` on."""
+    below = range(_LOWEST, low)
+    # Where the kernel gives nearly all to clients, none is safe.
+    return below if len(below) >= _ENOUGH else range(_LOWEST, 65536)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports on which nobody listens now; never again the same in this process."""
+    return _OURS.take(count)
+
+
+def _from(among: range, first: int) -> Iterator[int]:
+    start = first % len(among)
+    yield from among[start:]
+    yield from among[:start]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+_OURS: Final = Ports(usable(int(_EPHEMERAL.read_text().split()[0])), os.getpid() * _STRIDE)

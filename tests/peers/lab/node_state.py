@@ -1,7 +1,10 @@
 """The Node as API server and kubelet show it: its notes, its lock, its GPUs and slices."""
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
@@ -11,9 +14,57 @@ from agent.model import GpuUuid
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object, RefusedError
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.identities import NODE
-from tests.peers.lab.tidy import NODE_PATH
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.identities import NODE, NODE_USER
+from tests.peers.lab.space import until_answer
+
+# The node as a test found it.
+
+NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
+_NOTED: Final = annotations.PREFIX
+"""What HAMi's annotations begin with: its scheduler notes more than one vendor."""
+
+
+async def remove(cluster: Cluster, path: str, grace: int | None = None) -> None:
+    """Delete an object that may be gone, and leave a controller's pods to whoever tidies up."""
+    try:
+        await cluster.api.delete(path, grace=grace)
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+
+
+async def remove_pods(cluster: Cluster) -> None:
+    """Delete every pod, wait until the kubelet has forgotten all, and free the Node.
+
+    Raises:
+        TimeoutError: some stay.
+    """
+    # The watch may not have shown the newest yet.
+    for pod in (await cluster.api.get("/api/v1/pods"))["items"]:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        await remove(cluster, f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
+    await until_answer(lambda: _has_none(cluster), 30.0, lambda: "pods stay")
+    await cluster.pods.until(lambda: not cluster.pods.objects, 30.0, "the watch shows pods")
+    node = await cluster.api.get(NODE_PATH)
+    notes = node["metadata"].get("annotations") or {}
+    noted = dict.fromkeys(name for name in notes if name.startswith(_NOTED))
+    if noted:
+        node = await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
+    # Not until nothing is noted: HAMi's scheduler asks for a handshake as soon as it sees none.
+    await cluster.nodes.until(
+        lambda: _version(cluster.nodes.objects[NODE]) >= _version(node),
+        30.0,
+        "the watch does not show the Node without notes",
+    )
+
+
+def _version(node: Object) -> int:
+    return int(node["metadata"]["resourceVersion"])
+
+
+async def _has_none(cluster: Cluster) -> bool:
+    return not (await cluster.api.get("/api/v1/pods"))["items"]
+
 
 PATIENCE: Final = 30.0
 """Seconds for what takes two or three on a quiet machine."""
@@ -125,3 +176,162 @@ async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> 
         return int(status.get("allocatable", {}).get(RESOURCE, "0"))
 
     await cluster.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")
+
+
+# The register annotation as the API server shows it, and who wrote it how often.
+
+_PATCH: Final = "patch nodes"
+_OK: Final = 200
+_EVENTS: Final = "/api/v1/namespaces/default/events"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the annotation says of all GPUs alike."""
+
+    gpus: int
+    count: int
+    mib: int = 81559
+    cores: int = 100
+
+
+def told(node: Object) -> Told | None:
+    """What a Node's annotation says; None where there is none, or GPUs differ."""
+    found = registered(node)
+    alike = {(one["count"], one["devmem"], one["devcore"]) for one in found}
+    return Told(len(found), *next(iter(alike))) if len(alike) == 1 else None
+
+
+async def until_told(cluster: Cluster, wanted: Told, since: float, within: float) -> float:
+    """When the Node was first seen to say it, after a moment; both by the loop's clock.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+
+    def seen() -> float | None:
+        return cluster.nodes.when(NODE, lambda node: wanted == told(node), since=since)
+
+    try:
+        await cluster.nodes.until(lambda: seen() is not None, within, f"{wanted} is not told")
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {told(node_of(cluster))}") from None
+    found = seen()
+    assert found is not None
+    return found
+
+
+def register_text(cluster: Cluster) -> str | None:
+    """The annotation as the watch has it now."""
+    return notes_of(node_of(cluster)).get(annotations.REGISTER)
+
+
+async def write_register(cluster: Cluster, text: str | None) -> None:
+    """Write the annotation as somebody else, or remove it."""
+    marks = {annotations.REGISTER: text}
+    await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": marks}})
+
+
+def node_writes(cluster: Cluster, mark: int, *, done: bool = False) -> int:
+    """How often the agent has tried to write to the Node since a mark in the audit log.
+
+    `done`: how often the API server did so.
+    """
+    asked = cluster.plane.audit.since(mark, NODE_USER)
+    tries = [one for one in asked if f"{one.verb} {one.resource}" == _PATCH]
+    return sum(one.code == _OK or not done for one in tries)
+
+
+async def until_node_writes(cluster: Cluster, mark: int, count: int) -> None:
+    """Return once the audit log has so many writes to the Node, which it may show late.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+
+    async def is_told() -> bool:
+        return node_writes(cluster, mark) >= count
+
+    await until_answer(is_told, 20.0, lambda: f"{node_writes(cluster, mark)}, not {count} writes")
+
+
+async def node_events(cluster: Cluster, reason: str) -> list[Object]:
+    """The Events with that reason about the Node."""
+    query = f"reason={reason},involvedObject.kind=Node,involvedObject.name={NODE}"
+    found: list[dict[str, Any]] = (await cluster.api.get(_EVENTS, fieldSelector=query))["items"]
+    return found
+
+
+async def forget_events(cluster: Cluster, reason: str) -> None:
+    """Delete the Events with that reason about the Node: earlier tests leave them for an hour."""
+    for one in await node_events(cluster, reason):
+        await cluster.api.delete(f"{_EVENTS}/{one['metadata']['name']}")
+
+
+async def until_node_events(
+    cluster: Cluster, reason: str, count: int, within: float = 20.0
+) -> None:
+    """Return once so many Events with that reason are about the Node. Raises TimeoutError."""
+
+    async def are_there() -> bool:
+        return len(await node_events(cluster, reason)) >= count
+
+    await until_answer(are_there, within, lambda: f"not {count} Events {reason}")
+
+
+async def until_node_event(cluster: Cluster, reason: str, within: float = 20.0) -> Object:
+    """The one Event with that reason about the Node. Raises TimeoutError: there is none."""
+    await until_node_events(cluster, reason, 1, within)
+    (event,) = await node_events(cluster, reason)
+    return event
+
+
+# How many slices the kubelet offers, looked at all the time: gaps, and how long they were.
+
+_STEP: Final = 0.05
+"""Seconds between two looks; the kubelet answers no more than 100 in a second to all together."""
+
+
+@dataclass(eq=False, slots=True)
+class Capacity:
+    """What was seen: a moment of the loop's clock and a count, for each change."""
+
+    seen: list[tuple[float, int]] = field(default_factory=list)
+
+    def look(self, at: float, count: int) -> None:
+        """One look."""
+        if not self.seen or self.seen[-1][1] != count:
+            self.seen.append((at, count))
+
+    def gaps(self, whole: int = 80) -> list[float]:
+        """Seconds of each time in which there were fewer, but for one that has not ended."""
+        found: list[float] = []
+        began: float | None = None
+        for at, count in self.seen:
+            if count < whole:
+                began = at if began is None else began
+            elif began is not None:
+                found.append(at - began)
+                began = None
+        return found
+
+
+@contextlib.asynccontextmanager
+async def capacity_of(cluster: Cluster) -> AsyncIterator[Capacity]:
+    """Looks until the block ends. The kubelet must live; what it does not answer is no look."""
+    capacity = Capacity()
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(_look(cluster, capacity))
+        try:
+            yield capacity
+        finally:
+            looking.cancel()
+
+
+async def _look(cluster: Cluster, capacity: Capacity) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        found = await cluster.kubelet.offered(RESOURCE)
+        if found is not None:
+            capacity.look(loop.time(), len(found))
+        await asyncio.sleep(_STEP)

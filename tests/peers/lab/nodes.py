@@ -4,24 +4,156 @@ One body of a test runs against two of them: the kubelet model and the real kube
 and of the resource are made unique here, so that nothing of an earlier test is in the way.
 """
 
+import asyncio
 import contextlib
+import itertools
+import os
+import random
+import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from typing_extensions import override
 
+from agent.sandbox.api_errors import NotFoundError
+from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
+from agent.sandbox.kubelet.model import KubeletModel, Timings
+from agent.sandbox.kubelet.podloop import KubeletPodLoop
+from agent.sandbox.store import ObjectStore
 from agent.wire.v1 import ContainerDevices, PodResources
-from agent.wire.v1beta1 import Device
-from tests.fakes.plugin import devices
+from agent.wire.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    Device,
+    DevicePluginOptions,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+)
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.plugin import ScriptedPlugin, devices
 from tests.peers.lab.api import Object
-from tests.peers.lab.pod_resources import PodResourcesClient
-from tests.peers.lab.probe import ProbePlugin
-from tests.peers.lab.waiting import until, until_answer
-from tests.peers.lab.workloads import NAMESPACE, a_container, a_pod, stray
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.identities import NODE
+from tests.peers.lab.node import PodResourcesClient
+from tests.peers.lab.part import Part
+from tests.peers.lab.placement import until_kubelet_says
+from tests.peers.lab.pods import (
+    NAMESPACE,
+    PODS,
+    PodLife,
+    a_container,
+    a_pod,
+    as_seen,
+    forget_told,
+    key,
+    lives,
+    stray,
+    until_restarted,
+    until_told,
+)
+from tests.peers.lab.space import until, until_answer
+
+# A device plugin of a test's own: it can look around from inside a call of the kubelet.
+
+CallKind = Literal["prefer", "allocate", "prestart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call. `ids` are those asked for, or preferred; `found` what `look` told inside it."""
+
+    kind: CallKind
+    ids: frozenset[str]
+    at: float
+    found: Any = None
+
+
+class ProbePlugin(ScriptedPlugin):
+    """Notes each call in `calls` when it comes; `look`, if set, is awaited before the answer."""
+
+    def __init__(self, directory: Path, *, resource: str, name: str, count: int) -> None:
+        super().__init__(directory, resource=resource, name=name, count=count)
+        self.calls: list[Call] = []
+        self.look: Callable[[], Awaitable[object]] | None = None
+
+    def open_connections(self) -> int:
+        """How many connections to it are open now."""
+        return 0 if self._server is None else self._server.open_connections()
+
+    def hold(self) -> None:
+        """Keep every Allocate waiting from now on."""
+        self.script.gate = asyncio.Event()
+
+    def let_go(self) -> None:
+        """Answer what waits, and all that comes."""
+        gate, self.script.gate = self.script.gate, None
+        if gate is not None:
+            gate.set()
+
+    def hold_starts(self) -> None:
+        """Keep every PreStartContainer waiting from now on."""
+        self.script.pre_start_gate = asyncio.Event()
+
+    def let_start(self) -> None:
+        """Answer them."""
+        gate, self.script.pre_start_gate = self.script.pre_start_gate, None
+        if gate is not None:
+            gate.set()
+
+    def choose(self, choice: Callable[[list[str], list[str], int], list[str]]) -> None:
+        """Offer GetPreferredAllocation from the next registration on."""
+        self.script.options = DevicePluginOptions(get_preferred_allocation_available=True)
+        self.script.prefer = choice
+
+    def of(self, kind: CallKind) -> list[frozenset[str]]:
+        """What was asked in the calls of one kind."""
+        return [call.ids for call in self.calls if call.kind == kind]
+
+    @property
+    def asked(self) -> list[frozenset[str]]:
+        """The ids of each Allocate."""
+        return self.of("allocate")
+
+    @override
+    async def get_preferred_allocation(
+        self, message: PreferredAllocationRequest
+    ) -> PreferredAllocationResponse:
+        answer = await super().get_preferred_allocation(message)
+        await self._note("prefer", answer.container_responses[0].device_i_ds)
+        return answer
+
+    @override
+    async def allocate(self, message: AllocateRequest) -> AllocateResponse:
+        await self._note("allocate", message.container_requests[0].devices_ids)
+        return await super().allocate(message)
+
+    @override
+    async def pre_start_container(
+        self, message: PreStartContainerRequest
+    ) -> PreStartContainerResponse:
+        await self._note("prestart", message.devices_ids)
+        return await super().pre_start_container(message)
+
+    async def _note(self, kind: CallKind, ids: list[str]) -> None:
+        at = asyncio.get_running_loop().time()
+        found = None if self.look is None else await self.look()
+        self.calls.append(Call(kind, frozenset(ids), at, found))
+
+
+def first(available: list[str], required: list[str], count: int) -> list[str]:
+    """The lowest ids, with those that have to be among them."""
+    others = sorted(set(available) - set(required))
+    return [*required, *others][:count]
+
 
 WITHIN: Final = 25.0
 """Seconds for anything that the kubelet does soon."""
@@ -266,3 +398,261 @@ class NodeUnderTest(ABC):
     def checkpoint(self) -> Checkpoint:
         """The kubelet's records as they are written. Raises CheckpointError, OSError."""
         return decode(self.checkpoint_path.read_bytes())
+
+
+# The kubelet model as a node under test, with a store in the API server's place.
+
+_TICK = 0.25
+_QUICK = Timings(
+    socket=0.05,
+    first_admission=(0.35, 0.4),
+    container_restart=(0.2, 0.3),
+    container_retry=(1.0, 1.2),
+    housekeeping=0.0,
+)
+"""Tests wait in real time; the real one's figures are the model's own and tested with them."""
+
+
+class ModelNode(NodeUnderTest):
+    """`model` and `store` are public for what only a model can be asked."""
+
+    def __init__(self, root: Path) -> None:
+        plugins, pod_resources = root / "dp", root / "pr"
+        super().__init__(plugins, pod_resources / "kubelet.sock", "model")
+        self.model = KubeletModel(plugins, pod_resources, LoopClock(), Seeded(), timings=_QUICK)
+        self.store = ObjectStore(LoopClock(), Seeded())
+
+    @override
+    async def submit(self, pod: Object) -> str:
+        uid: str = self.store.create("pods", pod)["metadata"]["uid"]
+        return uid
+
+    @override
+    async def delete(self, name: str, grace: int = 0) -> None:
+        self.store.delete("pods", NAMESPACE, self.known_as(name), grace=grace)
+
+    @override
+    def pod(self, name: str) -> Object | None:
+        try:
+            return self.store.get("pods", NAMESPACE, self.known_as(name))
+        except NotFoundError:
+            return None
+
+    @override
+    def status(self) -> Mapping[str, Mapping[str, str]]:
+        status: Mapping[str, Mapping[str, str]] = self.store.get("nodes", "", NODE)["status"]
+        return status
+
+    @override
+    async def kill(self) -> None:
+        await self.model.kill()
+
+    @override
+    async def start(self) -> None:
+        await self.model.start()
+
+    @override
+    async def end_container(self, name: str, container: str = "main") -> None:
+        pod = self.pod(name) or {}
+        await self.model.container_died(pod["metadata"]["uid"], container)
+
+    @override
+    async def until_leaving(self, name: str) -> None:
+        uid = (self.pod(name) or {})["metadata"]["uid"]
+        history = self.model.history
+        await self.until(
+            lambda: any(seen.pod == uid for seen in history.of("leaving")), f"{name} stays"
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_model_node(root: Path) -> AsyncIterator[ModelNode]:
+    """A started model whose Node is in its store."""
+    node = ModelNode(root)
+    await node.start()
+    try:
+        loop = KubeletPodLoop(node.model, node.store, NODE, status_period=_TICK)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(loop.run())
+            await node.until(lambda: node.store.select("nodes"), "no Node")
+            yield node
+            running.cancel()
+    finally:
+        await node.kill()
+
+
+# Harm that tests do on purpose: programs that stand still, containers that die.
+
+
+@contextlib.contextmanager
+def frozen(part: Part) -> Iterator[None]:
+    """A program stands still while the block runs."""
+    part.freeze()
+    try:
+        yield
+    finally:
+        part.thaw()
+
+
+def processes(container_id: str) -> frozenset[int]:
+    """The processes of a container, as this process counts them; `containerd://` may precede."""
+    return frozenset(_members(container_id.rpartition("/")[2]))
+
+
+async def until_at_rest(lives_of_pods: Iterable[Mapping[str, PodLife]]) -> None:
+    """Return once each container of telling pods that have told has its shell and a `sleep` alone.
+
+    Until then what told may be there still, or the `sleep` not yet. Raises TimeoutError.
+    """
+    ids = [one.id for found in lives_of_pods for one in found.values()]
+
+    async def are_at_rest() -> bool:
+        return all(["sh", "sleep"] == _programs(one) for one in ids)
+
+    await until_answer(are_at_rest, 20.0, lambda: f"{[*map(_programs, ids)]} run")
+
+
+def _programs(container_id: str) -> list[str]:
+    """The programs of a container's processes, sorted."""
+    found = []
+    for pid in processes(container_id):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+    return sorted(found)
+
+
+def _members(name: str) -> Iterator[int]:
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if name in (directory / "cgroup").read_text():
+                    yield int(directory.name)
+
+
+async def end_container(container_id: str) -> None:
+    """SIGKILL for all processes of a container; returns when they are gone.
+
+    Raises:
+        LookupError: it does not run.
+        TimeoutError: they live on.
+    """
+    found = processes(container_id)
+    if not found:
+        raise LookupError(f"{container_id} does not run")
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: not found & processes(container_id), 5.0, lambda: f"{found} live")
+
+
+async def kill_container(cluster: Cluster, name: str) -> None:
+    """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
+    forget_told(cluster, name)
+    await end_container(lives(as_seen(cluster, name))["main"].id)
+
+
+async def dies(cluster: Cluster, name: str) -> None:
+    """The same; returns when it runs again and has told. Raises TimeoutError."""
+    await kill_container(cluster, name)
+    await until_restarted(cluster, name, within=60.0)
+    await until_told(cluster, name)
+
+
+# The real kubelet of a cluster as a node under test.
+
+_numbers = itertools.count()
+
+
+class RealNode(NodeUnderTest):
+    """`cluster` is public for what only the real one can be asked."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        kubelet = cluster.kubelet
+        super().__init__(kubelet.plugins, kubelet.pod_resources, f"r{next(_numbers)}")
+        self.cluster = cluster
+
+    @override
+    async def submit(self, pod: Object) -> str:
+        created = await self.cluster.api.create(PODS, pod)
+        uid: str = created["metadata"]["uid"]
+        return uid
+
+    @override
+    async def delete(self, name: str, grace: int = 0) -> None:
+        await self.cluster.api.delete(f"{PODS}/{self.known_as(name)}", grace=grace)
+
+    @override
+    def pod(self, name: str) -> Object | None:
+        return self.cluster.pods.objects.get(key(self.known_as(name)))
+
+    @override
+    def status(self) -> Mapping[str, Mapping[str, str]]:
+        status: Mapping[str, Mapping[str, str]] = self.cluster.nodes.objects[NODE]["status"]
+        return status
+
+    @override
+    async def kill(self) -> None:
+        await self.cluster.kubelet.part.kill()
+
+    @override
+    async def start(self) -> None:
+        socket = self.plugins / "kubelet.sock"
+        old = _identity(socket)
+        await self.cluster.kubelet.part.start()
+        tail = self.cluster.kubelet.part.tail
+        await until(lambda: _identity(socket) not in {None, old}, 30.0, tail)
+        await self.cluster.kubelet.until_serving()
+
+    @override
+    async def end_container(self, name: str, container: str = "main") -> None:
+        (container_id,) = (
+            one["containerID"]
+            for kind in ("containerStatuses", "initContainerStatuses")
+            for one in (self.pod(name) or {})["status"].get(kind, ())
+            if one["name"] == container
+        )
+        await end_container(container_id)
+
+    @override
+    async def until_leaving(self, name: str) -> None:
+        words = ('"SyncLoop DELETE"', f'"{key(self.known_as(name))}"')
+        await until_kubelet_says(self.cluster, *words, since=0.0)  # its name is this test's own
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+# The kubelet's own checkpoint, changed behind its back: it believes what it reads at its start.
+
+
+def rebook(cluster: Cluster, name: str, ids: Mapping[str, str]) -> None:
+    """Have a pod's containers hold other slices, by the old ones. The kubelet must not run.
+
+    Raises:
+        OSError, CheckpointError: the file cannot be read, or is none of the real kubelet's.
+        KeyError: the pod holds other ids than those.
+    """
+    uid, directory = as_seen(cluster, name)["metadata"]["uid"], cluster.kubelet.plugins
+    content = checkpoint.load(directory)
+    entries = tuple(
+        _rebooked(entry, ids) if entry.pod_uid == uid else entry for entry in content.entries
+    )
+    changed = checkpoint.Checkpoint(entries, content.registered)
+    checkpoint.replace(directory, changed, random.Random())  # noqa: S311 -- a file's name
+
+
+def _rebooked(
+    entry: checkpoint.CheckpointEntry, ids: Mapping[str, str]
+) -> checkpoint.CheckpointEntry:
+    return checkpoint.CheckpointEntry(
+        pod_uid=entry.pod_uid,
+        container=entry.container,
+        resource=entry.resource,
+        numa={node: [ids[one] for one in held] for node, held in entry.numa.items()},
+        response=entry.response,
+    )

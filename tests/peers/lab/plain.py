@@ -12,14 +12,13 @@ from agent.ledger import Row
 from agent.state import decode_state
 from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from tests.peers.lab.agents import RESOURCE, Agent
-from tests.peers.lab.agreement import Container
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.grants import Container
 from tests.peers.lab.node_state import until_allocatable, until_offered
 from tests.peers.lab.part import Part
-from tests.peers.lab.pods import telling
-from tests.peers.lab.waiting import until_answer
-from tests.peers.lab.workloads import a_container, a_pod
+from tests.peers.lab.pods import a_container, a_pod, telling
+from tests.peers.lab.space import until_answer
 
 _WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _DEFAULT: Final = "default-scheduler"

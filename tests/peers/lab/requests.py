@@ -3,9 +3,13 @@
 from collections import Counter
 from typing import Final
 
-from tests.peers.lab.audit import READS, Asked, counted
-from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.waiting import until, until_answer
+import yaml
+
+from tests.peers.lab.agents import SOURCE
+from tests.peers.lab.cluster import ACCOUNT, Cluster
+from tests.peers.lab.control import READS, Asked, AuditLog, counted
+from tests.peers.lab.identities import NODE_USER
+from tests.peers.lab.space import until, until_answer
 
 ALLOWED: Final = frozenset(
     {
@@ -78,3 +82,29 @@ async def asked_since(cluster: Cluster, mark: int, user: str, wanted: Counter[st
 
     await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
     return found
+
+
+# What deploy/ grants the agent's account.
+
+_OPTIONAL: Final = frozenset({"patch nodes/status"})
+"""The chart grants it with `report.nodeCondition` alone."""
+_EVERYBODYS: Final = frozenset({"create selfsubjectaccessreviews"})
+"""Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
+
+
+def granted() -> frozenset[str]:
+    """Each `verb resource` of the ClusterRole, as the audit log counts requests."""
+    documents = yaml.safe_load_all((SOURCE / "deploy/manifests/rbac.yaml").read_text())
+    (role,) = [one for one in documents if one["kind"] == "ClusterRole"]
+    return frozenset(
+        f"{verb} {resource}"
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+def asked_beyond_rights(audit: AuditLog) -> set[str]:
+    """What any agent has ever asked for and the account may not. Raises OSError."""
+    asked = [one for user in (NODE_USER, ACCOUNT) for one in audit.since(0, user)]
+    return counted(asked).keys() - granted() - _OPTIONAL - _EVERYBODYS

@@ -11,16 +11,14 @@ from agent import __version__
 from agent.sandbox.lab.places import stand_in
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
-from tests.peers.lab.cluster import Cluster, open_cluster
-from tests.peers.lab.commands import Commands, Ended, succeeded
-from tests.peers.lab.image import BUSYBOX, PASSWD, write_image
-from tests.peers.lab.node_state import until_allocatable
+from tests.peers.lab.cluster import Cluster, open_cluster, open_pod_network
+from tests.peers.lab.node import BUSYBOX_FILE, PASSWD, write_image
+from tests.peers.lab.node_state import NODE_PATH, until_allocatable
 from tests.peers.lab.part import Part
-from tests.peers.lab.pod_network import open_pod_network
-from tests.peers.lab.programs import Programs
+from tests.peers.lab.placing import Programs
 from tests.peers.lab.releases import Release
-from tests.peers.lab.tidy import NODE_PATH
-from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.space import until_answer
+from tests.peers.lab.verbs import Commands, Ended, succeeded
 from tests.released import released
 
 NAMESPACE: Final = "kube-system"
@@ -219,7 +217,7 @@ def _entries(cluster: Cluster) -> frozenset[str]:
 def _write_hami(path: Path) -> None:
     """What HAMi's image has of its own for this chart: a shell, and the library."""
     files: dict[str, Path | bytes] = {
-        "bin/busybox": BUSYBOX,
+        "bin/busybox": BUSYBOX_FILE,
         "etc/passwd": PASSWD,
         "k8s-vgpu/lib/nvidia/libvgpu.so": LIBRARY,
     }

@@ -5,12 +5,51 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.peers.lab.waiting import until
+# Waiting for the world: a condition that is looked at often, with a deadline and a reason.
+
+_STEP: Final = 0.005
+_QUESTION_STEP: Final = 0.05
+
+
+async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]) -> None:
+    """Return once `holds()` is true.
+
+    Raises:
+        TimeoutError: it was not within so many seconds; `why()` is the text.
+    """
+
+    async def look() -> bool:
+        return holds()
+
+    await _until(look, within, why, _STEP)
+
+
+async def until_answer(
+    ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str]
+) -> None:
+    """Return once `ask()` answers true; asked less often, for others have to answer it.
+
+    Raises:
+        TimeoutError: it did not within so many seconds; `why()` is the text.
+    """
+    await _until(ask, within, why, _QUESTION_STEP)
+
+
+async def _until(
+    ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str], step: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while not await ask():
+        if loop.time() > end:
+            raise TimeoutError(f"{why()} (waited {within:g} s)")
+        await asyncio.sleep(step)
+
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 _HIDDEN: Final = ("/var/lib", "/var/log", "/usr/local")
@@ -146,3 +185,27 @@ def is_removed(group: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+# What /proc tells of a process: its rights, and what it may write to.
+
+
+def status_of(pid: int) -> Mapping[str, str]:
+    """/proc/PID/status by name. Raises OSError: there is no such process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def writable(pid: int) -> frozenset[str]:
+    """Where something is mounted for writing, as the process sees it. Raises OSError: as above."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    mounts = (line.split() for line in lines)
+    return frozenset(one[4] for one in mounts if "rw" in one[5].split(","))
+
+
+# What the kubelet makes of an error on its way into a pod's status.
+
+
+def because(error: str) -> str:
+    """The message of a pod that was rejected because of an error of the device manager."""
+    return f"Pod was rejected: Allocate failed due to {error}, which is unexpected"

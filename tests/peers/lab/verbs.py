@@ -1,19 +1,21 @@
 """The verbs of `hami-agent` as an operator runs them: each a process, with the admin's rights."""
 
 import asyncio
+import copy
 import json
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from tests.peers.lab.agents import SOURCE, Agent
+from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import ADMIN
-from tests.peers.lab.pods import PODS, status_of
-from tests.peers.lab.waiting import until_answer
-from tests.peers.lab.workloads import NAMESPACE
+from tests.peers.lab.pods import NAMESPACE, PODS, status_of
+from tests.peers.lab.space import until_answer
 
 SECONDS: Final = 60.0
 """Until a verb is taken to hang; on a quiet machine it takes one."""
@@ -148,3 +150,94 @@ async def until_event(cluster: Cluster, name: str, reason: str, within: float = 
         return bool((await cluster.api.get(path, fieldSelector=query))["items"])
 
     await until_answer(is_told, within, lambda: f"{name} has no Event {reason}")
+
+
+# The programs of an operator, run as they run them: helm and kubectl, as the cluster's admin.
+
+COMMAND_SECONDS: Final = 240.0
+"""Until a command is taken to hang; each has a deadline of its own below that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that has ended, and what it said, errors included."""
+
+    code: int
+    words: str
+
+
+class Commands:
+    """The two programs at one cluster; `tools` is the folder that tests/chart/build printed."""
+
+    def __init__(self, cluster: Cluster, tools: Path, binaries: Path) -> None:
+        self._root = cluster.root
+        self._tools = tools
+        self._binaries = binaries
+        self._kubeconfig = str(cluster.plane.kubeconfig(ADMIN))
+
+    async def helm(self, *arguments: str) -> str:
+        """What helm said. Raises AssertionError: it failed."""
+        return succeeded(await self.try_helm(*arguments))
+
+    async def try_helm(self, *arguments: str) -> Ended:
+        """How a helm ended."""
+        return await self._run(self._tools / "helm", *arguments)
+
+    async def kubectl(self, *arguments: str) -> str:
+        """What kubectl said. Raises AssertionError: it failed."""
+        return succeeded(await self.try_kubectl(*arguments))
+
+    async def try_kubectl(self, *arguments: str) -> Ended:
+        """How a kubectl ended."""
+        return await self._run(self._binaries / "kubectl", *arguments)
+
+    async def _run(self, program: Path, *arguments: str) -> Ended:
+        room = self._root / "home"
+        room.mkdir(exist_ok=True)
+        environment = {"HOME": str(room), "PATH": "/usr/bin:/bin", "KUBECONFIG": self._kubeconfig}
+        process = await asyncio.create_subprocess_exec(
+            *(str(program), *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                words, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        return Ended(process.returncode or 0, words.decode(errors="replace"))
+
+
+def succeeded(ended: Ended) -> str:
+    """What it said. Raises AssertionError: it failed."""
+    assert ended.code == 0, ended.words
+    return ended.words
+
+
+# What `explain` advises, done: the pod after the change that it names.
+
+_DROP: Final = re.compile(r"drop the annotation (\S+)")
+_LESS: Final = re.compile(r"ask for at most ([\d,]+) .*?\((nvidia\.com/\w+)\)")
+
+
+def as_advised(pod: Object, said: str) -> Object:
+    """The pod after that change, under another name. Raises AssertionError: it names none."""
+    changed = copy.deepcopy(pod)
+    metadata, spec = changed["metadata"], changed["spec"]
+    metadata["name"] += "-again"
+    if dropped := _DROP.fullmatch(said):
+        del metadata["annotations"][dropped[1]]
+    elif less := _LESS.match(said):
+        spec["containers"][0]["resources"]["limits"][less[2]] = less[1].replace(",", "")
+    elif said.startswith("drop nodeSelector,"):
+        del spec["nodeSelector"]
+    elif said.startswith("create the pod again without schedulerName"):
+        del spec["schedulerName"]
+        metadata.pop("labels", None)
+    else:
+        raise AssertionError(f"nothing to make of {said!r}")
+    return changed

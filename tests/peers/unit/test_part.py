@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.peers.lab.part import Part
-from tests.peers.lab.space import NodeSpace
-from tests.peers.lab.waiting import until
+from tests.peers.lab.space import NodeSpace, until
 
 pytestmark = [
     pytest.mark.process,

@@ -14,7 +14,7 @@ from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateEr
 from agent.ledger import mismatch
 from agent.model import SliceId
 from tests.builders import a_container, a_row, an_inventory
-from tests.machine.virtual import VirtualLoop, starved
+from tests.machine.sides import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
 from tests.unit.core.allocation.refusals import PASSING, check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED

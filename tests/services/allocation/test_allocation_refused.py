@@ -23,7 +23,7 @@ from agent.kit.timing import MOST, WINDOW
 from agent.reconcile.rules import THROTTLED_PAUSE
 from agent.witness import CALL_DEADLINE
 from tests.builders import NODE, a_lock, a_row
-from tests.machine.virtual import VirtualLoop, starved
+from tests.machine.sides import VirtualLoop, starved
 from tests.services.allocation.allocating import G2, a_desk, ids, placed
 
 

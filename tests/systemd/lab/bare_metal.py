@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
 from agent.sandbox.lab.places import place_library
-from tests.peers.lab.ports import free_ports
-from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.identities import free_ports
+from tests.peers.lab.space import until, until_answer
 from tests.process.agent_process import options
 from tests.systemd.lab.machine import Machine, Said, booted
 

@@ -24,7 +24,7 @@ from agent.kit.timing import (
     Tally,
     until_tick,
 )
-from tests.machine.virtual import stall, starved, virtual
+from tests.machine.sides import stall, starved, virtual
 
 PERIODS = st.sampled_from([0.5, 2.5, 5.0, 10.0, 60.0])
 ENOUGH = 1e-6

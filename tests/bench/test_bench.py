@@ -1,0 +1,339 @@
+"""The picture of a burst tells what the moments say."""
+
+import asyncio
+import itertools
+import json
+import random
+import re
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.health.xids import HealthSettings
+from agent.wire.v1 import GetPodResourcesResponse, PodResources, PodResourcesListerBase
+from tests.bench import toll
+from tests.bench.__main__ import LONG, PARTS, asked
+from tests.bench.burst_picture import AGENT, HAMI, NODE, STARTS, WAITS, BurstRun, picture, spans
+from tests.bench.figures import (
+    FEWEST,
+    Figure,
+    changes,
+    keep,
+    load,
+    percentile,
+    report,
+    table,
+    verdict,
+)
+from tests.bench.lab import ROOT
+from tests.bench.rest import REST, at_rest
+from tests.fakes.unix_grpc import served
+
+TWICE = {
+    "created": 0.0,
+    "filtered": [0.5, 3.0],
+    "told_to_bind": [0.6, 3.1],
+    "denied": [1.0],
+    "locked": 4.0,
+    "bound": 4.2,
+    "taken_up": 4.21,
+    "answered": 4.25,
+    "settled": 4.26,
+    "unlocked": 4.3,
+    "ready": 5.0,
+}
+
+
+def test_an_attempt_ends_with_the_lock_of_another_pod_or_with_the_bind():
+    assert [(HAMI, 0.5, 1.0), (HAMI, 3.0, 4.2)] == [one for one in spans(TWICE) if one[0] == HAMI]
+
+
+def test_an_attempt_that_was_given_up_ends_with_the_next_and_a_bound_pod_has_none():
+    given_up = TWICE | {"denied": [], "filtered": [0.5, 3.0, 9.0]}
+
+    assert [(HAMI, 0.5, 3.0), (HAMI, 3.0, 4.2)] == [
+        one for one in spans(given_up) if one[0] == HAMI
+    ]
+
+
+def test_the_other_spans_follow_each_other():
+    assert [
+        (WAITS, 0.0, 4.0),
+        (NODE, 4.2, 4.25),
+        (AGENT, 4.25, 4.3),
+        (STARTS, 4.3, 5.0),
+    ] == [one for one in spans(TWICE) if one[0] != HAMI]
+
+
+def test_the_picture_is_svg_with_a_line_for_each_pod_and_says_how_long_a_lock_is_held():
+    once = TWICE | {"filtered": [3.0], "denied": []}
+    drawn = picture([BurstRun("two pods, <fast>", {"a": once, "b": TWICE})])
+    texts = "\n".join(ET.fromstring(drawn).itertext())  # noqa: S314 -- our own
+
+    assert "two pods, <fast>: all Ready after 5.0 s, 1 binds found the lock taken" in texts
+    assert "agent: answered → lock gone: 50 ms" in texts
+    waits = re.search(r'stroke="#d9d9d9"[^>]* d="([^"]+)"', drawn)
+    assert waits is not None
+    assert 2 == waits[1].count("M")
+
+
+# Two runs of the bench: only what no scatter explains is a change.
+
+MIRRORED = {"more": "less", "less": "more", "same": "same", "unsure": "unsure"}
+NUMBERS = st.lists(st.integers(1, 10_000), min_size=1, max_size=30)
+ENOUGH = st.lists(st.integers(1, 10_000), min_size=FEWEST, max_size=30)
+
+
+@given(NUMBERS, NUMBERS)
+def test_who_compares_the_other_way_round_is_told_the_opposite(old, new):
+    assert MIRRORED[verdict(old, new)] == verdict(new, old)
+
+
+@given(ENOUGH, st.permutations(range(30)))
+def test_the_same_samples_in_any_order_are_no_change(samples, order):
+    shuffled = [samples[place] for place in order if place < len(samples)]
+
+    assert "same" == verdict(samples, shuffled)
+
+
+@given(ENOUGH)
+def test_what_lies_beyond_all_that_was_seen_is_a_change(samples):
+    beyond = [one + max(samples) for one in samples]
+
+    assert "more" == verdict(samples, beyond)
+
+
+@given(ENOUGH, ENOUGH, st.sampled_from([0.25, 4, 1024]))
+def test_the_unit_does_not_matter(old, new, unit):
+    assert verdict(old, new) == verdict([one * unit for one in old], [one * unit for one in new])
+
+
+@given(ENOUGH, st.integers(1, 10_000))
+def test_one_wild_sample_is_no_change(samples, wild):
+    assert "same" == verdict(samples, [*sorted(samples)[1:], wild + max(samples)])
+
+
+def test_chance_alone_is_no_change():
+    chance = random.Random(1)  # noqa: S311 -- no secret
+    runs = [[chance.gauss(0, 1) for _ in range(FEWEST)] for _ in range(2000)]
+    alarms = [verdict(old, new) for old, new in itertools.pairwise(runs)]
+
+    assert alarms.count("same") > 0.98 * len(alarms)
+
+
+def test_of_few_samples_nobody_can_tell_unless_all_are_equal():
+    assert "unsure" == verdict([1.0] * 4, [2.0] * 40)
+    assert "same" == verdict([2.0], [2.0, 2.0])
+    assert "unsure" == verdict([2.0, 3.0], [3.0, 2.0])
+
+
+def kept(path, *figures: Figure):
+    keep(figures, path)
+    return load(path)
+
+
+def figure(name: str, samples: list[float], part: str = "starts") -> Figure:
+    return Figure(name, name.title(), "ms", samples, "here", part=part)
+
+
+def test_rows_that_are_new_or_gone_are_told_and_those_of_parts_that_did_not_run_are_not(tmp_path):
+    five = [1.0, 1.1, 1.2, 1.3, 1.4]
+    old = kept(
+        tmp_path / "old.json",
+        figure("quick", five),
+        figure("calm", five),
+        figure("gone", five),
+        figure("elsewhere", five, "rest"),
+    )
+    new = kept(
+        tmp_path / "new.json",
+        figure("quick", [one / 2 for one in five]),
+        figure("calm", [*five, 1.2]),
+        figure("fresh", [2.0]),
+        figure("unmeasured", []),
+    )
+
+    assert {
+        ("less", "Quick: 1.2 ms → 0.6 ms (-50 %)"),
+        ("same", "Calm: 1.2 ms → 1.2 ms (+0 %)"),
+        ("new", "Fresh: 2 ms"),
+        ("new", "Unmeasured: not measured"),
+        ("gone", "Gone: 1.2 ms"),
+    } == {*changes(old, new)}
+    assert ["less than before (1):", "new (2):", "gone (1):", "no change beyond noise (1):"] == [
+        line for line in report(old, new) if not line.startswith(" ")
+    ]
+
+
+def test_a_row_in_another_unit_is_another_row(tmp_path):
+    old = kept(tmp_path / "old.json", Figure("x", "A thing", "s", [1.0], "here", part="starts"))
+    new = kept(tmp_path / "new.json", Figure("x", "A thing", "ms", [1000.0], "here", part="starts"))
+
+    assert [("new", "A thing: 1000 ms"), ("gone", "A thing: 1 s")] == [*changes(old, new)]
+
+
+def test_what_another_machine_measured_is_told_as_such(tmp_path):
+    run = kept(tmp_path / "run.json", figure("calm", [1.0]))
+    other = run | {"machine": {"cores": 96}}
+
+    assert next(report(other, run)).startswith("another machine: {'cores': 96} → ")
+
+
+def test_a_run_without_samples_cannot_be_compared_with(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"figures": [{"id": "x", "samples": 5}]}))
+    with pytest.raises(ValueError, match="has no samples"):
+        load(path)
+
+
+def test_percentiles_are_nearest_ranks():
+    samples = [float(number) for number in range(100, 0, -1)]
+
+    assert [1.0, 50.0, 99.0, 100.0] == [percentile(samples, p) for p in (1, 50, 99, 100)]
+
+
+def test_a_figure_is_its_median_beside_its_budget(tmp_path):
+    figure = Figure("x", "a thing", "ms", [3.0, 1.0, 2.0], "here", budget=1.5, peers="9 ms")
+    file = tmp_path / "build" / "bench.json"
+    keep([figure], file)
+    (kept,) = json.loads(file.read_text())["figures"]
+
+    assert (2.0, 3.0, 3, 1.3333, [3.0, 1.0, 2.0]) == tuple(
+        kept[name] for name in ("value", "p99", "n", "ratio", "samples")
+    )
+    assert ["a thing", "3", "2 ms", "3 ms", "1.5 ms **over**", "9 ms"] == cells(figure)
+
+
+def test_numbers_have_three_digits_that_count():
+    figure = Figure("x", "a thing", "ms", [1234.5, 0.012345, 60.0], "here", value=981_234.0)
+
+    assert ["a thing", "3", "981,000 ms", "1,230 ms", "-", "-"] == cells(figure)
+
+
+def test_a_figure_without_a_budget_has_no_ratio():
+    assert Figure("x", "a thing", "ms", [1.0], "here").ratio is None
+
+
+def test_what_could_not_be_measured_is_told_with_its_reason(tmp_path):
+    figure = Figure("x", "a thing", "ms", [], "there is no clock", budget=4)
+    keep([figure], tmp_path / "bench.json")
+
+    assert ["a thing", "0", "not measured: there is no clock", "-", "4 ms", "-"] == cells(figure)
+
+
+def test_what_other_parts_measured_before_is_kept_where_that_is_asked_for(tmp_path):
+    file = tmp_path / "bench.json"
+    old, other, new = (
+        Figure("x", "a thing", "ms", [value], "here", part=part)
+        for value, part in ((1.0, "starts"), (2.0, "rest"), (3.0, "starts"))
+    )
+    keep([old, other], file)
+    keep([new], file, add=True)
+    assert [2.0, 3.0] == [one["value"] for one in json.loads(file.read_text())["figures"]]
+
+    keep([new], file)
+    assert [3.0] == [one["value"] for one in json.loads(file.read_text())["figures"]]
+
+
+def cells(figure: Figure) -> list[str]:
+    head, line, row = table([figure])
+    assert len({head.count("|"), line.count("|"), row.count("|")}) == 1
+    return [cell.strip() for cell in row[1:-1].split("|")]
+
+
+# Which parts of the bench are meant.
+
+
+def test_without_a_word_all_parts_run_but_the_long_ones():
+    assert [name for name in PARTS if name not in LONG] == asked([])
+
+
+def test_a_word_is_a_part_or_the_beginning_of_several():
+    assert ["starts", "idle"] == asked(["idle", "starts"])
+    assert {name for name in PARTS if name.startswith("real-")} - {*LONG} == {*asked(["real"])}
+    assert [*LONG] == asked([*LONG])
+
+
+def test_a_word_that_means_no_part_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match="no part naps; there are floors, starts"):
+        asked(["naps"])
+
+
+# A figure of XIDs is of an agent at rest: no strike falls into the wait after the list before.
+
+
+def test_an_agent_at_rest_holds_nothing_back_any_more():
+    assert REST > 5 * HealthSettings().coalesce
+
+
+async def test_rest_is_the_time_after_the_last_list():
+    lists, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(1, 4):
+        loop.call_later(0.2 * number, lists.feed_data, f"{number}.5 100\n".encode())
+
+    assert [1.5, 2.5, 3.5] == await at_rest(lists)
+    assert pytest.approx(0.6 + REST) == loop.time() - begun
+
+
+async def test_a_reader_that_has_ended_is_no_rest():
+    lists = asyncio.StreamReader()
+    lists.feed_eof()
+    with pytest.raises(RuntimeError, match="has ended"):
+        await at_rest(lists)
+
+
+# The floor of an Allocate: measured beside it, by the promised steps, and taken pair by pair.
+
+
+class TollKubelet(PodResourcesListerBase):
+    """Knows every pod, and remembers who was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def get(self, message):
+        self.asked.append((message.pod_namespace, message.pod_name))
+        return GetPodResourcesResponse(PodResources(message.pod_name, message.pod_namespace))
+
+
+def test_what_is_left_to_the_agent_is_taken_pair_by_pair():
+    figures = {one.id: one for one in toll.figures([4.0, 40.0, 5.0], [(1, 1), (20, 10), (1, 2)])}
+
+    assert {
+        "allocate_p50": 5.0,
+        "allocate_p99": 40.0,
+        "allocate_disk": 1,
+        "allocate_question": 2,
+        "allocate_beyond": 2.0,
+        "allocate_over_both": 5 / 3,
+    } == {name: figure.shown for name, figure in figures.items()}
+    assert [2.5, 10] == [figures[name].budget for name in ("allocate_p50", "allocate_p99")]
+
+
+@pytest.mark.looptime(False)
+@pytest.mark.process
+@pytest.mark.timeout(60)
+async def test_each_line_is_one_generation_on_disk_and_one_question(tmp_path):
+    kubelet, socket = TollKubelet(), tmp_path / "kubelet.sock"
+    directory = tmp_path / "toll"
+    directory.mkdir()
+    async with served(socket, kubelet):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.bench.toll", str(directory), str(socket)),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate(b"70 demo a\n80 demo b\n")
+
+    assert 0 == process.returncode
+    assert [2, 2] == [len(line.split()) for line in said.splitlines()]
+    assert all(float(word) > 0 for word in said.split())
+    assert [("demo", "a"), ("demo", "b")] == kubelet.asked
+    assert {"state": 80, "previous": 70} == {
+        path.name: path.stat().st_size for path in directory.iterdir()
+    }

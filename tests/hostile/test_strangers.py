@@ -1,0 +1,269 @@
+"""Who comes to the plugin's socket and to the agent's files: other users, and callers who flood."""
+
+import contextlib
+import re
+import statistics
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.sandbox.api_errors import Json
+from agent.sandbox.lab.cluster import NAMESPACE, NODE
+from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.hostile.lab.attackers import AttackTally, at_work, finished
+from tests.hostile.lab.node import Node, open_node
+from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege
+from tests.hostile.lab.working import NOBODY
+from tests.peers.lab.identities import free_ports
+from tests.process.agent_process import PATIENCE, comes, offers
+
+LOUD = 300.0
+"""Connections a second. A machine that does nothing but connect is no test of the agent."""
+
+
+def by_a_user(uid: int, attack: Attack, program: str, paths: Iterable[Path]) -> Begin:
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        async with at_work(tally, "stranger", f"{uid}", program, *attack.bounds, *paths):
+            yield
+
+    return begin
+
+
+async def test_another_user_of_the_node_is_hung_up_on(siege: Siege):
+    attack = Attack("Allocate by another user", "1", 20_000, 30.0, LOUD)
+    path = siege.node.socket
+    begin = by_a_user(NOBODY, attack, "knocks", [path])
+
+    with opened_to_all(path):
+        tally = await siege.withstand(attack, begin)
+
+    assert (0, tally.tries) == (tally.facts["got"], tally.facts["hung_up"])
+
+
+@contextlib.contextmanager
+def opened_to_all(path: Path):
+    """Even then the kernel says who calls."""
+    path.chmod(0o666)
+    try:
+        yield
+    finally:
+        path.chmod(0o600)
+
+
+async def test_another_user_of_the_node_changes_nothing(siege: Siege):
+    attack = Attack("files changed by another user", "1 3 9 11 15", 500_000, 30.0, 20_000)
+    root = siege.node.cluster.places.root
+
+    tally = await siege.withstand(attack, by_a_user(NOBODY, attack, "trespasses", [root]))
+
+    assert 0 == tally.facts["got"]
+
+
+async def test_another_user_of_the_node_reads_no_secret_and_holds_no_lock(siege: Siege):
+    attack = Attack("state, token and lock opened", "1 25", 500_000, 30.0, 20_000)
+    places = siege.node.cluster.places
+    paths = [places.kubeconfig, *places.state.iterdir(), *places.run.iterdir()]
+    assert 3 < len(paths)
+
+    tally = await siege.withstand(attack, by_a_user(NOBODY, attack, "reads", paths))
+
+    assert 0 == tally.facts["got"]
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "most", "rate"),
+    [
+        ("noise", "noise at the plugin's socket", 5_000, 50.0),
+        ("bombs", "headers that swell", 2_000, 20.0),
+        ("idles", "800 silent connections", 20_000, LOUD),
+        ("ids", "requests of 10,000 ids", 500, 5.0),
+    ],
+)
+async def test_a_caller_whom_the_socket_lets_in_holds_up_nobody(
+    siege: Siege, program: str, what: str, most: int, rate: float
+):
+    attack = Attack(what, "8 27", most, 30.0, rate)
+
+    await siege.withstand(attack, by_a_user(0, attack, program, [siege.node.socket]))
+
+
+# What a user of the node does before an agent starts: it starts all the same, and serves.
+
+LOUD_AT_START = 20_000.0
+
+
+async def test_who_tries_to_hold_the_lock_keeps_no_agent_from_starting(table: AttackTable):
+    attack = Attack("the lock held by another user", "1", 5_000_000, 60.0, LOUD_AT_START)
+    async with open_node(web_port=free_ports(1)[0]) as node:
+        siege, tally, lock = Siege(node, table), AttackTally(), node.cluster.places.run / "lock"
+        lock.parent.chmod(0o755)
+        with siege.noted(attack, tally):
+            usual = await siege.usual()
+            where = (f"{NOBODY}", "reads", *attack.bounds, lock)
+            async with at_work(tally, "stranger", *where):
+                await until_the_next_serves(node)
+                during = await node.pods.row(node.is_alive)
+            assert 0 == tally.facts["got"]
+        round_ = Round(statistics.median(usual), statistics.median(during), max(during))
+        siege.note(attack, tally, round_, "ok, the next agent took over")
+
+
+async def until_the_next_serves(node: Node) -> None:
+    """One agent waits behind the other, which is killed."""
+    cluster = node.cluster
+    first, second = cluster.agent, await cluster.start_agent()
+    waits = await cluster.until(lambda: bool(cluster.log.of("lock.standby")), PATIENCE)
+    assert waits, cluster.log.last(20)
+    await first.kill()
+    serves = await cluster.until(
+        lambda: bool(cluster.log.of("registration.serving", second.pid)), PATIENCE
+    )
+    assert serves, cluster.log.last(20)
+    assert await offers(cluster, node.slices), cluster.log.last(20)
+
+
+async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: AttackTable):
+    attack = Attack("the web port squatted", "21", 1_000_000, 60.0)
+    tally, port = AttackTally(), free_ports(1)[0]
+    async with contextlib.AsyncExitStack() as stack:
+        squatter = at_work(tally, "webber", f"{NOBODY}", "squats", *attack.bounds, f"{port}")
+        await stack.enter_async_context(squatter)
+        node = await stack.enter_async_context(open_node(web_port=port))
+        siege = Siege(node, table)
+        with siege.noted(attack, tally):
+            assert await comes(node.roots_door.is_socket)
+            during = await node.pods.row(node.is_alive_for_root)
+            with pytest.raises((ConnectionError, TimeoutError)):
+                await node.is_alive()
+    round_ = Round(0, statistics.median(during), max(during))
+    siege.note(attack, tally, round_, "ok, the unix socket answers")
+
+
+# Who reaches the web port, or is a user of the node: floods, garbage, and words that act.
+
+"""Connections a second."""
+CROWD = 1_000.0
+"""The same, where they are held: so many are open after a second."""
+
+
+def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        where = (f"{siege.node.port}", siege.node.roots_door)
+        async with at_work(tally, "webber", f"{NOBODY}", program, *attack.bounds, *where):
+            yield
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "rate"),
+    [
+        ("slow", "1,000 slow connections", CROWD),
+        ("asked", "1,000 that have each asked once", CROWD),
+        ("addresses", "slow ones from 400 addresses", CROWD),
+        ("resets", "requests that are reset", LOUD),
+        ("deaf", "answers that nobody takes", 50.0),
+        ("scrapes", "metrics asked for without end", LOUD),
+    ],
+)
+async def test_who_reaches_the_port_holds_up_neither_pods_nor_probes(
+    siege: Siege, program: str, what: str, rate: float
+):
+    attack = Attack(what, "21", 20_000, 30.0, rate)
+
+    tally = await siege.withstand(attack, by_a_client(siege, attack, program))
+
+    if program in {"slow", "asked", "addresses"}:
+        assert 1_000 < tally.facts["held"]
+
+
+async def test_garbage_is_answered_shortly_and_repeats_nothing(siege: Siege):
+    attack = Attack("garbage at the web port", "20 21", 5_000, 30.0, 100.0)
+
+    tally = await siege.withstand(attack, by_a_client(siege, attack, "garbage"))
+
+    assert 0 < tally.facts["answered"]
+    assert 0 == tally.facts["wrong"]
+
+
+async def test_nobody_but_root_does_anything_over_port_or_socket(siege: Siege):
+    attack = Attack("actions by another user", "20", 5_000, 30.0, 100.0)
+
+    with web_opened_to_all(siege.node.roots_door):
+        tally = await siege.withstand(attack, by_a_client(siege, attack, "actions"))
+
+    assert 0 < tally.facts["answered"]
+    assert 0 == tally.facts["acted"]
+
+
+async def test_who_fills_the_unix_socket_holds_up_nobody_and_root_is_answered(siege: Siege):
+    attack = Attack("the unix socket filled", "21", 20_000, 30.0, LOUD)
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        async with by_a_client(siege, attack, "crowds")(tally):
+            yield
+            await siege.node.is_alive_for_root()
+
+    with web_opened_to_all(siege.node.roots_door):
+        await siege.withstand(attack, begin)
+
+
+@contextlib.contextmanager
+def web_opened_to_all(path: Path) -> Iterator[None]:
+    """Even then the kernel says who calls."""
+    path.parent.chmod(0o755)
+    path.chmod(0o666)
+    try:
+        yield
+    finally:
+        path.chmod(0o660)
+        path.parent.chmod(0o750)
+
+
+# What tenants and strangers say reaches a log that people read: no word of it forges a line.
+
+LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+ +[a-z_]+\.[a-z_]+ | {2}|$")
+"""How a line of the text log begins; what belongs to the one before is indented."""
+OBEYED = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+"""What a terminal obeys."""
+FORGED = "\nforged 12:00:00 error   all.lost \x1b[2J\x1b]0;forged\x07\r\u009b31m"
+
+TEXTS = (FORGED, f"{FORGED}:;", f"GPU-0,{FORGED},1,1:;")
+
+
+def hostile(name: str, text: str) -> Json:
+    """A pod that its author bound to the node, with that text in all that the agent reads."""
+    pod = Workload(name, "", (Wish("main", 1, 256),)).pod()
+    keys = ("vgpu-devices-allocated", "vgpu-devices-to-allocate", "bind-phase", "vgpu-node")
+    pod["metadata"]["annotations"] = {f"hami.io/{key}": text for key in keys}
+    pod["spec"]["nodeName"] = NODE
+    return pod
+
+
+async def test_no_name_or_text_of_a_stranger_forges_a_line_of_the_log(table: AttackTable):
+    attack = Attack("words that forge lines of the log", "12 31", 4_000, 30.0, 400.0)
+    async with open_node(log="text", web_port=free_ports(1)[0]) as node:
+        siege, store = Siege(node, table), node.cluster.store
+
+        @contextlib.asynccontextmanager
+        async def begin(tally: AttackTally) -> AsyncIterator[None]:
+            async with siege.a_tenant() as tenant:
+                await finished(tally, "tenant", tenant.directory, "names", *attack.bounds)
+            for number, text in enumerate(TEXTS):
+                store.create("pods", hostile(f"words-{number}", text))
+            where = (f"{node.port}", node.roots_door)
+            async with at_work(tally, "webber", f"{NOBODY}", "garbage", *attack.bounds, *where):
+                yield
+            for number, _ in enumerate(TEXTS):
+                store.delete("pods", NAMESPACE, f"words-{number}")
+            await siege.until_removed(tenant)
+
+        await siege.withstand(attack, begin)
+
+        lines = [line.text for line in node.cluster.log]
+        assert 100 < len(lines)
+        assert [] == [line for line in lines if not LINE.match(line) or OBEYED.search(line)]

@@ -1,0 +1,511 @@
+"""What root in a container does to its directory: while it runs, and when it is gone."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube.events import PODS_BURST, PODS_REFILL
+from agent.kube.watches import LISTS, LISTS_REFILL
+from agent.sandbox.api_errors import Json
+from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
+from agent.sandbox.lab.cluster import NAMESPACE, NODE
+from agent.sandbox.lab.web import fetch
+from agent.sandbox.scenario.facts import answers, ledger_on_disk
+from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.settle import REFUSED, REFUSED_REFILL
+from tests.hostile.lab.attackers import AttackTally, at_work, attacker, finished
+from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, mounted, open_node
+from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege, changed, snapshot
+from tests.hostile.lab.tenant import REGION
+from tests.process.agent_process import PATIENCE, comes, offers
+
+AT_WORK = 20.0
+"""Seconds that a tenant has for an attack that goes on and on."""
+
+
+def by_a_tenant(siege: Siege, attack: Attack, program: str, *words: str | Path) -> Begin:
+    """A container that runs does it, until it is stopped; then its pod ends."""
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        async with siege.a_tenant() as tenant:
+            where = (tenant.directory, program, *attack.bounds, *words)
+            async with at_work(tally, "tenant", *where):
+                yield
+        await siege.until_removed(tenant)
+
+    return begin
+
+
+def left_behind(siege: Siege, attack: Attack, program: str, *, kept: bool = False) -> Begin:
+    """A container has done it, and is gone: the attack is what the agent has to remove.
+
+    `kept`: no agent can remove it; it is counted and told, and root removes it.
+    """
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        async with siege.a_tenant() as tenant:
+            await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
+        tally.goes_on = tenant.aside
+        yield
+        if kept:
+            await siege.until_kept()
+            remove_as_root(tenant)
+        await siege.until_removed(tenant)
+
+    return begin
+
+
+def remove_as_root(tenant: Tenant) -> None:
+    for path in tenant.aside():
+        subprocess.run(["chattr", "-R", "-i", path], check=False, capture_output=True)  # noqa: S603, S607 -- Debian's
+        shutil.rmtree(path)
+
+
+async def test_a_tenant_that_closes_and_gives_away_its_directory_holds_up_nobody(siege: Siege):
+    attack = Attack("own directory closed, given away", "10 11", 100_000, AT_WORK, 2_000)
+
+    await siege.withstand(attack, by_a_tenant(siege, attack, "modes"))
+
+
+async def test_many_files_of_a_pod_that_is_gone_hold_up_nobody(siege: Siege, many: int):
+    attack = Attack(f"{many:,} files left behind", "10 12", many, 120.0)
+
+    await siege.withstand(attack, left_behind(siege, attack, "files"))
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "threats", "most"),
+    [
+        ("names", "names of 255 odd bytes", "12 31", 24_000),
+        ("deep", "5,000 directories in each other", "12", 25_000),
+        ("kinds", "FIFOs, sockets, devices, 10 TiB", "9 12", 24_000),
+    ],
+)
+async def test_whatever_a_pod_leaves_behind_holds_up_nobody(
+    siege: Siege, program: str, what: str, threats: str, most: int
+):
+    attack = Attack(what, threats, most, 60.0)
+
+    await siege.withstand(attack, left_behind(siege, attack, program))
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "most"),
+    [
+        ("given_away", "closed ones of another user", 2_000),
+        ("immutable", "immutable and sticky ones", 2_000),
+    ],
+)
+async def test_what_the_agent_cannot_remove_holds_up_nobody_and_is_told(
+    siege: Siege, program: str, what: str, most: int
+):
+    attack = Attack(what, "10", most, 60.0)
+
+    await siege.withstand(attack, left_behind(siege, attack, program, kept=True))
+
+
+async def test_a_tenant_that_renames_while_its_directory_is_removed_gains_nothing(siege: Siege):
+    attack = Attack("renames while it is removed", "12", 1_000_000, AT_WORK, 5_000)
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        """It has the directory mounted still, so that it goes on in what was set aside."""
+        async with contextlib.AsyncExitStack() as stack:
+            async with siege.a_tenant() as tenant:
+                where = (tenant.directory, "renames", *attack.bounds)
+                await stack.enter_async_context(at_work(tally, "tenant", *where))
+            tally.goes_on = tenant.aside
+            yield
+        await siege.until_removed(tenant)
+
+    await siege.withstand(attack, begin)
+
+
+async def test_a_tenant_that_links_to_what_it_does_not_own_gets_nothing(siege: Siege):
+    attack = Attack("hard links to state and sockets", "12", 200_000, AT_WORK, 20_000)
+    places = siege.node.cluster.places
+    paths = (*places.state.iterdir(), places.kubeconfig, siege.node.socket)
+
+    tally = await siege.withstand(attack, by_a_tenant(siege, attack, "links", *paths))
+
+    assert 0 == tally.facts["linked"]
+
+
+async def test_of_a_file_that_root_linked_into_a_directory_that_link_goes_alone(siege: Siege):
+    attack = Attack("hard links that root made", "12", 400, 60.0)
+    places = siege.node.cluster.places
+    targets = (places.kubeconfig, places.hook / "vgpu/libvgpu.so", siege.node.neighbour / "mine")
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        async with siege.a_tenant() as tenant:
+            for number in range(attack.most):
+                os.link(targets[number % len(targets)], tenant.directory / f"{number}")
+                tally.tries += 1
+        yield
+        await siege.until_removed(tenant)
+
+    await siege.withstand(attack, begin)
+
+
+async def test_what_is_mounted_in_a_directory_is_not_touched(siege: Siege):
+    attack = Attack("a mount point inside", "12", 1, 60.0)
+    victim = siege.node.cluster.places.root / "victim"
+    (victim / "in").mkdir(parents=True)
+    (victim / "in" / "file").write_text("mine")
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        with contextlib.ExitStack() as stack:
+            async with siege.a_tenant() as tenant:
+                (tenant.directory / "a" / "b").mkdir(parents=True)
+                stack.enter_context(mounted(victim, tenant.directory / "a" / "b"))
+                tally.tries += 1
+            tally.goes_on = tenant.aside
+            yield
+            await siege.until_kept()
+            assert "mine" == (victim / "in" / "file").read_text()
+        remove_as_root(tenant)
+        await siege.until_removed(tenant)
+
+    await siege.withstand(attack, begin)
+
+
+# A container fills the file system that its directory lies on, with bytes or with inodes.
+#
+# That it can is said in SECURITY.md, and what it costs: new pods wait or are refused with a
+# sentence, what runs goes on, and all is well soon after there is room.
+
+MIB, INODES = 48, 3_000
+TRIED = 3
+"""Pods that come while it is full."""
+SENTENCE = re.compile(r"[A-Z].*\[(HA-500[13])\]")
+SOON = 30.0
+ONE = 3.0
+"""Seconds until a pod is served again, and for one try."""
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "holds"),
+    [
+        ("space", "disk of the hook path full", ("hook",)),
+        ("inodes", "inodes of the hook path used up", ("hook",)),
+        ("space", "disk of hook path and state full", ("hook", "state")),
+        ("inodes", "inodes of hook path and state gone", ("hook", "state")),
+    ],
+)
+async def test_what_a_container_fills_stops_new_pods_alone_and_until_there_is_room(
+    table: AttackTable, program: str, what: str, holds: tuple[str, ...]
+):
+    attack = Attack(what, "12", 1_000_000_000, 60.0)
+    async with open_node(small=Small(MIB, INODES, holds)) as node:
+        siege, tally = Siege(node, table), AttackTally()
+        with siege.noted(attack, tally):
+            usual = await siege.usual()
+            before = snapshot(node.cluster.places, node.neighbour)
+            tenant = await node.tenant("tenant")
+            where = (tenant.directory, program, *attack.bounds)
+            async with attacker("tenant", *where) as filling:
+                assert await comes(lambda: is_full(node.containers))
+                said = await while_full(node)
+                await node.is_alive()
+                tally.add(await filling.stopped())
+            freed(tenant)
+            seconds = await until_served(node)
+            after = await siege.usual()
+            found = changed(before, snapshot(node.cluster.places, node.neighbour))
+            assert not found, found
+            assert [] == node.sums.problems
+            assert 0 < tally.facts["full"]
+        tally.remark = f"new pods: {said}; served {seconds:.0f} s after there was room"
+        round_ = Round(statistics.median(usual), statistics.median(after), max(after))
+        siege.note(attack, tally, round_, f"ok{tally.told()}")
+
+
+async def while_full(node: Node) -> str:
+    """New pods are served, wait or are refused with a sentence; what runs goes on, also when the
+    agent and the kubelet are new. Returns what became of the new ones."""
+    cluster, agent = node.cluster, node.agent
+    given = answers(cluster)
+    said = dict.fromkeys([await outcome(node) for _ in range(TRIED)])
+    assert agent == node.agent
+
+    rows = {row.key for row in ledger_on_disk(cluster).rows}
+    await cluster.kill_agent()
+    assert await offers(cluster, 0)
+    await cluster.start_agent()
+    assert await cluster.until(lambda: bool(cluster.web_address), 20), cluster.log.last(20)
+    assert rows <= {row.key for row in ledger_on_disk(cluster).rows}
+    await cluster.kubelet.restart()
+    assert {**answers(cluster), **given} == answers(cluster)
+    return ", ".join(said)
+
+
+async def outcome(node: Node) -> str:
+    """What became of one new pod, in a word."""
+    why = await node.pods.tried()
+    await node.is_alive()
+    if not why:
+        return "served"
+    if told := SENTENCE.search(why):
+        return told[1]
+    assert node.cluster.log.of("slices.withheld"), why
+    return "wait"
+
+
+def freed(tenant: Tenant) -> None:
+    """The container's owner removes what it has written."""
+    for path in tenant.directory.iterdir():
+        path.unlink()
+
+
+async def until_served(node: Node) -> float:
+    """Seconds until a new pod is served again."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(SOON):
+        while await node.pods.tried(ONE):
+            await node.is_alive()
+    return loop.time() - began
+
+
+# What root in a container does to HAMi-core's region, while the agent reads and writes it.
+
+LONG_AGO = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+RATE = 47.0
+"""Changes a second. An odd number of them comes between two rounds, 5 s apart: what changes and
+changes back is not in the same state in every round."""
+CROWD = 2_000.0
+"""Files a second that a directory gets."""
+
+SEEN = {
+    "swells": "no layout of HAMi-core has its size of ",
+    "swaps": "it is not a regular file",
+    "points": "it is not a regular file",
+    "crowds": "its directory has more than 256 entries",
+    "shortens": "no layout of HAMi-core has its size of ",
+    "forges": "not believable: it says ",
+}
+"""What the agent has to say of each attacker's region at least once."""
+
+
+async def test_no_region_of_a_container_holds_up_or_changes_another(table: AttackTable):
+    attack = Attack("regions cut, grown, lost, forged", "13 35 36", 200_000, 60.0, RATE)
+    async with open_node(slices=10) as node:
+        siege = Siege(node, table)
+        neighbour = node.neighbour / REGION
+        a_region(neighbour)
+        await until_seen(node, {NEIGHBOUR: ""})
+        written = neighbour.stat().st_mtime_ns
+
+        @contextlib.asynccontextmanager
+        async def begin(tally: AttackTally) -> AsyncIterator[None]:
+            async with contextlib.AsyncExitStack() as stack:
+                tenants = {name: await stack.enter_async_context(siege.a_tenant()) for name in SEEN}
+                for name, tenant in tenants.items():
+                    await stack.enter_async_context(attacked(node, attack, tally, name, tenant))
+                yield
+                seen = {tenants[name].name: reason for name, reason in SEEN.items()}
+                await until_seen(node, {NEIGHBOUR: ""} | seen)
+            for tenant in tenants.values():
+                await siege.until_removed(tenant)
+
+        await siege.withstand(attack, begin)
+
+        assert written == neighbour.stat().st_mtime_ns
+
+
+@contextlib.asynccontextmanager
+async def attacked(
+    node: Node, attack: Attack, tally: AttackTally, program: str, tenant: Tenant
+) -> AsyncIterator[None]:
+    """A tenant whose region is as HAMi-core makes it, until its `program` works on it."""
+    a_region(tenant.directory / REGION)
+    rate = CROWD if program == "crowds" else attack.rate
+    bounds = dataclasses.replace(attack, rate=rate).bounds
+    uuids = [str(state.gpu.uuid) for state in node.cluster.hardware.states]
+    words = {"points": [node.neighbour.name], "forges": uuids}.get(program, [])
+    async with at_work(tally, "tenant", tenant.directory, program, *bounds, *words):
+        yield
+
+
+def a_region(path: Path) -> None:
+    """That of a container that has not launched for long, and is neither limited nor held back."""
+    region = HamiCoreRegion(path, HAMI_2_9_0)
+    region.start(7, {}, LONG_AGO)
+    region.put(region.offsets.tail + 4, "ii", 0, 0)
+
+
+async def until_seen(node: Node, wanted: Mapping[str, str]) -> None:
+    """The agent has said so of the region of each pod, be it in different rounds."""
+    missing, latest = dict(wanted), dict[str, object]()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while missing:
+                page = await fetch(node.address, "/api/v1/allocations")
+                for one in json.loads(page.text)["data"]:
+                    latest[one["pod"]] = one["unread"], one["processes"]
+                    if is_said(one, missing.get(one["pod"])):
+                        del missing[one["pod"]]
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        last = {pod: latest.get(pod) for pod in missing}
+        raise AssertionError(f"never said: {missing}; said last: {last}") from None
+
+
+def is_said(one: dict[str, Any], why: str | None) -> bool:
+    if why == "":
+        return one["processes"] is not None
+    return why is not None and one["unread"].startswith(why)
+
+
+# What authors of pods have the agent ask of the API server, and what they have it read.
+
+AT_ONCE = 3
+"""Forged pods that wait for the kubelet at any time."""
+BIG = 8
+"""Pods of a megabyte: more bytes than one answer of the API server may have."""
+
+
+async def test_forged_pods_under_ever_new_names_are_no_storm_at_the_api_server(siege: Siege):
+    attack = Attack("forged pods, ever new names", "4 31", 150, 30.0, 5.0)
+    node, asked = siege.node, Counter[tuple[str, str]]()
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        before = calls(node)
+        async with asyncio.TaskGroup() as group:
+            for number in range(AT_ONCE):
+                hasty = number == 0
+                group.create_task(forge(node, attack, tally, f"forged-{number}", hasty=hasty))
+            yield
+        asked.clear()
+        asked.update(calls(node) - before)
+        told = (f"{asked[one]} {name}" for one, name in COUNTED.items())
+        tally.remark = ", ".join(told)
+
+    tally = await siege.withstand(attack, begin)
+
+    events, patches, lists = (asked[one] for one in COUNTED)
+    assert events <= min(tally.tries + 5, PODS_BURST + attack.seconds / PODS_REFILL + 5)
+    assert patches <= PODS + min(tally.tries, REFUSED + attack.seconds / REFUSED_REFILL)
+    assert lists <= min(tally.tries, LISTS + attack.seconds / LISTS_REFILL) + 5
+
+
+COUNTED = {
+    ("create", "events"): "Events",
+    ("patch", "pods"): "patches of pods",
+    ("list", "pods"): "LISTs",
+}
+
+
+def calls(node: Node) -> Counter[tuple[str, str]]:
+    """What the agent has asked of the API server since the start."""
+    counts = node.cluster.api.journal.counts
+    mine = {(verb, kind): n for (who, verb, kind), n in counts.items() if who == node.cluster.user}
+    return Counter(mine)
+
+
+async def forge(node: Node, attack: Attack, tally: AttackTally, name: str, *, hasty: bool) -> None:
+    """A pod that another scheduler bound to the node, with a share that its author wrote; when it
+    is refused it comes again, under the next name.
+
+    They stay until the end; those of one who is `hasty` are deleted before the kubelet asks.
+    """
+    cluster = node.cluster
+    uuid = cluster.hardware.states[0].gpu.uuid
+    loop = asyncio.get_running_loop()
+    began, names = loop.time(), list[str]()
+    while len(names) < attack.most // AT_ONCE:
+        # The kubelet admits one after the other: without a rate these would be all that it does.
+        await asyncio.sleep(began + len(names) * AT_ONCE / attack.rate - loop.time())
+        left = began + attack.seconds - loop.time()
+        if left <= 0:
+            break
+        names.append(f"{name}-{len(names)}")
+        uid = cluster.store.create("pods", forged(names[-1], uuid))["metadata"]["uid"]
+        cluster.store.bind(NAMESPACE, names[-1], NODE)
+        if hasty:
+            cluster.store.delete("pods", NAMESPACE, names[-1], grace=0)
+        over = await cluster.until(functools.partial(is_rejected, node, uid), left)
+        tally.tries += over
+    for one in filter(node.pods.exists, names):
+        cluster.store.delete("pods", NAMESPACE, one)
+
+
+def is_rejected(node: Node, uid: str) -> bool:
+    """The kubelet has asked for it in vain."""
+    return any(event.pod == uid for event in node.cluster.kubelet.history.of("rejected"))
+
+
+def forged(name: str, uuid: str) -> Json:
+    """A pod that asks for a GPU, and says that it was given one."""
+    pod = Workload(name, "", (Wish("main", 1, 256),)).pod()
+    share = f"{uuid},NVIDIA,1,1:;"
+    pod["metadata"]["annotations"] = {
+        "hami.io/vgpu-devices-allocated": share,
+        "hami.io/vgpu-devices-to-allocate": share,
+        "hami.io/bind-phase": "allocating",
+        "hami.io/vgpu-node": NODE,
+        "hami.io/bind-time": "1",
+    }
+    return pod
+
+
+async def test_pods_of_a_megabyte_blind_nobody(siege: Siege):
+    attack = Attack("eight pods of 1.1 MB, again and again", "8", 400, 30.0)
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
+        store = siege.node.cluster.store
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(bloat(siege.node, tally))
+            yield
+            task.cancel()
+        for number in range(BIG):
+            store.delete("pods", NAMESPACE, f"big-{number}")
+
+    await siege.withstand(attack, begin)
+
+
+async def bloat(node: Node, tally: AttackTally) -> None:
+    """The pods are there, and one of them changes now and then, so that it is told anew."""
+    store = node.cluster.store
+    for number in range(BIG):
+        long = [{"name": "LONG", "value": "x" * 1_100_000}]
+        notes = {"hami.io/bind-phase": "x" * 255_000}
+        pod = {
+            "metadata": {"name": f"big-{number}", "namespace": NAMESPACE, "annotations": notes},
+            "spec": {"nodeName": NODE, "containers": [{"name": "main", "env": long}]},
+        }
+        store.create("pods", pod)
+        tally.tries += 1
+    for number in itertools.count():
+        await asyncio.sleep(0.2)
+        name = f"big-{number % BIG}"
+        label = {"turn": f"{number}"}
+        store.update("pods", NAMESPACE, name, functools.partial(labelled, label))
+        tally.tries += 1
+
+
+def labelled(label: dict[str, str], pod: Json) -> Json:
+    """The pod with this label alone."""
+    pod["metadata"]["labels"] = label
+    return pod

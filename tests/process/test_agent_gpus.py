@@ -1,0 +1,568 @@
+"""GPUs come, go and change places and modes under a whole agent, and so does their driver."""
+
+import asyncio
+import json
+import re
+import shutil
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.hami.register import decode_register
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch
+from agent.sandbox.scenario.facts import is_running
+from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.state import CURRENT, StateEncoder, decode_state
+from tests.fakes.nvml_stub import NvmlStub
+from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
+from tests.process.doctored_node import doctored
+from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster, a_node, start
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
+
+NOT_LOADED = 9
+MIG_CHANGED = 0x100
+HELD = "GPU-5708-1-0"
+
+
+async def says(cluster: SandboxCluster, words: str) -> bool:
+    """Whether the agent's log says so, in time."""
+    return await cluster.until(lambda: any(words in line.text for line in cluster.log), PATIENCE)
+
+
+async def shows(node: DriverNode, words: str) -> bool:
+    """Whether the metrics show it, in time: nothing tells when a page changes."""
+    for _ in range(int(PATIENCE / 0.2)):
+        if words in (await node.page("/metrics"))[1]:
+            return True
+        await node.cluster.until(lambda: False, 0.2)
+    return False
+
+
+def registered(cluster: SandboxCluster) -> int:
+    text = cluster.node_annotations().get("hami.io/node-nvidia-register")
+    return len(decode_register(text)) if text else 0
+
+
+async def test_gpus_are_plugged_in_and_unplugged_under_a_running_agent():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await started(cluster, slices=20)
+        assert await cluster.until(lambda: registered(cluster) == 2, PATIENCE)
+        added = cluster.hardware.add().gpu
+        assert await offers(cluster, 30)
+        assert await cluster.until(lambda: registered(cluster) == 3, PATIENCE)
+        cluster.hardware.remove(added.uuid)
+        assert await offers(cluster, 20)
+        assert await cluster.until(lambda: registered(cluster) == 2, PATIENCE)
+
+        def told() -> list[str]:
+            events = cluster.store.select("events")
+            return [one["message"] for one in events if one["reason"] == "GpuInventoryChanged"]
+
+        shared, gone = (
+            f"{word}: GPU 2 ({added.uuid})" for word in ("shared now", "no longer shared")
+        )
+        assert await cluster.until(lambda: {shared, gone} <= {*told()}, PATIENCE), told()
+
+
+async def test_a_gpu_of_the_library_that_is_gone_leaves_the_list(library):
+    async with a_node(library) as node:
+        node.stub.order([0, 2])
+
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+        assert await says(node.cluster, "the driver no longer reaches it")
+        assert "" == await node.allocate("GPU-5708-2-0")
+
+
+async def test_a_driver_is_unloaded_and_loaded_again_with_one_gpu_more(library):
+    async with a_node(library) as node:
+        assert "" == await node.allocate(HELD)
+        node.stub.fail("any", code=NOT_LOADED)
+        assert await offers(node.cluster, 0), node.cluster.log.last(20)
+        assert 200 == (await node.page("/livez"))[0]
+        assert "HA-4005" in await node.allocate("GPU-5708-0-1")
+
+        node.stub.end()
+        node.stub.order(range(GPUS + 1))
+        node.stub.fail("any", code=0)
+        assert await offers(node.cluster, 10 * (GPUS + 1)), node.cluster.log.last(20)
+        assert "" == await node.allocate("GPU-5708-3-0")
+
+
+async def test_a_library_that_appears_later_is_used_without_a_restart(built, tmp_path):
+    library = tmp_path / "libnvidia-ml.so.1"
+    async with a_cluster() as cluster:
+        await start(cluster, library)
+        assert await says(cluster, "cannot be loaded")
+        shutil.copy(built, tmp_path / "copy")
+        NvmlStub(tmp_path / "copy").set(2, memory=16 << 30)
+        (tmp_path / "copy").rename(library)
+        (tmp_path / "copy.state").rename(f"{library}.state")
+
+        assert await offers(cluster, 10 * GPUS), cluster.log.last(20)
+        assert 1 == len(cluster.children)
+
+
+async def test_after_a_boot_that_shuffled_the_indexes_each_gpu_keeps_its_slices(library):
+    async with a_node(library) as node:
+        assert "" == await node.allocate(HELD)
+        assert await shows(node, 'hami_agent_slices_allocated{gpu="1"} 1.0')
+        assert 0 == await node.cluster.stop_agent()
+        assert await offers(node.cluster, 0)
+        node.stub.order([1, 2, 0])
+        await start(node.cluster, library)
+
+        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
+        assert await node.cluster.until(lambda: node.cluster.web_address is not None, PATIENCE)
+        assert await shows(node, 'hami_agent_slices_allocated{gpu="0"} 1.0')
+        assert 'gpu="0",mode="hami-core",model="Stub GPU"' in (await node.page("/metrics"))[1]
+
+
+async def test_a_gpu_that_is_switched_to_mig_mode_is_not_shared_until_it_is_switched_back(library):
+    async with a_node(library) as node:
+        assert "" == await node.allocate(HELD)
+        node.stub.set(1, mig=1)
+        node.stub.event(1, MIG_CHANGED)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+        assert await says(node.cluster, "is not shared: it is in MIG mode")
+        assert "HA-" in await node.allocate("GPU-5708-1-1")
+        assert "" == await node.allocate("GPU-5708-0-0")
+
+        node.stub.set(1, mig=0)
+        node.stub.event(1, MIG_CHANGED)
+        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
+        assert "" == await node.allocate("GPU-5708-1-1")
+
+
+async def test_how_much_a_gpu_is_used_is_shown(library):
+    async with a_node(library) as node:
+        node.stub.set(1, gpu_percent=93, used=7 << 30, celsius=41, ecc_life_corrected=9)
+
+        assert await shows(node, 'hami_agent_gpu_utilization_ratio{gpu="1"} 0.93')
+        assert await shows(node, 'hami_agent_gpu_memory_used_bytes{gpu="1"} 7.516192768e+09')
+        page = (await node.page("/metrics"))[1]
+        heat = re.findall(
+            r'^hami_host_gpu_temperature_celsius{device_index="(.)".* (.+)$', page, re.MULTILINE
+        )
+        assert [("1", "41.0")] == heat  # the others do not tell
+        assert 'error_type="corrected",' in page
+
+
+def test_a_driver_that_fails_is_69_where_the_agent_is_to_exit(library, tmp_path):
+    stub = NvmlStub(library)
+    stub.fail("nvmlDeviceGetCount_v2", code=999)
+    (tmp_path / "plugins").mkdir()
+    ended = run(
+        "run",
+        *("--scheduler", "none", "--node-name", "here", "--web-port", "0"),
+        *("--nvml-library", str(library), "--on-no-driver", "exit"),
+        *("--state-dir", str(tmp_path / "state"), "--run-dir", str(tmp_path / "run")),
+        *("--hook-path", str(tmp_path / "hook")),
+        *("--kubelet-socket", str(tmp_path / "plugins" / "kubelet.sock")),
+    )
+
+    assert 69 == ended.returncode, ended.stderr
+    assert "driver answers with an error" in ended.stderr
+
+
+async def booted(cluster: SandboxCluster) -> None:
+    """What a boot leaves: no agent, and a state that was written before it."""
+    assert 0 == await cluster.stop_agent()
+    path = cluster.places.state / CURRENT
+    state = decode_state(path.read_bytes())
+    path.write_bytes(
+        StateEncoder().encode(msgspec.structs.replace(state, boot_id="of the boot before"))
+    )
+
+
+async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_not(library):
+    async with a_node(library) as node:
+        node.stub.set(1, recovery=-1)  # a driver before 570 tells no need of a reset
+        node.stub.xid(1, 48)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+        assert 0 == await node.cluster.stop_agent()
+        await start(node.cluster, library)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+
+        await booted(node.cluster)
+        await start(node.cluster, library)
+
+        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
+
+
+# A whole agent on the real pynvml and a library of ours that hangs: the agent never does.
+
+HANG = 20.0
+SLOW = 5.0
+"""Longer than anything waits for a driver that is there."""
+PROBE = 1.0
+"""Seconds: a page that waits for a call to the driver takes the two of its deadline."""
+
+
+@dataclass
+class WatchedAgent:
+    """What was seen of an agent whose driver hung. `refused_at`: seconds after it began to.
+
+    `early`, `later`: the seconds of each page before a slice was refused, and after.
+    """
+
+    answered: int = 0
+    refused_at: float | None = None
+    refusal: str = ""
+    most_threads: int = 0
+    ready: set[int] = field(default_factory=set)
+    early: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
+
+
+async def watch(node: DriverNode, seconds: float) -> WatchedAgent:
+    """Ask the agent everything again and again: pages, and slices until one is refused."""
+    seen, loop = WatchedAgent(), asyncio.get_running_loop()
+    begun = loop.time()
+    while loop.time() - begun < seconds:
+        asked = loop.time()
+        live, words = await node.page("/livez")
+        lives = loop.time()
+        assert 200 == live, words
+        seen.ready.add((await node.page("/readyz"))[0])
+        pages = seen.early if seen.refused_at is None else seen.later
+        pages += [lives - asked, loop.time() - lives]
+        if seen.refused_at is None:
+            seen.refusal = await node.allocate(SLICES[1 + seen.answered])
+            seen.answered += not seen.refusal
+            seen.refused_at = loop.time() - begun if seen.refusal else None
+        seen.most_threads = max(seen.most_threads, node.threads)
+        await asyncio.sleep(0.3)
+    return seen
+
+
+@pytest.mark.slow
+async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_the_reason(library):
+    async with a_node(library) as node:
+        assert "" == await node.allocate(SLICES[0])
+        assert await comes(lambda: node.stub.inside == 0)
+        threads = node.threads
+        node.stub.hang()
+        seen = await watch(node, HANG)
+
+        assert seen.answered >= 1
+        assert seen.refused_at is not None
+        assert LIMIT <= seen.refused_at
+        # In the middle: a single page may be late on a busy machine, with any driver.
+        assert statistics.median(seen.early) < PROBE, seen.early
+        assert statistics.median(seen.later) < PROBE, seen.later
+        assert "The driver has not answered for GPU" in seen.refusal
+        assert "HA-4005" in seen.refusal
+        assert 0 == node.cluster.allocatable()
+        assert seen.most_threads <= threads + GPUS + 2  # the driver's own, and a slow one's
+
+        node.stub.hang(hung=False)
+        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
+        assert "" == await node.allocate(SLICES[-1])
+        assert await comes(lambda: node.stub.inside == 0)
+        assert await comes(lambda: node.threads <= threads), (threads, node.threads)
+        assert 0 == await node.cluster.stop_agent()
+    assert (0, 0, 0) == (node.stub.sessions, node.stub.sets, node.stub.undefined)
+
+
+@pytest.mark.slow
+async def test_a_library_that_takes_5_s_to_begin_is_served(library):
+    stub = NvmlStub(library)
+    stub.set(2, memory=16 << 30)
+    stub.hang("nvmlInitWithFlags")
+    async with a_cluster() as cluster:
+        await start(cluster, library)
+        assert await comes(lambda: stub.inside == 1)
+        await asyncio.sleep(SLOW)
+        assert (1, 0) == (stub.calls("nvmlInitWithFlags"), cluster.allocatable())
+        stub.hang("nvmlInitWithFlags", hung=False)
+
+        assert await offers(cluster, 10 * GPUS), cluster.log.last(20)
+        assert 1 == stub.calls("nvmlInitWithFlags")
+        assert 0 == await cluster.stop_agent()
+    assert (0, 0, 0) == (stub.sessions, stub.sets, stub.undefined)
+
+
+async def test_one_gpu_of_eight_that_hangs_leaves_the_others_served(library):
+    async with a_node(library, gpus=8) as node:
+        threads = node.threads
+        node.stub.hang(slot=3)
+
+        assert await offers(node.cluster, 70), node.cluster.log.last(20)
+        for gpu in range(8):
+            assert ("HA-4005" if gpu == 3 else "") in await node.allocate(f"GPU-5708-{gpu}-0")
+        assert node.threads <= threads + 2
+
+        node.stub.hang(slot=3, hung=False)
+        assert await offers(node.cluster, 80), node.cluster.log.last(20)
+        assert "" == await node.allocate("GPU-5708-3-0")
+
+
+async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(library):
+    async with a_node(library) as node:
+        node.stub.xid(2, 48)
+
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+        assert "XID 48" in await node.allocate("GPU-5708-2-0")
+        assert "" == await node.allocate("GPU-5708-0-0")
+
+
+async def test_release_all_lets_go_of_a_gpu_that_is_not_shared_too(library):
+    stub = NvmlStub(library)
+    stub.set(1, mig=1)
+    stub.set(2, memory=16 << 30)
+    async with a_cluster() as cluster:
+        await start(cluster, library)
+        assert await offers(cluster, 20), cluster.log.last(20)
+        socket = str(cluster.places.run / "api.sock")
+        assert await comes(lambda: Path(socket).exists())
+        one = await asyncio.to_thread(run, "release", "1", "--socket", socket)
+        every = await asyncio.to_thread(run, "release", "all", "--socket", socket)
+
+        assert 1 == one.returncode
+        assert "GPU 1 is not shared: it is in MIG mode" in one.stderr
+        assert "`hami-agent release all` releases it too" in one.stderr
+        assert 0 == every.returncode, every.stderr
+        assert ([False] * 3, 0) == ([stub.attached(slot) for slot in range(3)], stub.sessions)
+        stub.set(1, mig=0)
+        await asyncio.to_thread(run, "recheck", "all", "--socket", socket)
+        assert await offers(cluster, 30), cluster.log.last(20)
+
+
+# Health as an operator meets it, with a real agent: recheck, Events, the Node's condition.
+
+
+async def verb(cluster: SandboxCluster, *words: str) -> tuple[int, str, str]:
+    """A verb in a process of its own, with this cluster's sockets."""
+    sockets = dict.fromkeys(("recheck", "release"), cluster.places.run / "api.sock")
+    socket = sockets.get(words[0], cluster.places.hardware_socket)
+    done = await asyncio.to_thread(run, *words, "--socket", str(socket))
+    return done.returncode, done.stdout, done.stderr
+
+
+async def answering(cluster: SandboxCluster, slices: int = 20) -> None:
+    """The agent offers its slices and can be asked."""
+    await started(cluster, slices=slices)
+    assert await cluster.until((cluster.places.run / "api.sock").exists, PATIENCE)
+
+
+async def fetched(cluster: SandboxCluster, path: str) -> str:
+    """What the web door says."""
+    assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+    return (await fetch(cluster.web_address or "", path)).text
+
+
+def condition(cluster: SandboxCluster) -> dict[str, Any]:
+    conditions = (cluster.node().get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one["type"] == "GpuDegraded"), {})
+
+
+def reasons(cluster: SandboxCluster) -> list[str]:
+    return [one["reason"] for one in cluster.store.select("events")]
+
+
+async def test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked():
+    async with open_cluster(options(gpus=2)) as cluster:
+        cluster.places.config.write_text("report: {nodeCondition: true}\n")
+        await answering(cluster)
+        assert await cluster.until(lambda: condition(cluster).get("status") == "False", PATIENCE)
+
+        code, text, _ = await verb(cluster, "recheck", "1")
+        assert (0, True) == (code, "ok since" in text)
+        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
+
+        code, text, _ = await verb(cluster, "recheck", "1")
+        assert 1 == code
+        for words in ("not served", "[H-048]", "needed: a reset of the GPU"):
+            assert words in text
+        code, text, _ = await verb(cluster, "recheck", "1", "-o", "json")
+        assert ("bad", "reset") == (
+            json.loads(text)["data"]["condition"],
+            json.loads(text)["data"]["action"],
+        )
+        assert 4 == (await verb(cluster, "recheck", "7"))[0]
+        assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
+        assert "XID 48" in condition(cluster)["message"]
+        assert await cluster.until(lambda: "GpuUnhealthy" in reasons(cluster), PATIENCE)
+
+
+@pytest.mark.slow
+async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
+    async with open_cluster(options(gpus=3)) as cluster:
+        cluster.places.config.write_text("report: {nodeCondition: true}\n")
+        await answering(cluster, 30)
+        ill = cluster.hardware.states[1].gpu.uuid
+        assert 0 == (await verb(cluster, "simulate", "refuse", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
+        before = condition(cluster)
+        # The memory is written behind the list; a death in between is not what is asked here.
+        memory = cluster.places.state / "state.json"
+        assert await comes(lambda: memory.exists() and "refused" in memory.read_text())
+
+        await cluster.kill_agent()
+        (cluster.places.run / "api.sock").unlink()  # or the dead one's would be asked
+        await answering(cluster, 20)
+
+        assert before == condition(cluster)
+        code, text, _ = await verb(cluster, "recheck", ill)
+        assert (1, True) == (code, "bad since" in text and "[H-RESET]" in text)
+        told = await fetched(cluster, "/metrics")
+        assert f'gpu="1",mode="hami-core",model="",numa="",pci="",uuid="{ill}"}} 1.0' in told
+        assert 'hami_agent_gpu_health{gpu="1",state="bad"} 1.0' in told
+        assert 'hami_agent_degraded{reason="gpu_health"} 1.0' in told
+        assert 'hami_agent_slices{gpu="1",state="healthy"} 0.0' in told
+        assert "GPU 1 is bad: " in await fetched(cluster, "/readyz?verbose")
+        register = "hami.io/node-nvidia-register"
+        assert await cluster.until(
+            lambda: ill not in cluster.node_annotations()[register], PATIENCE
+        )
+        assert "GpuLeftOut" not in reasons(cluster)
+
+
+@pytest.mark.slow
+async def test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await answering(cluster)
+        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
+
+        code, text, _ = await verb(cluster, "release", "1")
+        assert (0, True) == (code, "released; `hami-agent recheck` takes it back" in text)
+        assert "[H-RELEASED]" in await fetched(cluster, "/readyz?verbose")
+        assert 0 == (await verb(cluster, "simulate", "restore", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: cluster.hardware.states[1].words == "ok", PATIENCE)
+        code, text, _ = await verb(cluster, "recheck", "--was-reset", "1")
+        assert 1 == code
+        for words in ("it answered", "bad since", "s more without a bad report"):
+            assert words in text
+        assert "reset of the GPU" not in text
+
+        code, text, _ = await verb(cluster, "release", "all")
+        assert 0 == code
+        assert await cluster.until(lambda: cluster.allocatable() == 0, PATIENCE)
+        assert 0 == (await verb(cluster, "recheck", "0"))[0]
+        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
+        assert await cluster.until(lambda: "GpuReleased" in reasons(cluster), PATIENCE)
+        assert 4 == (await verb(cluster, "release", "7"))[0]
+
+
+async def test_all_gpus_that_were_released_are_taken_back_with_one_word():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await answering(cluster)
+        code, text, _ = await verb(cluster, "release", "all")
+        assert (0, True) == (code, "`hami-agent recheck all` takes them back" in text)
+        assert await cluster.until(lambda: cluster.allocatable() == 0, PATIENCE)
+
+        code, text, _ = await verb(cluster, "recheck", "all")
+        assert (0, 2) == (code, text.count("it answered"))
+        assert await cluster.until(lambda: cluster.allocatable() == 20, PATIENCE)
+        assert 0 == (await verb(cluster, "recheck", "--was-reset", "all"))[0]
+
+
+async def test_where_health_checks_are_switched_off_no_gpu_is_bad():
+    async with open_cluster(options(gpus=2)) as cluster:
+        cluster.places.config.write_text("health: {disabledXids: all}\n")
+        await answering(cluster)
+        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "0"))[0]
+
+        code, text, _ = await verb(cluster, "recheck", "0")
+        assert (0, True) == (code, "[H-OFF]" in text)
+        assert 20 == cluster.allocatable()
+
+
+# A real agent offers no slice that no container could use, or that would have no limits.
+
+
+def specification(*gpus: str) -> str:
+    devices = [{"name": gpu, "containerEdits": {"env": ["A=1"]}} for gpu in gpus]
+    return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
+
+
+def told(cluster: SandboxCluster, reason: str) -> list[str]:
+    events = cluster.store.select("events")
+    return [one["message"] for one in events if one["reason"] == reason]
+
+
+def of(findings: list[dict], point: str) -> dict:
+    (found,) = [one for one in findings if one["id"] == point]
+    return found
+
+
+def healthy(cluster: SandboxCluster) -> list[bool]:
+    """The health of the GPUs in the report, once a scheduler has read it; else nothing."""
+    annotations = cluster.node_annotations()
+    if not {REGISTER, HANDSHAKE} <= annotations.keys():
+        return []
+    return [gpu.healthy for gpu in decode_register(annotations[REGISTER])]
+
+
+def wrong(findings: list[dict]) -> list[str]:
+    return [one["id"] for one in findings if one["verdict"] == "wrong"]
+
+
+def with_cdi(strategy: str) -> LabOptions:
+    return options(f"--device-list-strategy={strategy}", gpus=2)
+
+
+async def test_gpus_are_on_offer_as_far_as_cdi_specifications_define_them():
+    async with open_cluster(with_cdi("cdi-annotations")) as cluster:
+        static, dynamic = (cluster.places.root / name for name in ("cdi", "run-cdi"))
+        flag = f"--cdi-spec-dirs={static},{dynamic}"
+        cluster.places.config.write_text(f"allocation: {{cdiSpecDirs: ['{static}', '{dynamic}']}}")
+        await cluster.start_agent()
+        assert await cluster.until(lambda: len(told(cluster, "GpuLeftOut")) == 2, PATIENCE)
+        assert await cluster.until(lambda: healthy(cluster) == [False, False], PATIENCE)
+        gpus = [gpu.uuid for gpu in decode_register(cluster.node_annotations()[REGISTER])]
+        code, findings = await doctored(cluster, flag, "--only", "driver,agent,kubelet")
+        assert (1, ["P-CDI"]) == (code, wrong(findings))
+        said = of(findings, "P-CDI")["said"]
+        assert f"nvidia.com/gpu={gpus[0]} and nvidia.com/gpu={gpus[1]}" in said
+
+        dynamic.mkdir()
+        (dynamic / "nvidia.yaml").write_text(specification(gpus[0]))
+        assert await offers(cluster, 10)
+        assert await cluster.until(lambda: healthy(cluster) == [True, False], PATIENCE)
+        cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
+        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        static.mkdir()
+        (static / "more.json").write_text(specification(gpus[1]))
+        assert await offers(cluster, 20)
+        code, findings = await doctored(cluster, flag, "--only", "driver")
+        assert (0, []) == (code, wrong(findings))
+        assert "defines 2 GPUs" in of(findings, "P-CDI")["said"]
+
+        (dynamic / "nvidia.yaml").unlink()
+        assert await offers(cluster, 10)
+        page = await fetch(cluster.web_address or "", "/readyz?verbose")
+        assert f"defines nvidia.com/gpu={gpus[0]}; write one" in page.text
+        assert is_running(cluster, "first")
+
+
+async def test_slices_are_on_offer_while_containers_would_load_the_library():
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        file = cluster.places.hook / "vgpu" / "ld.so.preload"
+        good = file.read_text()
+        assert f"{cluster.places.hook}/vgpu/libvgpu.so\n" == good
+
+        file.write_text("/usr/local/vgpu/libvgpu.so\n")
+        assert await offers(cluster, 0)
+        assert await cluster.until(lambda: told(cluster, "NothingOffered") != [], PATIENCE)
+        code, findings = await doctored(cluster, "--only", "library")
+        assert (1, ["P-PRELOAD"]) == (code, wrong(findings))
+        assert f"make {good.strip()} its only line" in of(findings, "P-PRELOAD")["advice"]
+        file.write_text(f"# a comment\n/usr/lib/other.so:{good}")
+        assert await offers(cluster, 10)
+        (file.parent / "libvgpu.so").write_bytes(b"")
+        assert await offers(cluster, 0)
+        unloadable = "empty or no library for this machine"
+        assert await cluster.until(
+            lambda: unloadable in str(told(cluster, "NothingOffered")), PATIENCE
+        )

@@ -1,0 +1,572 @@
+"""The demo's witness of durability: a row that is not in the file yet is told."""
+
+import asyncio
+import json
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agent.errors import SettingsError
+from agent.ledger import Ledger, State
+from agent.model import GpuUuid, PciPath
+from agent.sandbox.apiserver import ApiCall
+from agent.sandbox.hardware import described
+from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.lab.child import KEPT_LINES, MOST_BYTES, AgentLog, may_drop
+from agent.sandbox.lab.cluster import RESOURCE, Pulse, open_cluster
+from agent.sandbox.lab.places import MOST_CHARACTERS, Places, open_places
+from agent.sandbox.scenario import default
+from agent.sandbox.scenario.default import pod_requests
+from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
+from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioRecord
+from agent.sandbox.scenario.stage import DiskWatch
+from agent.sandbox.scenario.workloads import PLACED, Wish, Workload
+from agent.state import StateEncoder
+from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
+from tests.builders import NOON, a_gpu, a_row
+from tests.process.agent_process import options
+
+ROW = a_row()
+
+
+def answered(kind="allocated", ids=ROW.slice_ids):
+    return KubeletEvent(NOON, 0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
+
+
+def watching(tmp_path, *rows):
+    (tmp_path / "state.json").write_bytes(StateEncoder().encode(State(ledger=Ledger(rows=rows))))
+    cluster: Any = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
+    return DiskWatch(cluster)
+
+
+def test_a_row_that_is_on_disk_is_no_problem(tmp_path):
+    disk = watching(tmp_path, ROW)
+    disk.hear(answered())
+
+    assert (1, []) == (disk.checks, disk.problems)
+
+
+def test_a_row_that_is_not_there_yet_is_told(tmp_path):
+    disk = watching(tmp_path)
+    disk.hear(answered())
+
+    assert 1 == len(disk.problems)
+
+
+def test_a_row_with_other_ids_is_told(tmp_path):
+    disk = watching(tmp_path, ROW)
+    disk.hear(answered(ids=("GPU-x-1",)))
+
+    assert 1 == len(disk.problems)
+
+
+def test_a_missing_or_torn_file_is_told(tmp_path):
+    disk = watching(tmp_path, ROW)
+    (tmp_path / "state.json").write_bytes(b"{")
+    disk.hear(answered())
+    (tmp_path / "state.json").unlink()
+    disk.hear(answered())
+
+    assert 2 == len(disk.problems)
+
+
+def test_only_answers_are_looked_for(tmp_path):
+    disk = watching(tmp_path)
+    disk.hear(answered(kind="admitted"))
+
+    assert (0, []) == (disk.checks, disk.problems)
+
+
+# The scenario's own judgement: a container that has something else than was written is found.
+
+UID = "0d7c1d3f-6e0f-4f4e-9d6c-4d1b5a0d6a11"
+FIRST, SECOND = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+GPUS = {
+    SECOND: a_gpu(uuid=SECOND, index=0, pci="0000:0a:00.0"),
+    FIRST: a_gpu(uuid=FIRST, index=1, pci="0000:1b:00.0"),
+}
+TEXT = "GPU-a,NVIDIA,1000,30:GPU-b,NVIDIA,2000,30:;"
+"""One container with two GPUs, not in the order of their bus ids."""
+
+
+@pytest.fixture
+def places():
+    with open_places() as made:
+        leaf = made.hook / "vgpu/containers" / f"{UID}_main"
+        leaf.mkdir(parents=True)
+        leaf.chmod(0o777)
+        yield made
+
+
+def a_placed_pod(text: str = TEXT, *wishes: Wish) -> PodFacts:
+    pod = Workload("pair", "", wishes or (Wish("main", 2, 1000),)).pod()
+    pod["metadata"] |= {"uid": UID, "annotations": {"hami.io/vgpu-devices-allocated": text}}
+    return PodFacts(pod | {"status": {"phase": "Running"}})
+
+
+def an_answer(places: Places, **envs: str | None) -> ContainerAllocateResponse:
+    home = places.hook / "vgpu"
+    right = {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a",
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "2000m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1": "1000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{home}/x.cache",
+    }
+    return ContainerAllocateResponse(
+        envs={name: value for name, value in (right | envs).items() if value is not None},
+        mounts=[
+            Mount(f"{home}/libvgpu.so", f"{home}/libvgpu.so", read_only=True),
+            Mount(str(home), f"{home}/containers/{UID}_main"),
+            Mount("/tmp/vgpulock", f"{home}/containers/{UID}_main"),  # noqa: S108 -- HAMi-core's
+            Mount("/etc/ld.so.preload", f"{home}/ld.so.preload", read_only=True),
+        ],
+    )
+
+
+def found(places: Places, answer: ContainerAllocateResponse, pod: PodFacts | None = None):
+    return differences(pod or a_placed_pod(), {(UID, "main"): bytes(answer)}, GPUS, places)
+
+
+def test_what_was_written_is_right(places):
+    assert [] == found(places, an_answer(places))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),
+        ("NVIDIA_VISIBLE_DEVICES", "GPU-b"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "1000m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", None),
+        ("CUDA_DEVICE_MEMORY_LIMIT_2", "1m"),
+        ("CUDA_DEVICE_SM_LIMIT", "31"),
+        ("CUDA_DEVICE_SM_LIMIT", None),
+        ("CUDA_DEVICE_MEMORY_SHARED_CACHE", None),
+        ("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/somewhere/else.cache"),
+    ],
+)
+def test_another_value_is_found(places, name, value):
+    problems = found(places, an_answer(places, **{name: value}))
+
+    assert problems
+    assert all(text.startswith("pair/main: ") for text in problems)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_mount_that_is_missing_or_elsewhere_is_found(places, index):
+    less, other = an_answer(places), an_answer(places)
+    missing = less.mounts.pop(index)
+    other.mounts[index].host_path = "/elsewhere"
+
+    assert [True] == [missing.container_path in text for text in found(places, less)]
+    assert [True] == ["/elsewhere" in text for text in found(places, other)]
+
+
+def test_a_mount_too_many_is_found(places):
+    answer = an_answer(places)
+    answer.mounts.append(Mount("/root", "/root"))
+
+    assert ["/root" in text for text in found(places, answer)] == [True]
+
+
+def test_a_directory_that_not_everybody_may_write_is_found(places):
+    (places.hook / "vgpu/containers" / f"{UID}_main").chmod(0o755)
+
+    assert [True] == ["mode 755" in text for text in found(places, an_answer(places))]
+
+
+def test_a_directory_that_is_not_there_is_found(places):
+    (places.hook / "vgpu/containers" / f"{UID}_main").rmdir()
+
+    assert [True] == ["is not there" in text for text in found(places, an_answer(places))]
+
+
+def test_no_answer_for_a_container_that_asked_is_found(places):
+    assert ["pair/main got no answer"] == differences(a_placed_pod(), {}, GPUS, places)
+
+
+def test_an_answer_for_a_container_without_a_gpu_is_found(places):
+    pod = a_placed_pod("", Wish("main"))
+
+    assert ["pair/main has no GPU and got an answer"] == found(places, an_answer(places), pod)
+
+
+def test_fewer_shares_than_were_asked_for_are_found(places):
+    pod = a_placed_pod("GPU-a,NVIDIA,1000,30:;")
+
+    assert ["pair/main requested 2 GPUs"] == found(places, an_answer(places), pod)
+
+
+def test_groups_belong_to_the_containers_that_ask_init_containers_first():
+    wishes = (Wish("plain"), Wish("app", 1, 2), Wish("load", 1, 1, init=True))
+    shares = a_placed_pod("GPU-a,NVIDIA,1,0:;GPU-b,NVIDIA,2,0:;", *wishes).shares()
+
+    assert ["load", "plain", "app"] == list(shares)
+    assert [FIRST, None, SECOND] == [given[0].uuid if given else None for given in shares.values()]
+
+
+def test_an_answer_promises_what_its_environment_says(places):
+    answer = parsed(bytes(an_answer(places)))
+
+    assert {SECOND: (2000, 30), FIRST: (1000, 30)} == promised(answer)
+
+
+# A claim is true only if it was checked, and stays false once it was.
+
+PROMISED = {"a": "a holds", "b": "b holds"}
+
+
+def a_record() -> tuple[ScenarioRecord, list[Moment]]:
+    told: list[Moment] = []
+    return ScenarioRecord(PROMISED, told.append), told
+
+
+async def test_a_claim_that_was_not_reached_is_not_true():
+    record, _ = a_record()
+    record.settle("a", "1")
+
+    assert [("a", True, "1"), ("b", False, NOT_REACHED)] == [
+        (claim.id, claim.ok, claim.measured) for claim in record.claims
+    ]
+    assert not record.ok
+
+
+async def test_all_claims_checked_and_without_problems_are_true():
+    record, _ = a_record()
+    record.settle("a", "1")
+    record.settle("b", "2")
+
+    assert record.ok
+
+
+async def test_a_claim_with_a_problem_is_false_and_says_it():
+    record, told = a_record()
+    record.settle("a", "1", ["this", "that"])
+
+    assert (False, "this; that") == (record.claims[0].ok, record.claims[0].measured)
+    assert [("a holds", "this; that", False)] == [(m.text, m.detail, m.ok) for m in told]
+
+
+async def test_a_false_claim_does_not_become_true_again():
+    record, _ = a_record()
+    record.settle("a", "", ["wrong"])
+    record.settle("a", "fine")
+    record.settle("b", "fine")
+
+    assert not record.ok
+
+
+async def test_a_claim_that_nobody_promised_is_a_mistake():
+    record, _ = a_record()
+
+    with pytest.raises(KeyError):
+        record.settle("c", "1")
+
+
+async def test_what_is_awaited_ends_with_the_next_moment():
+    record, told = a_record()
+    record.awaited = "a holds"
+    record.note("news")
+
+    assert "" == record.awaited
+    assert [("news", None)] == [(moment.text, moment.ok) for moment in told]
+
+
+# What a pod may cost at the API server: each request has a cause, or is named.
+
+ONE, PAIR, TRIO, PREPARED = PLACED
+USUAL = ("get pods", "patch pods", "patch nodes", "get pods")
+
+
+def judged(workload, kinds, *pauses):
+    calls = [
+        ApiCall("agent", verb, resource, "", "", workload.name, 200)
+        for verb, resource in map(str.split, kinds)
+    ]
+    return pod_requests(workload, calls, pauses)
+
+
+@pytest.mark.parametrize(
+    ("workload", "answers"),
+    [(ONE, "1 answer"), (PAIR, "1 answer"), (TRIO, "2 answers"), (PREPARED, "2 answers")],
+    ids=[one.name for one in PLACED],
+)
+def test_two_writes_one_read_and_one_more_are_told_by_kind(workload, answers):
+    told, wrong = judged(workload, USUAL)
+
+    assert f"{workload.name} ({answers}): 1 patch pods, 1 patch nodes, 2 get pods" == told
+    assert [] == wrong
+
+
+@pytest.mark.parametrize("workload", [TRIO, PREPARED], ids=["two containers", "init container"])
+def test_each_answer_may_have_a_read_before_it(workload):
+    assert [] == judged(workload, (*USUAL, "get pods"))[1]
+    assert ["trio: 1 get pods too many"] == judged(TRIO, (*USUAL, *["get pods"] * 2))[1]
+
+
+def test_a_second_answer_that_is_late_explains_one_more_write_and_is_named():
+    told, wrong = judged(PREPARED, (*USUAL, "patch pods"), 1.34)
+
+    assert "2 patch pods" in told
+    assert "(1 more: 1.3 s between two answers)" in told
+    assert [] == wrong
+
+
+def test_a_late_answer_without_one_more_write_is_nothing_to_tell():
+    assert "more" not in judged(TRIO, USUAL, 1.2)[0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "patch pods",
+        "patch nodes",
+        "get pods",
+        "get nodes",
+        "list pods",
+        "create events",
+    ],
+)
+def test_what_nothing_explains_is_named_with_its_pod(more):
+    assert [f"one: 1 {more} too many"] == judged(ONE, (*USUAL, more))[1]
+
+
+@pytest.mark.parametrize("missing", ["patch pods", "patch nodes"])
+def test_a_write_that_never_came_is_named(missing):
+    assert [f"pair: no {missing}"] == judged(PAIR, [one for one in USUAL if one != missing])[1]
+
+
+# What the scenario says of numbers is English for one thing as for several.
+
+
+class WordJournal:
+    """Counts one more of each request whenever it is asked."""
+
+    def __init__(self):
+        self.asked = dict.fromkeys(("writes", "reads", "watches"), 0)
+
+    def _count(self, name, step):
+        self.asked[name] += step
+        return self.asked[name]
+
+    def writes(self, user):
+        return self._count("writes", 2)
+
+    def reads(self, user):
+        return self._count("reads", 1)
+
+    def watches(self, user):
+        return self._count("watches", 1)
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    async def is_quiet(stage):
+        return True
+
+    monkeypatch.setattr(default, "_is_quiet", is_quiet)
+    settled = []
+    return SimpleNamespace(
+        cluster=SimpleNamespace(
+            api=SimpleNamespace(journal=WordJournal(), open_watches=2), user="agent"
+        ),
+        record=SimpleNamespace(note=lambda text: None),
+        settle=lambda claim, found, problems: settled.append(found),
+        settled=settled,
+    )
+
+
+async def test_one_request_is_told_in_the_singular(stage):
+    await default.idle(stage)
+
+    assert ["2 writes, 1 read, 1 new watch beside 2"] == stage.settled
+
+
+# The sandbox's copy of the agent's log: bounded, and what is looked up later stays.
+
+
+def test_where_the_web_door_is_stays_known_however_much_is_said_after_it():
+    log = AgentLog(lambda: None)
+    log.add(0.0, 7, json.dumps({"event": "web.listening", "port": 1}).encode())
+    for number in range(KEPT_LINES):
+        log.add(float(number), 7, json.dumps({"event": "other"}).encode())
+
+    assert [1] == [line.fields["port"] for line in log.of("web.listening", 7)]
+    assert [] == log.of("web.listening", 8)
+    assert KEPT_LINES == len(list(log))
+
+
+# Starting the agent: root gives up its capabilities where it has any to give up.
+
+ALL, OF_A_CONTAINER, NONE = "000001ffffffffff", "00000000a80425fb", "0000000000000000"
+
+
+@pytest.mark.parametrize(
+    ("uid", "capabilities", "expected"),
+    [
+        (0, ALL, True),
+        (0, OF_A_CONTAINER, True),
+        (0, NONE, False),
+        (0, "00000000000000ff", False),
+        (1000, NONE, False),
+        (1000, ALL, False),
+    ],
+    ids=["root", "root in a container", "bare root", "no right to", "a user", "a user with all"],
+)
+def test_only_who_has_the_right_to_gives_up_capabilities(uid, capabilities, expected):
+    status = f"Name:\tpython: x\nUid:\t1000\t{uid}\t{uid}\t{uid}\nCapEff:\t{capabilities}\n"
+
+    assert expected == may_drop(status)
+
+
+# A sandbox that stays up: places, the agent's log, waiting.
+
+
+def test_the_directory_is_short_enough_for_sockets_wherever_temporary_files_go(
+    monkeypatch, tmp_path
+):
+    deep = tmp_path / ("d" * 80)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+
+    with open_places() as places:
+        assert MOST_CHARACTERS >= len(str(places.root))
+
+
+def test_the_directory_goes_with_the_sandbox_unless_it_is_kept():
+    with open_places() as gone:
+        assert (gone.hook / "vgpu/libvgpu.so").exists()
+    with open_places(keep=True) as kept:
+        pass
+
+    assert not gone.root.exists()
+    assert kept.state.exists()
+    shutil.rmtree(kept.root)
+
+
+def test_log_lines_are_parsed_where_they_are_json():
+    heard: list[int] = []
+    log = AgentLog(lambda: heard.append(1))
+    log.add(1.0, 7, b'{"event": "agent.starting", "node": "n"}')
+    log.add(2.0, 8, b'{"event": "agent.starting"}')
+    log.add(3.0, 8, b"Traceback \xff")
+    log.add(4.0, 8, b"[1]")
+
+    assert [7, 8] == [line.pid for line in log.of("agent.starting")]
+    assert [{"event": "agent.starting", "node": "n"}] == [
+        line.fields for line in log.of("agent.starting", 7)
+    ]
+    assert ["Traceback �", "[1]"] == log.last(2)
+    assert 4 == len(heard)
+
+
+def test_an_endless_line_is_cut():
+    log = AgentLog(lambda: None)
+    log.add(1.0, 7, b"x" * (MOST_BYTES + 1))
+
+    assert [MOST_BYTES] == [len(line.text) for line in log]
+
+
+async def test_who_waits_looks_again_at_every_beat():
+    pulse, facts = Pulse(), list[int]()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(pulse.until(lambda: len(facts) == 2))
+        for fact in (1, 2):
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            facts.append(fact)
+            pulse.beat()
+
+    assert waiting.done()
+
+
+async def test_what_holds_already_is_not_waited_for():
+    async with asyncio.timeout(0.1):
+        await Pulse().until(lambda: True)
+
+
+async def test_waiting_ends_with_its_deadline():
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await Pulse().until(lambda: False)
+
+
+@pytest.mark.looptime(False)
+async def test_a_namespace_can_be_taken_from_the_webhook():
+    async with open_cluster(options(gpus=1)) as cluster, aiohttp.ClientSession() as session:
+        session.headers["Authorization"] = f"Bearer {cluster.admin_token}"
+        base = f"{cluster.api.url}/api/v1/namespaces"
+        label = {"metadata": {"labels": {"hami.io/webhook": "ignore"}}}
+        merge = {"Content-Type": "application/merge-patch+json"}
+        async with session.post(base, json={"metadata": {"name": "other"}}) as made:
+            assert 201 == made.status
+        async with session.patch(f"{base}/other", json=label, headers=merge) as labelled:
+            assert 200 == labelled.status
+        seen = {}
+        for space in ("demo", "other", "never-made"):
+            pod = {
+                "metadata": {"name": "p"},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": {RESOURCE: "1"}}}]},
+            }
+            async with session.post(f"{base}/{space}/pods", json=pod) as created:
+                seen[space] = (await created.json())["spec"].get("schedulerName")
+
+    assert {"demo": "hami-scheduler", "other": None, "never-made": "hami-scheduler"} == seen
+
+
+# Simulated hardware by the name of a model.
+
+
+@pytest.mark.parametrize(
+    ("profile", "name", "memory", "nvlinks"),
+    [
+        ("h100", "NVIDIA H100 80GB HBM3", 81559, 18),
+        ("a100", "NVIDIA A100-SXM4-80GB", 81920, 12),
+        ("t4", "Tesla T4", 15360, 0),
+        ("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4),
+    ],
+)
+def test_a_profile_is_as_the_driver_describes_the_model(profile, name, memory, nvlinks):
+    gpus = described(f"{profile}:4").gpus
+
+    assert [(name, memory)] * 4 == [(gpu.name, gpu.memory_mib) for gpu in gpus]
+    assert [0, 0, 1, 1] == [gpu.numa for gpu in gpus]
+    assert nvlinks == gpus[0].links[0].nvlinks
+    assert [PciPath.SAME_CPU, PciPath.CROSS_CPU, PciPath.CROSS_CPU] == [
+        link.path for link in gpus[0].links
+    ]
+    assert 4 == len({gpu.uuid for gpu in gpus}) == len({gpu.pci for gpu in gpus})
+
+
+def test_only_neighbours_share_a_bridge():
+    assert [4, 0, 0] == [link.nvlinks for link in described("rtx3090:4").gpus[0].links]
+
+
+def test_the_same_words_always_give_the_same_gpus():
+    assert described("h100:8") == described("h100:8")
+    assert described("h100:8").gpus[0].uuid != described("a100:8").gpus[0].uuid
+
+
+def test_a_profile_alone_is_one_gpu_and_zero_is_a_node_without():
+    assert 1 == len(described("t4").gpus)
+    assert () == described("h100:0").gpus
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("h1000:8", "there is no profile `h1000`; use h100, a100, t4, rtx3090"),
+        ("node.yaml", "there is no profile `node.yaml`"),
+        ("h100:", "`` is not a number up to 64"),
+        ("h100:-1", "`-1` is not a number up to 64"),
+        ("h100:65", "`65` is not a number up to 64"),
+        ("h100:8x", "`8x` is not a number up to 64"),
+    ],
+)
+def test_what_is_no_model_or_no_number_is_refused(spec, words):
+    with pytest.raises(SettingsError, match=words):
+        described(spec)
