@@ -11,8 +11,7 @@ from statistics import median
 
 import structlog
 
-from tests.bench import lab, real
-from tests.bench import rest as strikes
+from tests.bench import lab, real, rest
 from tests.bench.allocates import steps
 from tests.bench.beside import lacks
 from tests.bench.figures import Figure, keep, load, report, table
@@ -94,7 +93,7 @@ PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
     "floors": _floors,
     "starts": lab.starts,
     "restarts": lab.restarts,
-    "events": strikes.events,
+    "events": rest.events,
     "pods": _pods,
     "allocates": _allocates,
     "steps": steps,

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -404,75 +402,3 @@ def chill(paths: list[Path]) -> None:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)
-
-
-# What the kernel tells of a process: its time on a core, its memory by kind, how often it woke.
-
-MEGA = 1e6
-_RUN_TIME = 2
-"""CPUCLOCK_SCHED of Linux' include/linux/posix-timers.h: user and system together."""
-
-
-def cpu_seconds(pid: int) -> float:
-    """Time on a core of all threads that it has or had. Raises OSError: it is gone."""
-    return time.clock_gettime(~pid << 3 | _RUN_TIME)
-
-
-def cpu_of(*command: str) -> float:
-    """Time on a core, in seconds, that a program takes from exec to its end."""
-    child = subprocess.Popen(command)  # noqa: S603 -- our own
-    _, code, used = os.wait4(child.pid, 0)
-    child.returncode = code
-    return used.ru_utime + used.ru_stime
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """Memory in bytes. `file` are pages of programs, libraries and other files.
-
-    `shared`: what of `resident` another process has mapped, too.
-    """
-
-    peak: int
-    resident: int
-    anonymous: int
-    file: int
-    shared: int
-
-
-def weight(pid: int) -> Weight:
-    """How much memory a process has. Raises OSError: it is gone."""
-    found = _sizes(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    resident, anonymous = found["Rss"], found["Anonymous"]
-    return Weight(
-        peak=_sizes(Path(f"/proc/{pid}/status").read_text())["VmHWM"],
-        resident=resident,
-        anonymous=anonymous,
-        file=resident - anonymous,
-        shared=found["Shared_Clean"] + found["Shared_Dirty"],
-    )
-
-
-def _sizes(text: str) -> dict[str, int]:
-    lines = (line.split() for line in text.splitlines() if line.endswith(" kB"))
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
-
-
-def wake_ups(pid: int) -> int:
-    """How often its present threads gave up a core, or lost it. Raises OSError: it is gone."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(
-        int(line.split()[1])
-        for thread in threads
-        for line in (thread / "status").read_text().splitlines()
-        if "voluntary_ctxt_switches" in line
-    )
-
-
-def at(moment: float, samples: Sequence[tuple[float, float]]) -> float:
-    """What grew evenly between samples of (moment, value), at a moment; the nearest outside."""
-    after = bisect_left(samples, moment, key=lambda sample: sample[0])
-    if after in {0, len(samples)}:
-        return samples[min(after, len(samples) - 1)][1]
-    (t0, v0), (t1, v1) = samples[after - 1 : after + 1]
-    return v0 + (v1 - v0) * (moment - t0) / (t1 - t0)

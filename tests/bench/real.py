@@ -8,8 +8,7 @@ from statistics import median
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench import lab as process
-from tests.bench import toll
+from tests.bench import process, toll
 from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
 from tests.bench.lab import PATIENCE, PLACE, beside, chill, files

@@ -22,18 +22,8 @@ from agent.usage import use_of
 from tests.bench.allocates import a_pod
 from tests.bench.beside import RealBed
 from tests.bench.figures import Figure, percentile
-from tests.bench.lab import (
-    CALM,
-    MEGA,
-    SETTLED,
-    Weight,
-    next_line,
-    next_list,
-    reader,
-    served,
-    weight,
-    with_library,
-)
+from tests.bench.lab import CALM, SETTLED, next_line, next_list, reader, served, with_library
+from tests.bench.process import MEGA, Weight, weight
 from tests.fakes.offload import Inline
 from tests.host.proc_node import ProcNode
 from tests.peers.lab.space import status_of, until

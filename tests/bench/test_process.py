@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import lab as process
+from tests.bench import process
 from tests.bench.rest import Counter
 
 pytestmark = pytest.mark.looptime(False)
