@@ -230,8 +230,7 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     separate watches. So the owner is found in one of three ways:
     - A pod was answered under exactly this lock; if it is gone, a patch with its UID shows that no
       other pod has the name.
-    - For another owner on this node, a patch with its UID shows that no other pod has the name;
-      also for such a one, while the view is stale and the name can return.
+    - For another owner on this node, a patch with its UID shows that no other pod has the name.
     - If the owner is not here, or asks for no GPU of ours, the lock must have stood for UNCLAIMED.
       HAMi lets a pod take over the lock of a former pod of its name, and a pod that asks for no GPU
       may wait for another vendor's plugin.
@@ -242,17 +241,17 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     owner = facts.table.named(*lock.owner)
     rows = facts.ledger.rows_by(Decider.SCHEDULER)
     answered = next((row.key.pod_uid for row in rows if row.lock == lock.value), None)
-    if owner is None and answered is not None and not facts.table.stale:
+    is_young = facts.standing < UNCLAIMED
+    if owner is None and answered is not None and is_young and not facts.table.stale:
         # Its pod went while no agent ran: the patch with its UID shows whether the name is free.
         return (Effect(EffectKind.SETTLE_POD, answered, *lock.owner, facts.now, value=lock.value),)
     if owner is None or not (owner.gpu_containers or owner.terminal):
-        is_left = not facts.table.stale and facts.standing >= UNCLAIMED
+        is_left = not facts.table.stale and not is_young
         return (_release(lock, NOBODY, facts.now),) if is_left else ()
     if not owner.terminal:
         if not _is_answered(owner, facts):
             return ()
-        is_noted = any(row.lock == lock.value for row in facts.ledger.rows_of(owner.uid))
-        if is_noted and not (facts.table.stale and owner.reusable_name):
+        if any(row.lock == lock.value for row in facts.ledger.rows_of(owner.uid)):
             return (_release(lock, owner.uid, facts.now),)
     phase = PHASE_FAILED if refusal_text(owner) else ""
     where = owner.uid, owner.namespace, owner.name, facts.now

@@ -403,16 +403,6 @@ async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_h
         assert {} == desk.outlived.value
 
 
-async def test_a_stale_view_gives_no_lock_away_that_a_pod_of_the_name_has_taken_over():
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.follow(stale=True)
-        desk.answer(NAMED, lock=LOCK)
-        desk.api.put_pod(placed(7, name=POD.name, reusable_name=True))
-        await asyncio.sleep(60)
-
-        assert desk.locked
-
-
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
 async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid(phase):
     ended = placed(phase=phase)
