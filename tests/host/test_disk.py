@@ -225,23 +225,14 @@ def content(files, name):
 
 
 @KEPT
-def test_a_replace_changes_the_content_and_leaves_no_litter(keep):
-    files, faults = with_generations(0, keep)
-
-    replace(faults, "state", NEWER, keep)
-
-    assert NEWER == content(files, "state")
-    assert (NEW if keep else None) == content(files, "previous")
-    assert ({"state", keep} if keep else {"state"}) == set(files.names)
-
-
-@KEPT
-def test_a_replace_that_returned_outlives_a_power_loss(keep):
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_replace_that_returned_leaves_no_litter_and_outlives_a_power_loss(keep, power_loss):
     for seed in SEEDS:
         files, faults = with_generations(seed, keep)
         replace(faults, "state", NEWER, keep)
-
-        files.crash()
+        assert ({"state", keep} if keep else {"state"}) == set(files.names)
+        if power_loss:
+            files.crash()
 
         assert NEWER == content(files, "state")
         assert (NEW if keep else None) == content(files, "previous")
@@ -295,14 +286,6 @@ def test_a_first_replace_whose_directory_cannot_be_synced_leaves_nothing():
         replace(faults, "state", OLD)
 
     assert {} == files.names
-
-
-def test_an_empty_content_is_a_content():
-    files = MemoryFiles()
-
-    replace(files, "state", b"")
-
-    assert b"" == content(files, "state")
 
 
 def test_what_a_dead_process_began_is_not_written_on():

@@ -209,15 +209,12 @@ print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")
 """
 
 
-def loaded(before: str) -> int:
-    """How many modules of the library a fresh process loads."""
+def printed(code: str) -> list[str]:
+    """What a fresh process prints."""
     done = subprocess.run(  # noqa: S603 -- our own interpreter and text
-        [sys.executable, "-c", COUNT.format(before=before)],
-        check=True,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )
-    return int(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
 
 
 @pytest.mark.process
@@ -225,13 +222,7 @@ def loaded(before: str) -> int:
 def test_a_lazy_load_takes_a_handful_of_modules_and_nothing_that_no_request_uses():
     assert "36" == importlib.metadata.version("kubernetes-asyncio").split(".")[0], "tried with it"
     unused = "print(sys.modules.keys() & {'dateutil', 'urllib3.util'})"
-    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
-        [sys.executable, "-c", COUNT.format(before="") + unused],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    count, unused = done.stdout.splitlines()
+    count, unused = printed(COUNT.format(before="") + unused)
 
     assert 20 > int(count)
     assert "set()" == unused
@@ -247,7 +238,7 @@ def test_a_lazy_load_takes_a_handful_of_modules_and_nothing_that_no_request_uses
     ],
 )
 def test_where_lazy_loading_fails_the_whole_library_is_loaded(before: str):
-    assert 800 < loaded(before)
+    assert 800 < int(printed(COUNT.format(before=before))[-1])
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -261,8 +252,5 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.timeout(60)
 def test_importing_the_adapter_loads_neither_library():
     code = "import sys, agent.kube.api; print('aiohttp' in sys.modules, len(sys.modules))"
-    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
 
-    assert "False" == done.stdout.split()[0]
+    assert "False" == printed(code)[0].split()[0]

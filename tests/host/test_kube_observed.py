@@ -65,6 +65,7 @@ async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more()
 
         assert 2 == len(room.told())
         assert {REGISTER, SCORE} == set(room.told()[1])
+        assert [] == [line for line in room.log if line["event"] == "report.written"]
         room.report.api.edit_node({key: room.node.pending[key] for key in (REGISTER, SCORE)})
         await asyncio.sleep(5)
         assert {} == room.node.pending
@@ -158,15 +159,6 @@ async def test_locks_pods_and_events_are_told_and_left_alone(tmp_path: Path):
     ]
     assert ["a", "b"] == told[1]["keys"]
     assert 0 == api.writes
-
-
-async def test_who_only_observes_does_not_say_that_something_was_written():
-    async with observing() as room:
-        room.report.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(10)
-
-        assert 2 == len(room.told())
-        assert [] == [line for line in room.log if line["event"] == "report.written"]
 
 
 async def test_a_look_at_the_node_shows_what_would_have_been_written():

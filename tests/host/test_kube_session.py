@@ -332,16 +332,14 @@ def test_a_status_has_its_class(status: int, kind: type[ApiError]):
     assert (kind, status) == (type(error), error.status)
 
 
-def test_the_text_says_what_was_asked_and_what_was_answered():
-    error = refused("patch nodes (/x)", 409, b'{"kind":"Status","message":"try again"}')
+@pytest.mark.parametrize(
+    ("status", "answered"),
+    [(409, "try again"), (403, "try again; grant this right to the agent's identity")],
+)
+def test_the_text_says_what_was_asked_and_answered_and_the_mend(status: int, answered: str):
+    error = refused("patch nodes (/x)", status, b'{"kind":"Status","message":"try again"}')
 
-    assert "patch nodes (/x): the API server answered 409: try again" == str(error)
-
-
-def test_a_missing_right_is_named_with_the_mend():
-    error = refused("patch nodes (/x)", 403, b'{"message":"no"}')
-
-    assert str(error).endswith("answered 403: no; grant this right to the agent's identity")
+    assert f"patch nodes (/x): the API server answered {status}: {answered}" == str(error)
 
 
 @pytest.mark.parametrize(

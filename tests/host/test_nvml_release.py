@@ -11,7 +11,8 @@ from tests.fakes.nvml_events import hear, listening
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
-G0, G1, G2 = (GpuUuid(f"GPU-5708-{slot}") for slot in range(3))
+UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
+G0, G1, G2 = UUIDS[:3]
 
 
 def attached(stub) -> list[bool]:
@@ -64,9 +65,7 @@ async def test_the_others_are_heard_on(stub_driver, stub):
 async def test_who_listens_when_a_gpu_is_released_is_told_that_the_session_ended(stub_driver, stub):
     await stub_driver.scan()
     async with listening(stub_driver) as heard:
-        while heard.empty():
-            stub.xid(2, 48)
-            await asyncio.sleep(0.01)
+        await reports(stub, heard, 2, 48)
         await stub_driver.release([G1])
         ends = [await heard.get() for _ in range(heard.qsize() or 1)]
 
@@ -132,18 +131,13 @@ async def test_a_gpu_that_is_taken_back_is_heard_again(stub_driver, stub):
     await stub_driver.scan()
     await stub_driver.release([G1])
     async with listening(stub_driver) as heard:
-        while heard.empty():
-            stub.xid(2, 94)
-            await asyncio.sleep(0.01)
+        await reports(stub, heard, 2, 94)
         stub_driver.take_back(G1)
         await stub_driver.scan()
         while not heard.empty():
             heard.get_nowait()
-        while heard.empty():
-            stub.xid(1, 48)
-            await asyncio.sleep(0.01)
 
-        assert [DriverEvent(EventKind.XID, G1, 48)] == await hear(heard, 1)
+        assert DriverEvent(EventKind.XID, G1, 48) == (await reports(stub, heard, 1, 48))[0]
 
 
 async def test_a_call_that_does_not_come_back_is_named_as_what_holds_the_gpus(stub_driver, stub):
@@ -166,12 +160,16 @@ async def test_a_gpu_that_was_never_described_cannot_be_released(stub_driver, st
         await stub_driver.release([G1])
 
 
-async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_driver, stub):
+async def release_all_with_one_undescribed(driver, stub) -> None:
     stub.hang(slot=1)
-    await stub_driver.scan()
+    await driver.scan()
     stub.hang(slot=1, hung=False)
-    await until(lambda: is_back(stub_driver, stub))
-    await stub_driver.release([G0, G1, G2])
+    await until(lambda: is_back(driver, stub))
+    await driver.release([G0, G1, G2])
+
+
+async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_driver, stub):
+    await release_all_with_one_undescribed(stub_driver, stub)
 
     assert ([False] * 3, 0) == (attached(stub), stub.sessions)
     with pytest.raises(DriverError, match="all GPUs are released"):
@@ -184,11 +182,7 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
 async def test_one_never_described_that_is_taken_back_alone_is_told_until_all_are(
     stub_driver, stub
 ):
-    stub.hang(slot=1)
-    await stub_driver.scan()
-    stub.hang(slot=1, hung=False)
-    await until(lambda: is_back(stub_driver, stub))
-    await stub_driver.release([G0, G1, G2])
+    await release_all_with_one_undescribed(stub_driver, stub)
     stub_driver.take_back(G1)
     scan = await stub_driver.scan()
     with pytest.raises(GpuError) as refused:
@@ -218,8 +212,6 @@ async def test_a_lost_gpu_can_be_released_for_its_reset(stub_driver, stub):
 
 # GPUs that take long to wake, and one that is lost beside others: over the real pynvml.
 
-
-UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
 
 HANDLE = "nvmlDeviceGetHandleByIndex_v2"
 """The call that wakes a GPU."""
