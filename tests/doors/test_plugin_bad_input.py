@@ -296,11 +296,7 @@ async def test_a_caller_who_is_not_root_gets_no_answer(
     async with a_door(tmp_path) as door:
         with monkeypatch.context() as patched:
             patched.setattr(door_module, "peer_uid", lambda _: os.geteuid() + 1)
-            reader, writer = await asyncio.open_unix_connection(str(door.path))
-            async with asyncio.timeout(PATIENCE):
-                while await reader.read(4096):
-                    pass
-            writer.close()
+            await hung_up(door.path)
         await is_served(door.path)
 
 
@@ -368,14 +364,19 @@ async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path)
 async def test_bytes_that_are_no_http_2_end_that_connection_alone(tmp_path: Path):
     async with a_door(tmp_path) as door:
         for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, prefixed(b"x" * 9)):
-            reader, writer = await asyncio.open_unix_connection(str(door.path))
-            writer.write(noise)
-            async with asyncio.timeout(PATIENCE):
-                while await reader.read(4096):
-                    pass
-            writer.close()
+            await hung_up(door.path, noise)
 
         await is_served(door.path)
+
+
+async def hung_up(path: Path, sent: bytes = b"") -> None:
+    """Wait until the agent has closed a connection on which this was sent."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(sent)
+    async with asyncio.timeout(PATIENCE):
+        while await reader.read(4096):
+            pass
+    writer.close()
 
 
 async def is_served(path: Path) -> None:

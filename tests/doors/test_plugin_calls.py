@@ -86,13 +86,11 @@ async def test_several_containers_are_answered_in_order(tmp_path: Path):
 async def test_an_error_becomes_its_status_with_its_sentence(
     tmp_path: Path, failure: Exception, code: str, text: str
 ):
-    async with a_door(tmp_path) as door:
+    async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.failure = failure
-        plugin = GrpcPlugin(door.path)
 
         assert (code, text) == await refused(plugin.allocate, ["a"])
         assert 1 == counts(door)[("allocate", code)]
-        plugin.close()
 
 
 def test_every_error_has_the_status_that_its_kind_deserves():
@@ -112,22 +110,19 @@ def test_every_error_has_the_status_that_its_kind_deserves():
 
 
 async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsys):
-    async with a_door(tmp_path) as door:
+    async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.failure = ZeroDivisionError("secret detail")
-        plugin = GrpcPlugin(door.path)
 
         code, text = await refused(plugin.allocate, ["a"])
 
         assert "INTERNAL" == code
         assert "secret" not in text
         assert 1 == capsys.readouterr().out.count("plugin.call_failed")
-        plugin.close()
 
 
 async def test_while_an_allocate_waits_other_calls_go_on(tmp_path: Path):
-    async with a_door(tmp_path) as door:
+    async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.open.clear()
-        plugin = GrpcPlugin(door.path)
 
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(asyncio.to_thread(plugin.allocate, ["a"]))
@@ -137,7 +132,6 @@ async def test_while_an_allocate_waits_other_calls_go_on(tmp_path: Path):
             door.allocator.open.set()
 
         assert "a" == waiting.result().container_responses[0].envs["IDS"]
-        plugin.close()
 
 
 async def test_a_preference_is_passed_on(tmp_path: Path):
@@ -161,21 +155,17 @@ async def test_a_preference_is_passed_on(tmp_path: Path):
 async def test_a_preference_that_fails_never_fails_the_call(
     tmp_path: Path, available: list[str], must_include: list[str], size: int, expected: list[str]
 ):
-    async with a_door(tmp_path) as door:
+    async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.failure = Refusal(RefusalReason.NO_POD_ADMITTED, "nobody asks")
-        plugin = GrpcPlugin(door.path)
 
         assert expected == await asyncio.to_thread(plugin.prefer, available, must_include, size)
-        plugin.close()
 
 
 async def test_a_preference_that_hangs_is_answered_all_the_same(tmp_path: Path):
-    async with a_door(tmp_path) as door:
+    async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.open.clear()
-        plugin = GrpcPlugin(door.path)
 
         assert ["a"] == await asyncio.to_thread(plugin.prefer, ["b", "a"], [], 1)
-        plugin.close()
 
 
 async def test_with_a_fence_the_kubelet_asks_before_each_start_and_only_a_mismatch_is_refused(

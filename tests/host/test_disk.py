@@ -8,9 +8,9 @@ import pytest
 import structlog
 
 from agent.errors import StateError
-from agent.host.files import DirectoryFiles, HostDisk, replace
+from agent.host.files import HostDisk, replace
 from tests.fakes.chance import Seeded
-from tests.fakes.disk import DiskFaults, Killed, MemoryFiles
+from tests.fakes.disk import DiskFaults, Killed, MemoryFiles, with_faults
 from tests.fakes.offload import Inline
 
 
@@ -19,17 +19,6 @@ async def disk(tmp_path):
     disk = await HostDisk.open(tmp_path / "state", Inline())
     yield disk
     disk.close()
-
-
-async def with_faults(path):
-    found = []
-
-    def wrap(directory):
-        found.append(DiskFaults(DirectoryFiles(directory)))
-        return found[0]
-
-    disk = await HostDisk.open(path, Inline(), wrap)
-    return disk, found[0]
 
 
 async def test_files_are_for_the_owner_only_and_nothing_else_is_left(disk, tmp_path):

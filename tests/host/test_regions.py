@@ -53,15 +53,6 @@ async def test_each_file_that_hami_core_wrote_is_read(hook, regions, file):
     assert read_bytes(region_file(file).content).sums() == await one(regions)
 
 
-async def test_all_that_are_asked_for_are_answered_for_in_one_go(hook, regions):
-    with_region(hook)
-    container_dir(hook, OTHER)
-
-    readings = await regions.read([NAME, OTHER, "0_gone"])
-
-    assert {NAME: SUMS, OTHER: ABSENT, "0_gone": ABSENT} == readings
-
-
 async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path):
     with_region(hook)
     with_region(hook, OTHER)

@@ -299,22 +299,15 @@ async def test_every_way_to_edit_is_told(tmp_path, edit: Callable[[Path], None])
         await told.next()
 
 
-async def test_a_file_counts_only_once_its_writer_has_closed_it(tmp_path):
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_file_counts_only_once_its_writer_has_closed_it(tmp_path, is_new):
     path = tmp_path / "config.yaml"
-    path.write_text("old")
+    if not is_new:
+        path.write_text("old")
     async with telling(path) as told:
         with path.open("w") as file:
             file.write("half")
             file.flush()
-            assert await told.silent()
-            file.write("whole")
-        await told.next()
-
-
-async def test_a_new_file_counts_only_once_its_writer_has_closed_it(tmp_path):
-    path = tmp_path / "config.yaml"
-    async with telling(path) as told:
-        with path.open("w") as file:
             assert await told.silent()
             file.write("whole")
         await told.next()
