@@ -3,26 +3,18 @@
 import asyncio
 from pathlib import Path
 
-import grpc
 import pytest
 
 from agent.errors import AgentError, KubeletError, Refusal, RefusalReason, StateCorrupt, StateError
 from agent.kubelet.door import grpc_error
 from agent.model import SliceList
 from tests.fakes.door import FakeDoor, a_door, a_group, a_list, a_plugin
-from tests.fakes.grpc_messages import GrpcPlugin, message
+from tests.fakes.grpc_messages import GrpcPlugin, message, refused
 from tests.fakes.raw_h2 import a_raw_call, messages, prefixed
 
 pytestmark = pytest.mark.looptime(False)
 
 FORWARDS = ["GPU-a-0", "GPU-a-1", "GPU-b-0"]
-
-
-async def refused(call, *arguments) -> tuple[str, str]:
-    """Code and text of the status that the call ends in."""
-    with pytest.raises(grpc.RpcError) as caught:
-        await asyncio.to_thread(call, *arguments)
-    return caught.value.code().name, caught.value.details()
 
 
 def counts(door: FakeDoor) -> dict[tuple[str, ...], int]:

@@ -161,20 +161,15 @@ async def test_locks_pods_and_events_are_told_and_left_alone(tmp_path: Path):
     assert 0 == api.writes
 
 
-async def test_a_look_at_the_node_shows_what_would_have_been_written():
+async def test_a_look_at_the_node_shows_what_would_have_been_written_until_it_is_made_anew():
     async with observing({"other": "kept"}) as room:
         text = text_in(an_inventory())
         room.report.api.edit_node({"other": "changed"})
         seen = await room.node.get_node()
-
         assert seen is not None
         assert {REGISTER: text, "other": "changed"} == seen.annotations
 
-
-async def test_a_look_at_a_node_that_was_made_anew_shows_it_as_it_is():
-    async with observing({"other": "kept"}) as room:
         room.report.api.delete_node()
         room.report.api.create_node({"other": "new"})
-        seen = await room.node.get_node()
 
-        assert room.report.api.node == seen
+        assert room.report.api.node == await room.node.get_node()

@@ -242,18 +242,13 @@ async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_ano
         assert 2 == library.calls["nvmlEventSetCreate"]
 
 
-@pytest.fixture
-def no_pause(monkeypatch):
-    monkeypatch.setattr(nvml_events, "PAUSE", 0.0)
-
-
-@pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize(
     ("code", "sets", "looks", "words"), [(999, 3, 3, "failed"), (1, 1, 0, "session")]
 )
 async def test_sets_that_fail_one_after_the_other_end_the_stream(
-    driver, library, code, sets, looks, words
+    driver, library, monkeypatch, code, sets, looks, words
 ):
+    monkeypatch.setattr(nvml_events, "PAUSE", 0.0)
     for _ in range(sets):
         library.fail_wait(code)
     async with listening(driver) as heard:

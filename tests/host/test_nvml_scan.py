@@ -17,7 +17,7 @@ from tests.fakes.nvml import FakeGpu, FakeNvml
 
 pytestmark = pytest.mark.looptime(False)
 
-SWITCH, DIRECT = 2, 0
+DIRECT = 0
 
 
 def gpus(count: int = 3, **fields) -> list[FakeGpu]:
