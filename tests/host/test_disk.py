@@ -30,9 +30,6 @@ async def test_files_are_for_the_owner_only_and_nothing_else_is_left(disk, tmp_p
         path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").iterdir()
     }
     assert {"state.json": 0o600, "state.json.1": 0o600, "health.json": 0o600} == found
-
-
-async def test_the_directory_is_closed_to_others(disk, tmp_path):
     assert 0 == stat.S_IMODE((tmp_path / "state").stat().st_mode) & 0o027
 
 

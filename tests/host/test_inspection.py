@@ -239,17 +239,11 @@ def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):
     assert "gpu-node.example" == host_name()
 
 
-def test_ids_are_read_without_the_line_end(tmp_path):
+def test_ids_are_read_without_the_line_end_and_empty_where_they_cannot_be_read(tmp_path):
     (tmp_path / "id").write_text("2f7c7a3e\n")
 
     assert "2f7c7a3e" == boot_id(tmp_path / "id") == machine_id(tmp_path / "id")
-
-
-def test_an_id_that_cannot_be_read_is_empty(tmp_path):
     assert "" == boot_id(tmp_path / "missing") == machine_id(tmp_path)
-
-
-def test_this_boot_has_an_id():
     assert 36 == len(boot_id())
 
 
@@ -281,10 +275,6 @@ def seen(tmp_path, mounts):
     path.mkdir()
     with WrittenDirectory(path, mounts.look) as written:
         yield written
-
-
-def test_a_directory_that_can_be_written_is_not_lost(seen):
-    assert not seen.is_lost()
 
 
 def test_a_directory_that_was_removed_or_made_anew_is_not_lost(seen):

@@ -515,20 +515,17 @@ async def test_a_gpu_whose_device_file_the_agent_may_not_open_is_told_by_its_add
     assert ["0000:c1:00.0"] == [fault.gpu for fault in (await driver.scan()).faults]
 
 
-async def test_a_file_that_is_no_library_is_named(tmp_path):
+@pytest.mark.parametrize("before", ["", "not a library"])
+async def test_a_file_that_is_no_library_is_named_and_one_that_appears_later_is_used(
+    built, tmp_path, before
+):
     file = tmp_path / "libnvidia-ml.so.1"
-    file.write_text("not a library")
-    driver = NvmlDriver(the_library(), path=file)
+    if before:
+        file.write_text(before)
+    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
     with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1 cannot be loaded"):
         await driver.scan()
-    await driver.close()
-
-
-async def test_a_library_that_appears_later_is_used(built, tmp_path):
-    file = tmp_path / "libnvidia-ml.so.1"
-    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
-    with pytest.raises(DriverMissing):
-        await driver.scan()
+    file.unlink(missing_ok=True)
     shutil.copy(built, file)
 
     assert 3 == len((await driver.scan()).gpus)

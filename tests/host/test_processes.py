@@ -25,12 +25,6 @@ def node(tmp_path):
     return ProcNode(tmp_path)
 
 
-def test_a_pid_exists_where_a_process_of_the_container_has_it(node):
-    node.container([1, 7, 9])
-
-    assert {7} == node.alive(7, 8)
-
-
 @pytest.mark.parametrize(
     ("path", "pod", "name"),
     [
