@@ -5,9 +5,7 @@ import errno
 import pytest
 
 from agent.errors import StateError
-from agent.host.files import DirectoryFiles, HostDisk
-from tests.fakes.disk import DiskFaults, MemoryDisk
-from tests.fakes.offload import Inline
+from tests.fakes.disk import MemoryDisk, with_faults
 
 
 @pytest.fixture(params=["directory", "memory"])
@@ -16,14 +14,8 @@ async def disk_and_faults(request, tmp_path):
         memory = MemoryDisk()
         yield memory, memory.faults
         return
-    found = []
-
-    def with_faults(directory):
-        found.append(DiskFaults(DirectoryFiles(directory)))
-        return found[0]
-
-    disk = await HostDisk.open(tmp_path / "state", Inline(), with_faults)
-    yield disk, found[0]
+    disk, faults = await with_faults(tmp_path / "state")
+    yield disk, faults
     disk.close()
 
 

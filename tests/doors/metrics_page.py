@@ -208,12 +208,6 @@ def counts():
     return MetricSources((xids, one, two, errors), tuple(waits), (gauge,))
 
 
-def sampled(**values):
-    """The newest samples: only the first GPU has one."""
-    found = Sampled(NOON, GpuSample(a_uuid(0), **values))
-    return lambda uuid: found if uuid == a_uuid(0) else None
-
-
 def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0, core_limit=0):
     """What a container uses of one GPU."""
     name = a_uuid(index) if uuid is None else uuid
@@ -225,11 +219,6 @@ def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0, core
 def a_use(*gpus, **more):
     """A container's region at noon."""
     return ContainerUse(NOON, RegionState.READABLE, gpus, **more)
-
-
-def uses(use):
-    """Every container uses that."""
-    return lambda _: use
 
 
 async def golden_lines(hami=HamiNames.BOTH):

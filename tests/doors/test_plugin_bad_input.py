@@ -7,14 +7,21 @@ counted and the container is served.
 
 import asyncio
 import contextlib
+import gc
+import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from grpclib import GRPCError
 from grpclib.client import Channel
 from grpclib.const import Status
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from agent.app.front import Allocator
 from agent.cluster import PodView
@@ -22,6 +29,7 @@ from agent.errors import RefusalReason
 from agent.hami.pod import LENGTH_LIMIT
 from agent.kit.cell import Cell
 from agent.kube.objects import decode_pod
+from agent.kubelet import door as door_module
 from agent.kubelet.door import PluginServer
 from agent.state import CURRENT
 from agent.wire.v1beta1 import (
@@ -33,7 +41,9 @@ from agent.wire.v1beta1 import (
 )
 from tests.builders import NODE, a_pod_uid
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, a_list
+from tests.fakes.door import RESOURCE, a_door, a_list
+from tests.fakes.grpc_messages import GrpcPlugin
+from tests.fakes.raw_h2 import a_raw_call, prefixed
 from tests.services.allocation.allocating import G1, G2, Desk, a_desk, annotated, ids, placed
 
 pytestmark = pytest.mark.looptime(False)
@@ -219,3 +229,159 @@ async def test_a_refusal_leaves_the_lock_owner_who_waits_as_it_was(tmp_path: Pat
         desk.witness.admit(placed(2))
         (answer,) = await kubelet.allocate(ids(7))
         assert "3000m" == answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
+
+
+# The kubelet's door opens to the kubelet alone, and a peer that floods it keeps nobody out.
+
+
+NOBODY = 65534
+PATIENCE = 10.0
+ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
+HEADERS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", ALLOCATE),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+CALL = """
+import os, socket, sys
+os.setresuid(*3 * [int(sys.argv[2])])
+with socket.socket(socket.AF_UNIX) as caller:
+    caller.settimeout(30)
+    caller.connect(sys.argv[1])
+    try:
+        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        caller.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + settings)
+        while told := caller.recv(4096):
+            print("told", told)
+    except ConnectionError:
+        pass
+    print("hung up")
+"""
+
+
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A directory that everybody may pass through, as no test's own is."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o711)
+        yield Path(made)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can call as somebody else")
+async def test_another_user_is_hung_up_on_whatever_the_mode_of_the_socket(passable: Path):
+    async with a_door(passable) as door:
+        door.path.chmod(0o666)
+
+        done = await asyncio.to_thread(
+            subprocess.run,
+            # Nobody could write what a measurement of coverage, which comes with site, has found.
+            [sys.executable, "-S", "-c", CALL, str(door.path), str(NOBODY)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+
+        assert ("hung up\n", "") == (done.stdout, done.stderr)
+        assert [] == door.allocator.asked
+        await is_served(door.path)
+
+
+async def test_a_caller_who_is_not_root_gets_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with a_door(tmp_path) as door:
+        with monkeypatch.context() as patched:
+            patched.setattr(door_module, "peer_uid", lambda _: os.geteuid() + 1)
+            await hung_up(door.path)
+        await is_served(door.path)
+
+
+async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path: Path):
+    """The pattern of CVE-2023-44487, on several connections."""
+    connection = H2Connection(H2Configuration())
+    connection.initiate_connection()
+    for number in range(500):
+        connection.send_headers(2 * number + 1, HEADERS)
+        connection.reset_stream(2 * number + 1)
+    connection.ping(b"are you?")
+    sent = connection.data_to_send()
+    async with a_door(tmp_path) as door:
+        for _ in range(4):
+            reader, writer = await asyncio.open_unix_connection(str(door.path))
+            writer.write(sent)
+            async with asyncio.timeout(PATIENCE):
+                while b"are you?" not in await reader.read(65_536):
+                    pass
+            writer.close()
+
+        await is_served(door.path)
+
+
+async def test_a_peer_that_reads_no_answer_is_cut_off_and_nothing_piles_up(tmp_path: Path):
+    connection = H2Connection(H2Configuration())
+    connection.initiate_connection()
+    for _ in range(200_000):
+        connection.ping(b"are you?")
+    sent = connection.data_to_send()
+    async with a_door(tmp_path) as door:
+        _, writer = await asyncio.open_unix_connection(str(door.path), limit=1)
+        writer.write(sent)
+        with pytest.raises(ConnectionError):
+            await ended(writer)
+
+        await is_served(door.path)
+
+
+async def ended(writer: asyncio.StreamWriter) -> None:
+    """Wait until the agent has closed the connection, which is an error here."""
+    async with asyncio.timeout(PATIENCE):
+        await writer.drain()
+        await writer.wait_closed()
+
+
+async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path):
+    """As a kubelet that is killed while it takes our lists."""
+    heard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: heard.append(said))
+    async with a_door(tmp_path) as door:
+        for _ in range(3):
+            async with a_raw_call(door.path) as call:
+                await call.request("/v1beta1.DevicePlugin/ListAndWatch", prefixed(b""))
+                while not call.body:
+                    await call.read()
+            async with asyncio.timeout(PATIENCE):
+                await door.server.traffic.streams.until(lambda count: count == 0)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    assert [] == heard
+
+
+async def test_bytes_that_are_no_http_2_end_that_connection_alone(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, prefixed(b"x" * 9)):
+            await hung_up(door.path, noise)
+
+        await is_served(door.path)
+
+
+async def hung_up(path: Path, sent: bytes = b"") -> None:
+    """Wait until the agent has closed a connection on which this was sent."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(sent)
+    async with asyncio.timeout(PATIENCE):
+        while await reader.read(4096):
+            pass
+    writer.close()
+
+
+async def is_served(path: Path) -> None:
+    """The kubelet's own calls are answered."""
+    plugin = GrpcPlugin(path)
+    answer = await asyncio.to_thread(plugin.allocate, ["a"])
+    assert 1 == len(answer.container_responses)
+    plugin.close()

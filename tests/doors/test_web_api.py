@@ -1,7 +1,6 @@
 """The read API: what each document says, who may read it, and what it costs."""
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime as dt
 import itertools
@@ -64,6 +63,7 @@ from tests.builders import (
 from tests.doors.metrics_page import facts as cells_of
 from tests.doors.metrics_page import series
 from tests.doors.page_facts import NOW, busy
+from tests.doors.web_client import FakePeer, client_of
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
 pytestmark = pytest.mark.looptime(False)
@@ -241,20 +241,6 @@ async def test_a_browser_that_was_led_here_by_another_name_reads_nothing():
         }.items():
             async with client.get("/api/v1/node", headers={"Host": host}) as answer:
                 assert status == answer.status, host
-
-
-class FakePeer:
-    """A request from an address."""
-
-    path = "/api/v1/node"
-
-    def __init__(self, peer):
-        self.headers = {"Host": "10.0.0.7:9394"}
-        self.transport = self
-        self._peer = peer
-
-    def get_extra_info(self, name):
-        return self._peer if name == "peername" else None
 
 
 @pytest.mark.parametrize(
@@ -534,15 +520,9 @@ def facts(**parts) -> StatusFacts:
     return msgspec.structs.replace(basis, **parts)
 
 
-@contextlib.asynccontextmanager
-async def reading(made, policy=ReaderPolicy.LOCAL):
-    """A server whose facts are `made()`, and a client of its port."""
-    pages = {PREFIX: ReadApi(made, policy).answer}
-    async with (
-        serve_pages(Listeners("127.0.0.1", 0), pages) as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
-    ):
-        yield client
+def reading(made, policy=ReaderPolicy.LOCAL):
+    """A client of a server whose facts are `made()`."""
+    return client_of({PREFIX: ReadApi(made, policy).answer})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import html.parser
 import re
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -30,9 +28,10 @@ from agent.status import (
     status_of,
 )
 from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, page_html
-from agent.web.server import HEADERS, Listeners, serve_pages
+from agent.web.server import HEADERS
 from tests.builders import NOON
 from tests.doors.page_facts import busy
+from tests.doors.web_client import FakePeer, client_of
 
 POLICY = "Content-Security-Policy"
 LARGEST = 2_000_000
@@ -208,15 +207,9 @@ def test_bars_are_on_one_scale_and_a_gap_in_the_history_is_a_gap_in_its_line():
     assert [1, 1, 1, 1, 2] == [line.count("M") for line in lines]
 
 
-@contextlib.asynccontextmanager
-async def reading(made=busy, policy=ReaderPolicy.LOCAL):
-    """A server of the page of `made()`, and a client of its port."""
-    pages = {"/": PageDoor(made, policy).page}
-    async with (
-        serve_pages(Listeners("127.0.0.1", 0), pages) as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
-    ):
-        yield client
+def reading(made=busy, policy=ReaderPolicy.LOCAL):
+    """A client of a server of the page of `made()`."""
+    return client_of({"/": PageDoor(made, policy).page})
 
 
 @pytest.mark.looptime(False)
@@ -258,23 +251,7 @@ async def test_a_page_from_elsewhere_cannot_read_it_by_its_own_name(host, policy
         assert status == answer.status
 
 
-class FarTransport(asyncio.Transport):
-    """A connection from another host."""
-
-    def get_extra_info(self, name, default=None):
-        return ("10.1.2.3", 40_000) if name == "peername" else default
-
-
-class FarRequest:
-    """A GET of another host."""
-
-    def __init__(self):
-        self.path = "/"
-        self.headers = {"Host": "localhost"}
-        self.transport = FarTransport()
-
-
-FAR = cast("web.BaseRequest", FarRequest())
+FAR = cast("web.BaseRequest", FakePeer(("10.1.2.3", 40_000), "/", "localhost"))
 
 
 async def test_from_another_address_it_is_refused_with_what_to_do_and_in_plain_text():

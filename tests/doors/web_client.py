@@ -32,6 +32,26 @@ async def serving(pages, socket_path=None, port=0):
         yield found, client
 
 
+@contextlib.asynccontextmanager
+async def client_of(pages):
+    """A client of the port of these pages."""
+    async with serving(pages) as (_, client):
+        yield client
+
+
+class FakePeer:
+    """A GET from an address."""
+
+    def __init__(self, peer, path="/api/v1/node", host="10.0.0.7:9394"):
+        self.path = path
+        self.headers = {"Host": host}
+        self.transport = self
+        self._peer = peer
+
+    def get_extra_info(self, name):
+        return self._peer if name == "peername" else None
+
+
 async def ask(pages, path, **options):
     """One GET of one page: status, text, headers."""
     async with serving(pages) as (_, client), client.get(path, **options) as answer:

@@ -2,10 +2,12 @@
 
 import errno
 import random
+from pathlib import Path
 
 from agent.errors import StateError
-from agent.host.files import DirectoryFiles, replace
+from agent.host.files import DirectoryFiles, HostDisk, replace
 from tests.fakes.chance import Seeded
+from tests.fakes.offload import Inline
 
 
 class Killed(BaseException):
@@ -212,3 +214,15 @@ class MemoryDisk:
         """Power loss and a new start."""
         self.files.crash()
         self.faults.revive()
+
+
+async def with_faults(path: Path) -> tuple[HostDisk, DiskFaults]:
+    """A disk on a real directory, and what may go wrong there."""
+    found: list[DiskFaults] = []
+
+    def wrap(directory: int) -> DiskFaults:
+        found.append(DiskFaults(DirectoryFiles(directory)))
+        return found[0]
+
+    disk = await HostDisk.open(path, Inline(), wrap)
+    return disk, found[0]

@@ -3,8 +3,10 @@
 The messages are made from protos/ when a test first asks for one.
 """
 
+import asyncio
 import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,12 @@ class GrpcPlugin:
             "/v1beta1.DevicePlugin/ListAndWatch", None, message("ListAndWatchResponse").FromString
         )
         return watch(b"")
+
+
+async def refused(call: Callable[..., object], *arguments: object) -> tuple[str, str]:
+    """Code and text of the status that the call ends in."""
+    try:
+        await asyncio.to_thread(call, *arguments)
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+    raise AssertionError("it was answered")

@@ -1,19 +1,24 @@
 """HAMi-core's directories: open to containers, closed above them, and never through a link."""
 
+import asyncio
 import contextlib
+import math
 import os
 import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from agent import hookdirs as sizes
 from agent.errors import StateError
-from agent.hookdirs import HostHookDirs
+from agent.hookdirs import HostHookDirs, directory_sizes
+from agent.host.process import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.places import stand_in
-from tests.fakes.offload import Inline
-from tests.host.hook_space import cleared
-
-NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
+from tests.fakes.offload import Inline, R, Ts
+from tests.host.hook_space import NAME, cleared
 
 
 @contextlib.contextmanager
@@ -342,3 +347,281 @@ async def test_files_that_cannot_be_looked_at_are_said(hook, tmp_path):
 
     with pytest.raises(StateError, match="File name too long"):
         await HostHookDirs(hook, tmp_path / "dev", "2" * 300, Inline(), Inline()).facts()
+
+
+# What was in container directories goes part by part, on a thread of its own.
+
+
+async def test_content_stays_unless_it_is_to_be_wiped(dirs, hook):
+    await dirs.prepare(NAME, wipe=True)
+    cache = hook / "vgpu" / "containers" / NAME / "a.cache"
+    cache.write_text("limits")
+
+    await dirs.prepare(NAME, wipe=False)
+    assert cache.exists()
+    await dirs.prepare(NAME, wipe=True)
+
+    assert not cache.exists()
+
+
+async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    await dirs.prepare(NAME, wipe=True)
+    leaf = hook / "vgpu" / "containers" / NAME
+    (leaf / "to-directory").symlink_to(tmp_path / "victim")
+    (leaf / "to-file").symlink_to(tmp_path / "victim" / "file")
+    (leaf / "nested").mkdir()
+    (leaf / "nested" / "deeper").symlink_to(tmp_path / "victim")
+    os.mkfifo(leaf / "pipe")
+
+    await dirs.prepare(NAME, wipe=True)
+    await cleared(dirs)
+
+    assert [leaf] == list(leaf.parent.iterdir())
+    assert [] == list(leaf.iterdir())
+    assert "mine" == (tmp_path / "victim" / "file").read_text()
+
+
+async def test_what_is_set_aside_after_its_caller_gave_up_is_counted(hook, tmp_path):
+    class Slow:
+        async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+            await asyncio.sleep(3)
+            return work(*args)
+
+    dirs = HostHookDirs(hook, tmp_path / "dev", "2.10.0", Slow(), Inline())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await dirs.remove(NAME)
+
+    assert 1 == dirs.set_aside.value
+
+
+@pytest.mark.timeout(60)  # thousands of renames, on a disk that others use, too
+async def test_no_depth_is_too_deep_to_remove(dirs, hook):
+    await dirs.prepare(NAME, wipe=True)
+    leaf = hook / "vgpu" / "containers" / NAME
+    at = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=at)
+        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+
+    await dirs.remove(NAME)
+    await cleared(dirs)
+
+    assert [] == list(leaf.parent.iterdir())
+
+
+async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, monkeypatch):
+    monkeypatch.setattr("agent.hookdirs.SLICE_ENTRIES", 3)
+    monkeypatch.setattr("agent.hookdirs.VISIT", 5)
+    other = NAME.replace("main", "other")
+    for name in (NAME, other):
+        await dirs.prepare(name, wipe=True)
+        for number in range(20):
+            (hook / "vgpu" / "containers" / name / str(number)).write_text("")
+        await dirs.remove(name)
+
+    parts = [(await dirs.clear(again=False)).more for _ in range(30)]
+
+    assert (True, False) == (parts[12], parts[-1])
+    assert [] == list((hook / "vgpu" / "containers").iterdir())
+
+
+async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(
+    dirs, hook, monkeypatch
+):
+    monkeypatch.setattr("agent.hookdirs.VISIT", 50)
+    monkeypatch.setattr("agent.hookdirs.SLICE_ENTRIES", 20)
+    containers = hook / "vgpu" / "containers"
+    for number in range(5):
+        name = NAME.replace("main", f"c{number}")
+        await dirs.prepare(name, wipe=True)
+        (containers / name / "a").write_text("")
+        await dirs.remove(name)
+    busy = min(containers.iterdir())
+
+    for number in range(100):
+        for more in range(20):
+            (busy / f"{number}-{more}").write_text("")
+        assert (await dirs.clear(again=False)).more
+
+    assert [busy] == list(containers.iterdir())
+
+
+async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
+    other = NAME.replace("main", "other")
+    await dirs.remove(NAME)
+    await dirs.prepare(NAME, wipe=True)
+    await dirs.prepare(other, wipe=True)
+
+    await dirs.remove(NAME)
+    await dirs.remove(NAME)
+    await cleared(dirs)
+
+    assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
+
+
+async def test_a_linked_container_directory_is_removed_and_not_what_it_names(dirs, hook, tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    (hook / "vgpu" / "containers").mkdir(parents=True)
+    (hook / "vgpu" / "containers" / NAME).symlink_to(tmp_path / "victim")
+
+    await dirs.remove(NAME)
+    await cleared(dirs)
+
+    assert [] == list((hook / "vgpu" / "containers").iterdir())
+    assert "mine" == (tmp_path / "victim" / "file").read_text()
+
+
+async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):
+    """One file can take the disk seconds."""
+    async with Worker("disk", 4) as disk, Worker("clearing", 4) as clearing:
+        dirs = HostHookDirs(hook, tmp_path, "", disk, clearing)
+        await dirs.prepare(NAME, wipe=True)
+        await dirs.remove(NAME)
+        held, begun = threading.Event(), threading.Event()
+
+        def hang():
+            begun.set()
+            held.wait()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clearing.call(hang))
+            part = group.create_task(dirs.clear(again=True))
+            try:
+                await asyncio.to_thread(begun.wait)
+                for wipe in (True, False):
+                    await dirs.prepare(NAME, wipe=wipe)
+                await dirs.remove(NAME)
+                assert {} == await dirs.found()
+                assert not part.done()
+            finally:
+                held.set()
+        assert 2 == dirs.set_aside.value
+
+
+# What containers keep in their directories is counted and not changed, and the room is known.
+
+
+OTHER = NAME.replace("main", "other")
+
+
+async def leaf_of(dirs: HostHookDirs, hook: Path, name: str = NAME) -> Path:
+    await dirs.prepare(name, wipe=True)
+    return hook / "vgpu" / "containers" / name
+
+
+def handles() -> int:
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_what_hami_core_keeps_is_not_beyond_and_no_other_name_is_looked_at(dirs, hook):
+    leaf = await leaf_of(dirs, hook)
+    (leaf / "uuid.cache").write_bytes(bytes(1_200_000))
+    (leaf / "vgpulock").touch()
+    leaf.with_name(".removed-0").mkdir()
+
+    ((name, size),) = directory_sizes(hook).items()
+
+    assert (NAME, 2, 0, False) == (name, size.entries, size.closed, size.is_beyond)
+    assert 1_200_000 <= size.size < 2_000_000
+
+
+async def test_ten_thousand_and_one_entries_are_beyond_and_no_more_is_looked_at(dirs, hook):
+    before = handles()
+    for name, count in ((NAME, 10_500), (OTHER, 2)):
+        leaf = await leaf_of(dirs, hook, name)
+        for number in range(count):
+            (leaf / f"{number}").touch()
+
+    found = directory_sizes(hook)
+
+    assert (10_001, True) == (found[NAME].entries, found[NAME].is_beyond)
+    assert (2, False) == (found[OTHER].entries, found[OTHER].is_beyond)
+    assert before == handles()
+
+
+async def test_a_sparse_file_and_a_link_to_the_host_are_not_beyond(dirs, hook, tmp_path):
+    (tmp_path / "victim").mkdir()
+    for number in range(10_500):
+        (tmp_path / "victim" / f"{number}").touch()
+    leaf = await leaf_of(dirs, hook)
+    (leaf / "link").symlink_to(tmp_path / "victim")
+    with (leaf / "sparse").open("wb") as file:
+        file.truncate(10 * 2**40)
+
+    size = directory_sizes(hook)[NAME]
+
+    assert (2, False) == (size.entries, size.is_beyond)
+
+
+async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_hang(dirs, hook):
+    leaf = await leaf_of(dirs, hook)
+    (leaf / "a").write_bytes(bytes(100_000))
+    for number in range(20):
+        os.link(leaf / "a", leaf / f"a{number}")
+    os.mkfifo(leaf / "fifo")
+    (leaf / "loop").symlink_to("loop")
+    (leaf / os.fsdecode(b"\xff\xfe\n" * 80)).mkdir()
+
+    size = directory_sizes(hook)[NAME]
+
+    assert (24, 0, False) == (size.entries, size.closed, size.is_beyond)
+    assert 100_000 <= size.size < 200_000
+
+
+async def test_counting_ends_with_the_depth_and_with_the_bytes(dirs, hook, monkeypatch):
+    before = handles()
+    at = os.open(await leaf_of(dirs, hook), os.O_RDONLY)
+    for _ in range(100):
+        os.mkdir("d", dir_fd=at)
+        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+    large = await leaf_of(dirs, hook, OTHER)
+    for number in range(10):
+        (large / f"{number}").write_bytes(bytes(100_000))
+    monkeypatch.setattr(sizes, "BYTES", 250_000)
+
+    found = directory_sizes(hook)
+
+    assert (16, True) == (found[NAME].entries, found[NAME].is_beyond)
+    assert found[OTHER].is_beyond
+    assert found[OTHER].entries < 10
+    assert before == handles()
+
+
+async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):
+    before = await dirs.room()
+    await leaf_of(dirs, hook)
+    after = await dirs.room()
+
+    found = os.statvfs(hook)
+    for room in (before, after):
+        assert room.available == pytest.approx(found.f_bavail * found.f_frsize, rel=0.5)
+        assert room.inodes == math.inf or 0 < room.inodes <= found.f_files
+
+
+async def test_a_file_system_that_counts_no_inodes_has_no_bound_of_them(dirs, monkeypatch):
+    real = os.statvfs
+
+    def without(path: Path) -> os.statvfs_result:
+        found = list(real(path))
+        found[5:8] = 0, 0, 0
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", without)
+
+    assert math.inf == (await dirs.room()).inodes
+
+
+async def test_a_hook_path_that_is_missing_is_said(dirs, hook):
+    hook.rmdir()
+
+    with pytest.raises(StateError, match=r"make the directory .*hook, owned by root"):
+        await dirs.room()

@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import os
+import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from tests.host.hook_space import (
     NAME,
     NO_PRIVILEGES,
     OTHER,
+    TOP,
     beside,
     each,
     renaming,
@@ -450,3 +453,113 @@ def test_a_container_that_filled_the_disk_is_removed_from_the_full_disk(hook, li
     )
 
     assert ["prepared", "No space left on device", "removed", "0 ", "prepared"] == lines
+
+
+# What the agent has no right to remove, root removes by the two ways that are documented.
+
+
+RM = re.compile(r"^rm -rf .*$", re.MULTILINE)
+CLEANED = re.compile(r"^e .*$", re.MULTILINE)
+
+
+@pytest.fixture
+def kept(hook: Path, leaf: Path) -> Path:
+    """A hook path with a directory that the agent has kept, and one of a container that runs."""
+    (leaf / "shut" / "in").mkdir(parents=True)
+    (leaf / "shut" / "in" / "file").write_text("")
+    (leaf / "shut" / "link").symlink_to(leaf.parent)
+    for path in (leaf, leaf / "shut", leaf / "shut" / "in"):
+        os.chown(path, OTHER, OTHER)
+        path.chmod(0o700)
+    lines = "remove()\nclear()\nprepare()\n"
+    assert ["removed", "1 Permission denied", "prepared"] == said(hook, lines, *NO_PRIVILEGES)
+    (leaf / "a.cache").write_text("")
+    return hook
+
+
+def left(hook: Path) -> list[str]:
+    """What a look of the agent's leaves."""
+    assert ["0 "] == said(hook, "clear()\n", *NO_PRIVILEGES)
+    (leaf,) = (hook / "vgpu" / "containers").iterdir()
+    return [leaf.name, *(path.name for path in leaf.iterdir())]
+
+
+def test_the_runbooks_command_removes_what_the_agent_keeps_and_nothing_else(kept):
+    found = RM.findall((TOP / "RUNBOOK.md").read_text())
+    (command,) = {line for line in found if ".removed-" in line}
+
+    subprocess.run(["sh", "-euc", command.replace("/usr/local", str(kept))], check=True)  # noqa: S603, S607
+
+    assert [NAME, "a.cache"] == left(kept)
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="needs systemd's tool")
+def test_systemd_removes_what_the_agent_keeps_and_nothing_else(kept, tmp_path):
+    ours = (TOP / "systemd" / "hami-agent.tmpfiles.conf").read_text()
+    (line,) = CLEANED.findall(ours)
+    (tmp_path / "ours.conf").write_text(line.replace("/usr/local", str(kept)) + "\n")
+    tool = str(shutil.which("systemd-tmpfiles"))
+
+    for step in ("--create", "--clean"):
+        subprocess.run([tool, step, tmp_path / "ours.conf"], check=True)  # noqa: S603
+
+    assert [NAME, "a.cache"] == left(kept)
+
+
+# The file system of its own that the documents advise, made by their own commands.
+
+
+VGPU = "/usr/local/vgpu"
+BLOCK = re.compile(r"^```\n(mkfs\..*?)^```$", re.MULTILINE | re.DOTALL)
+FILL = """
+prepare()
+written = 0
+try:
+    with open(hook / "vgpu" / "containers" / NAME / "big", "wb", buffering=0) as file:
+        while written < 200:
+            file.write(bytes(2**20))
+            written += 1
+except OSError as error:
+    print(error.strerror)
+NAME += "-b"
+prepare()
+print(asyncio.run(dirs.room()).available < 2**20)
+print(os.stat(hook / "vgpu").st_dev != os.stat(hook).st_dev)
+"""
+
+
+def documented(document: str) -> str:
+    (block,) = BLOCK.findall((TOP / document).read_text())
+    return str(block)
+
+
+def can_loop(image: Path, at: Path) -> bool:
+    """Whether a file can be mounted here."""
+    at.mkdir()
+    made = f"mkfs.ext4 -q {image} && mount {image} {at}"
+    words = ["unshare", "--mount", "sh", "-c", made]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
+@pytest.mark.parametrize("document", ["deploy/README.md", "systemd/README.md"])
+def test_the_documented_file_system_of_its_own_is_all_that_a_container_can_fill(tmp_path, document):
+    image, table, hook = tmp_path / "disk", tmp_path / "fstab", tmp_path / "hook"
+    for file in (image, table):
+        file.touch()
+    with image.open("wb") as file:
+        file.truncate(48 * 2**20)
+    hook.mkdir()
+    if not can_loop(image, tmp_path / "tried"):
+        pytest.skip("no file can be mounted here")
+    image.write_bytes(b"")
+    with image.open("wb") as file:
+        file.truncate(48 * 2**20)
+    commands = documented(document).replace(VGPU, str(hook / "vgpu")).replace("DISK", str(image))
+    script = f'mount --bind {table} /etc/fstab\nset -eu\n{commands}\nexec "$@"'
+
+    lines = said(hook, FILL, "sh", "-c", script, "sh", *NO_PRIVILEGES)
+
+    assert ["prepared", "No space left on device"] == lines[:2]
+    assert lines[2] == "prepared" or lines[2].endswith("[HA-5003]")
+    assert ["True", "True"] == lines[3:]
+    assert [] == list((hook / "vgpu").iterdir())

@@ -1,17 +1,32 @@
 """Device files, HAMi-core's files and other agents, as this host shows them."""
 
+import datetime as dt
+import errno
 import hashlib
 import importlib.util
 import os
 import py_compile
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from agent.host.node import device_nodes, library_file, uncompiled, waiting_agents
+from agent.host import node as surroundings
+from agent.host.node import (
+    WrittenDirectory,
+    device_nodes,
+    is_read_only,
+    library_file,
+    look_at,
+    plugin_sockets,
+    uncompiled,
+    waiting_agents,
+)
+from agent.host.process import SystemClock, boot_id, host_name, machine_id
 from agent.node.devices import NodeAccess
+from agent.node.preflight import PluginSocket
 
 RUN = Path("/run/hami-agent")
 
@@ -112,35 +127,25 @@ def a_process(root: Path, pid: int, *words: str, status: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "waits"),
     [
-        ("/usr/bin/python3", "-IXfaulthandler", "/usr/bin/hami-agent", "run"),
-        ("hami-agent", "run", "--run-dir", "/run/hami-agent"),
-        ("python3", "-m", "agent", "run", "--run-dir=/run/hami-agent"),
+        (("/usr/bin/python3", "-IXfaulthandler", "/usr/bin/hami-agent", "run"), True),
+        (("hami-agent", "run", "--run-dir", "/run/hami-agent"), True),
+        (("python3", "-m", "agent", "run", "--run-dir=/run/hami-agent"), True),
+        (("hami-agent", "run", "--observe"), False),
+        (("hami-agent", "doctor"), False),
+        (("hami-agent",), False),
+        (("vi", "hami-agent"), False),
+        (("hami-agent", "run", "--run-dir", "/elsewhere"), False),
     ],
 )
-def test_an_agent_that_does_not_hold_the_lock_waits(words, tmp_path: Path):
+def test_an_agent_of_this_run_directory_that_does_not_hold_the_lock_waits(
+    words, waits, tmp_path: Path
+):
     a_process(tmp_path, 7, "hami-agent", "run")
     a_process(tmp_path, 8, *words)
 
-    assert (8,) == waiting_agents(RUN, "pid 7", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("hami-agent", "run", "--observe"),
-        ("hami-agent", "doctor"),
-        ("hami-agent",),
-        ("vi", "hami-agent"),
-        ("hami-agent", "run", "--run-dir", "/elsewhere"),
-    ],
-)
-def test_other_programs_are_no_agents_of_this_run_directory(words, tmp_path: Path):
-    a_process(tmp_path, 7, "hami-agent", "run")
-    a_process(tmp_path, 8, *words)
-
-    assert () == waiting_agents(RUN, "pid 7", tmp_path)
+    assert ((8,) if waits else ()) == waiting_agents(RUN, "pid 7", tmp_path)
 
 
 def test_an_agent_without_the_flag_has_the_default_directory(tmp_path: Path):
@@ -163,3 +168,166 @@ def test_a_holder_that_is_not_seen_accuses_nobody(tmp_path: Path):
     (tmp_path / "self").mkdir()
 
     assert () == waiting_agents(RUN, "pid 7", tmp_path)
+
+
+# Names, paths and sockets of the host are told as they are.
+
+
+def test_each_kind_of_path_has_its_word(tmp_path: Path):
+    (tmp_path / "file").touch(mode=0o640)
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {name: look_at(tmp_path / name).kind for name in ("", "file", "pipe", "none", "file/x")}
+
+    assert {"": "directory", "file": "file", "pipe": "special file", "none": "", "file/x": ""} == (
+        kinds
+    )
+    assert 0o640 == look_at(tmp_path / "file").mode
+
+
+def test_what_is_missing_can_be_made_where_the_folder_above_lets_it(tmp_path: Path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "file").touch()
+    closed = str(tmp_path / "closed")
+    monkeypatch.setattr("os.access", lambda path, _: str(path) != closed)
+
+    makable = {
+        name: look_at(tmp_path / name).writable for name in ("a", "a/b/c", "closed/a/b", "file/a")
+    }
+
+    assert {"a": True, "a/b/c": True, "closed/a/b": False, "file/a": False} == makable
+
+
+def test_a_directory_on_a_full_disk_is_told(tmp_path: Path, monkeypatch):
+    assert not look_at(tmp_path).full
+
+    def no_room(directory: int, name: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    monkeypatch.setattr(surroundings, "check_writable", no_room)
+
+    assert look_at(tmp_path).full
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(tmp_path: Path):
+    (tmp_path / "loop").symlink_to("loop")
+
+    assert "cannot be looked at" in look_at(tmp_path / "loop").kind
+
+
+def test_a_socket_without_a_listener_is_dead_and_the_kubelets_is_passed_over(tmp_path: Path):
+    names = ("kubelet.sock", "nvidia-gpu.sock", "other.sock")
+    kubelet, theirs, other = (socket.socket(socket.AF_UNIX) for _ in names)
+    with kubelet, theirs, other:
+        for one, name in zip((kubelet, theirs, other), names, strict=True):
+            one.bind(str(tmp_path / name))
+        other.listen()
+        (tmp_path / "checkpoint").touch()
+
+        assert (
+            PluginSocket(str(tmp_path / "nvidia-gpu.sock"), alive=False),
+            PluginSocket(str(tmp_path / "other.sock"), alive=True),
+        ) == plugin_sockets(tmp_path, "kubelet.sock")
+
+
+def test_a_directory_that_is_not_there_has_no_sockets(tmp_path: Path):
+    assert () == plugin_sockets(tmp_path / "none", "kubelet.sock")
+
+
+def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: " GPU-Node.Example ")
+
+    assert "gpu-node.example" == host_name()
+
+
+def test_ids_are_read_without_the_line_end_and_empty_where_they_cannot_be_read(tmp_path):
+    (tmp_path / "id").write_text("2f7c7a3e\n")
+
+    assert "2f7c7a3e" == boot_id(tmp_path / "id") == machine_id(tmp_path / "id")
+    assert "" == boot_id(tmp_path / "missing") == machine_id(tmp_path)
+    assert 36 == len(boot_id())
+
+
+def test_now_is_in_utc():
+    assert dt.timedelta(0) == SystemClock().now().utcoffset()
+
+
+# A directory is lost when it was removed and what came in its place is seen read-only.
+
+
+class Mounts:
+    """Through which everything is seen read-only, or nothing."""
+
+    read_only = False
+
+    def look(self, directory: Path) -> bool:
+        directory.stat()
+        return self.read_only
+
+
+@pytest.fixture
+def mounts():
+    return Mounts()
+
+
+@pytest.fixture
+def seen(tmp_path, mounts):
+    path = tmp_path / "device-plugins"
+    path.mkdir()
+    with WrittenDirectory(path, mounts.look) as written:
+        yield written
+
+
+def test_a_directory_that_was_removed_or_made_anew_is_not_lost(seen):
+    assert not seen.is_lost()
+    seen.path.rmdir()
+    assert not seen.is_lost()
+    seen.path.mkdir()
+    assert not seen.is_lost()
+
+
+@pytest.mark.parametrize("looks", [0, 1], ids=["right after the start", "later"])
+def test_a_removed_directory_with_a_read_only_one_in_its_place_is_lost(looks, seen, mounts):
+    assert not any(seen.is_lost() for _ in range(looks))
+    seen.path.rmdir()
+    mounts.read_only = True
+    assert not seen.is_lost()
+    seen.path.mkdir()
+
+    assert seen.is_lost()
+
+
+def test_a_directory_on_a_file_system_that_turned_read_only_is_not_lost(seen, mounts):
+    assert not seen.is_lost()
+    mounts.read_only = True
+
+    assert not seen.is_lost()
+
+
+def test_a_directory_that_never_could_be_written_is_not_lost(tmp_path, mounts):
+    mounts.read_only = True
+    with WrittenDirectory(tmp_path / "made", mounts.look) as seen:
+        seen.path.mkdir()
+        assert not seen.is_lost()
+        seen.path.rmdir()
+        seen.path.mkdir()
+
+        assert not seen.is_lost()
+
+
+def test_what_the_kernel_says_is_asked(tmp_path):
+    assert not is_read_only(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        is_read_only(tmp_path / "absent")
+
+
+def handles():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_no_handle_is_left_behind(seen):
+    before = handles()
+    with WrittenDirectory(seen.path) as written:
+        for _ in range(3):
+            assert not written.is_lost()
+
+    assert before == handles()

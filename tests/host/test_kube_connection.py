@@ -1,5 +1,8 @@
 """Where the connection is described, and what is said when it cannot be used."""
 
+import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -188,3 +191,66 @@ async def test_a_certificate_that_rotates_or_vanishes_changes_the_fingerprint_an
 
     assert first == second
     assert 3 == len({second, third, fingerprint(found)})
+
+
+# kubernetes_asyncio is loaded lazily, and plainly where that does not work.
+
+
+COUNT = """
+import sys
+from agent.kube import client as shim
+{before}
+library = shim.load()
+assert shim.load() == library
+configuration = library.configuration()
+assert configuration.connection_pool_maxsize == 100
+assert library.rest_client.__module__ == "kubernetes_asyncio.client.rest"
+print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")]))
+"""
+
+
+def printed(code: str) -> list[str]:
+    """What a fresh process prints."""
+    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_a_lazy_load_takes_a_handful_of_modules_and_nothing_that_no_request_uses():
+    assert "36" == importlib.metadata.version("kubernetes-asyncio").split(".")[0], "tried with it"
+    unused = "print(sys.modules.keys() & {'dateutil', 'urllib3.util'})"
+    count, unused = printed(COUNT.format(before="") + unused)
+
+    assert 20 > int(count)
+    assert "set()" == unused
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("shim.NAMES = {name: {} for name in shim.NAMES}", id="names moved"),
+        pytest.param("import kubernetes_asyncio", id="loaded already"),
+    ],
+)
+def test_where_lazy_loading_fails_the_whole_library_is_loaded(before: str):
+    assert 800 < int(printed(COUNT.format(before=before))[-1])
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shim, "ROOT", "kubernetes_of_elsewhere")
+
+    with pytest.raises(ImportError, match="kubernetes_of_elsewhere is not installed"):
+        shim.load()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_importing_the_adapter_loads_neither_library():
+    code = "import sys, agent.kube.api; print('aiohttp' in sys.modules, len(sys.modules))"
+
+    assert "False" == printed(code)[0].split()[0]

@@ -33,35 +33,23 @@ def a_poster(world: ModelWorld) -> EventPoster:
     return EventPoster(world.session, NODE, ManualClock())
 
 
-async def test_an_event_of_the_node_is_found_by_describe_node(tmp_path: Path):
+async def test_an_event_of_the_node_is_found_by_describe_node_and_a_pods_in_its_namespace(
+    tmp_path: Path,
+):
     async with model_world(tmp_path) as world:
-        await a_poster(world).post(ILL)
-        (event,) = world.store.select("events")
+        for event in (ILL, SERVED):
+            await a_poster(world).post(event)
+        found = {event["reason"]: event for event in world.store.select("events")}
 
-    assert {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE} == event[
-        "involvedObject"
-    ]
-    assert "default" == event["metadata"]["namespace"]
-    assert event["message"].startswith("XID 79 on GPU 1 x")
-    assert 1024 == len(event["message"])
-    assert ("Warning", 1) == (event["type"], event["count"])
-    assert START.strftime("%Y-%m-%dT%H:%M:%SZ") == event["firstTimestamp"]
-
-
-async def test_an_event_of_a_pod_lies_in_its_namespace(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        await a_poster(world).post(SERVED)
-        (event,) = world.store.select("events")
-
-    assert {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "namespace": NAMESPACE,
-        "name": "one",
-        "uid": "u-1",
-    } == event["involvedObject"]
-    assert NAMESPACE == event["metadata"]["namespace"]
-    assert "Normal" == event["type"]
+    ill, served = found["GpuUnhealthy"], found["Served"]
+    node = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE}
+    pod = {"apiVersion": "v1", "kind": "Pod", "namespace": NAMESPACE, "name": "one", "uid": "u-1"}
+    assert [node, pod] == [event["involvedObject"] for event in (ill, served)]
+    assert ("default", NAMESPACE) == (ill["metadata"]["namespace"], served["metadata"]["namespace"])
+    assert ill["message"].startswith("XID 79 on GPU 1 x")
+    assert 1024 == len(ill["message"])
+    assert ("Warning", 1, "Normal") == (ill["type"], ill["count"], served["type"])
+    assert START.strftime("%Y-%m-%dT%H:%M:%SZ") == ill["firstTimestamp"]
 
 
 async def test_a_repeated_event_is_counted_and_the_series_updated_later(

@@ -198,31 +198,22 @@ def endless(names: Callable[[int, int], Sequence[str]], tokens: Callable[[int], 
     return answer
 
 
+def numbered(number: int, count: int) -> Sequence[str]:
+    return [f"{number}-{at}" for at in range(count)]
+
+
+TOKENS = "t{}".format
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (endless(lambda number, limit: (), "t{}".format), "has no end"),
-        (endless(lambda number, limit: [f"a{number}"], "t{}".format), "has no end"),
-        (
-            endless(
-                lambda number, limit: [f"{number}-{at}" for at in range(2 * limit)], "t{}".format
-            ),
-            "has no end",
-        ),
-        (
-            endless(
-                lambda number, limit: [f"{number}-{at}" for at in range(limit)], lambda _: "same"
-            ),
-            "has no end",
-        ),
-        (
-            endless(lambda number, limit: [str(at) for at in range(limit)], "t{}".format),
-            "than are read",
-        ),
-        (
-            endless(lambda number, limit: [f"{number}-{at}" for at in range(limit)], "t{}".format),
-            "than are read",
-        ),
+        (endless(lambda number, limit: (), TOKENS), "has no end"),
+        (endless(lambda number, limit: [f"a{number}"], TOKENS), "has no end"),
+        (endless(lambda number, limit: numbered(number, 2 * limit), TOKENS), "has no end"),
+        (endless(numbered, lambda _: "same"), "has no end"),
+        (endless(lambda number, limit: numbered(0, limit), TOKENS), "than are read"),
+        (endless(numbered, TOKENS), "than are read"),
     ],
     ids=["empty", "one", "more than asked", "same token", "same objects", "full"],
 )

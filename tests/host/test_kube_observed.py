@@ -65,6 +65,7 @@ async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more()
 
         assert 2 == len(room.told())
         assert {REGISTER, SCORE} == set(room.told()[1])
+        assert [] == [line for line in room.log if line["event"] == "report.written"]
         room.report.api.edit_node({key: room.node.pending[key] for key in (REGISTER, SCORE)})
         await asyncio.sleep(5)
         assert {} == room.node.pending
@@ -160,29 +161,15 @@ async def test_locks_pods_and_events_are_told_and_left_alone(tmp_path: Path):
     assert 0 == api.writes
 
 
-async def test_who_only_observes_does_not_say_that_something_was_written():
-    async with observing() as room:
-        room.report.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(10)
-
-        assert 2 == len(room.told())
-        assert [] == [line for line in room.log if line["event"] == "report.written"]
-
-
-async def test_a_look_at_the_node_shows_what_would_have_been_written():
+async def test_a_look_at_the_node_shows_what_would_have_been_written_until_it_is_made_anew():
     async with observing({"other": "kept"}) as room:
         text = text_in(an_inventory())
         room.report.api.edit_node({"other": "changed"})
         seen = await room.node.get_node()
-
         assert seen is not None
         assert {REGISTER: text, "other": "changed"} == seen.annotations
 
-
-async def test_a_look_at_a_node_that_was_made_anew_shows_it_as_it_is():
-    async with observing({"other": "kept"}) as room:
         room.report.api.delete_node()
         room.report.api.create_node({"other": "new"})
-        seen = await room.node.get_node()
 
-        assert room.report.api.node == seen
+        assert room.report.api.node == await room.node.get_node()

@@ -1,7 +1,11 @@
 """The session: credentials that rotate, rights that are missing, servers that misbehave."""
 
 import asyncio
+import contextlib
+import shutil
+import ssl
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,18 +22,23 @@ from agent.errors import (
     ApiThrottled,
     SettingsError,
 )
+from agent.host.process import SystemClock
 from agent.kube import client as session_module
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import (
     ApiRequest,
     Connection,
     KubeSession,
+    Library,
+    configure,
     error_frame,
     path_of,
     refused,
 )
 from agent.kube.events import EventPoster
-from tests.builders import NODE, NOON
+from agent.kube.reader import NodeReader
+from agent.node.scheduling import NamedNode, OfferSeen
+from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, answering
@@ -323,16 +332,14 @@ def test_a_status_has_its_class(status: int, kind: type[ApiError]):
     assert (kind, status) == (type(error), error.status)
 
 
-def test_the_text_says_what_was_asked_and_what_was_answered():
-    error = refused("patch nodes (/x)", 409, b'{"kind":"Status","message":"try again"}')
+@pytest.mark.parametrize(
+    ("status", "answered"),
+    [(409, "try again"), (403, "try again; grant this right to the agent's identity")],
+)
+def test_the_text_says_what_was_asked_and_answered_and_the_mend(status: int, answered: str):
+    error = refused("patch nodes (/x)", status, b'{"kind":"Status","message":"try again"}')
 
-    assert "patch nodes (/x): the API server answered 409: try again" == str(error)
-
-
-def test_a_missing_right_is_named_with_the_mend():
-    error = refused("patch nodes (/x)", 403, b'{"message":"no"}')
-
-    assert str(error).endswith("answered 403: no; grant this right to the agent's identity")
+    assert f"patch nodes (/x): the API server answered {status}: {answered}" == str(error)
 
 
 @pytest.mark.parametrize(
@@ -378,3 +385,177 @@ def test_an_error_frame_is_an_answer_too(obj: dict[str, object], kind: type[ApiE
     error = error_frame("watch pods (/x)", obj)
 
     assert (kind, status) == (type(error), error.status)
+
+
+# The Node with its status, other Nodes by name, and the API server's time.
+
+
+ACCOUNT = "system:serviceaccount:hami:hami-agent"
+STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
+
+
+async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.store.create("nodes", {"metadata": {"name": NODE}, "status": STATUS})
+        seen = await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
+        other = await NodeReader(world.session, NODE).look("other.com/gpu", SystemClock())
+
+    assert OfferSeen(RESOURCE, 12, 20) == seen.offer
+    assert OfferSeen("other.com/gpu") == other.offer
+    assert NODE == seen.traces.name
+    assert 0.0 == seen.skew
+
+
+async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        with pytest.raises(ApiNotFound):
+            await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
+
+
+@pytest.mark.parametrize(
+    ("identity", "other"),
+    [(ACCOUNT, NamedNode.MISSING), (f"system:node:{NODE}", NamedNode.UNSEEN)],
+)
+async def test_another_node_is_looked_for_by_name_if_the_account_may(
+    identity, other, tmp_path: Path
+):
+    async with model_world(tmp_path, identity) as world:
+        world.store.create("nodes", {"metadata": {"name": NODE}})
+        sight = NodeReader(world.session, NODE)
+
+        assert [NamedNode.THERE, other] == [await sight.named(NODE), await sight.named("none")]
+
+
+@pytest.mark.parametrize(
+    ("date", "skew"),
+    [
+        ("Tue, 01 Sep 2026 12:00:30 GMT", 30.0),
+        ("Tue, 01 Sep 2026 11:59:30 GMT", -29.0),
+        ("Tue, 01 Sep 2026 14:00:00 +0200", 0.0),
+        ("yesterday", None),
+    ],
+)
+async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
+    node = b'{"metadata": {"name": "node-1", "resourceVersion": "7"}}'
+    async with a_session(answering(node, Date=date), tmp_path) as session:
+        seen = await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
+
+    assert skew == seen.skew
+
+
+async def test_what_is_no_node_is_an_error(tmp_path: Path):
+    async with a_session(answering(b'{"metadata": {}}'), tmp_path) as session:
+        with pytest.raises(ApiError, match="no name"):
+            await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
+
+
+# Inside a pod: the service account's certificate and token, and what happens when they rotate.
+
+
+CERTIFICATES = Path(__file__).parents[1] / "vectors" / "tls"
+
+
+class TlsServer:
+    """Answers who shows the token `right`; its certificate is exchanged by name."""
+
+    def __init__(self) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.token = "first"  # noqa: S105 -- a test
+        self.seen = 0
+        self.drop: list[asyncio.BaseTransport] = []
+
+    def present(self, name: str) -> None:
+        """Show this certificate from now on, and cut the connections that saw another."""
+        self.context.load_cert_chain(CERTIFICATES / f"{name}.crt", CERTIFICATES / f"{name}.key")
+        while self.drop:
+            self.drop.pop().close()
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.seen += 1
+        assert request.transport is not None
+        self.drop.append(request.transport)
+        right = request.headers.get("Authorization") == f"Bearer {self.token}"
+        return web.json_response({}, status=200 if right else 401)
+
+
+@contextlib.asynccontextmanager
+async def in_a_pod(account: Path) -> AsyncIterator[tuple[TlsServer, KubeSession]]:
+    """A server with certificate one and a session from the files of a service account."""
+    server = TlsServer()
+    server.present("one")
+    web_server = web.Server(server.answer, access_log=None)
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(web_server, "127.0.0.1", 0, ssl=server.context)
+    port = str(listener.sockets[0].getsockname()[1])
+    environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    session = KubeSession(Connection(service_account=account, environment=environment), NoChance())
+    mount(account, "one", "first")
+    try:
+        async with asyncio.timeout(30):
+            yield server, session
+    finally:
+        await session.close()
+        listener.close()
+        await web_server.shutdown(0.1)
+
+
+def mount(account: Path, certificate: str, token: str) -> None:
+    """What the kubelet puts into the pod."""
+    shutil.copy(CERTIFICATES / f"{certificate}.crt", account / "ca.crt")
+    (account / "token").write_text(token)
+
+
+async def test_a_rotated_certificate_is_read_again_as_often_as_it_rotates(tmp_path: Path):
+    async with in_a_pod(tmp_path) as (server, session):
+        await session.call(ASK)
+        for name in ("two", "one", "two"):
+            server.present(name)
+            mount(tmp_path, name, "first")
+            await session.call(ASK)
+
+        assert 4 == server.seen
+
+
+async def test_a_server_that_is_another_is_not_talked_to(tmp_path: Path):
+    async with in_a_pod(tmp_path) as (server, session):
+        server.present("two")
+        with pytest.raises(ApiError, match=r"no answer.*certificate"):
+            await session.call(ASK)
+
+        assert ((("get", "nodes", "none"), 2),) == session.requests.items()
+
+    assert 0 == server.seen
+
+
+async def test_credentials_that_vanish_in_the_middle_are_told_and_may_come_back(tmp_path: Path):
+    async with in_a_pod(tmp_path) as (server, session):
+        await session.call(ASK)
+        server.token = "second"  # noqa: S105 -- a test
+        (tmp_path / "token").unlink()
+        with pytest.raises(ApiError, match="token: cannot be read"):
+            await session.call(ASK)
+        mount(tmp_path, "one", "second")
+        await session.call(ASK)
+
+    assert 4 == server.seen
+
+
+async def test_requests_that_fail_together_renew_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loads: list[Connection] = []
+
+    async def counted(library: Library, connection: Connection) -> object:
+        loads.append(connection)
+        return await configure(library, connection)
+
+    monkeypatch.setattr(session_module, "configure", counted)
+    async with in_a_pod(tmp_path) as (server, session):
+        await session.call(ASK)
+        server.token = "second"  # noqa: S105 -- a test
+        mount(tmp_path, "one", "second")
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(session.call(ASK))
+
+    assert 2 == len(loads)

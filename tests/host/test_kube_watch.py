@@ -25,7 +25,7 @@ BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
 OPEN, KEEPALIVE_TIMER = "01", "02"
 """The state of a connection, and the kind of a timer, as /proc/net/tcp writes them."""
-REAL = pytest.mark.looptime(False)
+pytestmark = pytest.mark.looptime(False)
 
 
 def pods_of(session: KubeSession, pace: WatchTimes | None = None) -> KubePods:
@@ -48,7 +48,6 @@ async def versions(pods: KubePods) -> list[str]:
     return [change.resource_version async for change in pods.watch_pods("1")]
 
 
-@REAL
 async def test_a_watch_asks_for_an_end_and_bookmarks_and_its_own_pods(tmp_path: Path):
     asked = {}
 
@@ -68,7 +67,6 @@ async def test_a_watch_asks_for_an_end_and_bookmarks_and_its_own_pods(tmp_path: 
     } == asked
 
 
-@REAL
 async def test_the_kernel_asks_whether_an_idle_watch_still_has_its_server(tmp_path: Path):
     timers = list[tuple[str, float]]()
 
@@ -90,7 +88,6 @@ async def test_the_kernel_asks_whether_an_idle_watch_still_has_its_server(tmp_pa
     assert 5 < left <= 10
 
 
-@REAL
 async def test_a_silent_watch_is_over(tmp_path: Path):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         await stream(request, BOOKMARK)
@@ -101,7 +98,6 @@ async def test_a_silent_watch_is_over(tmp_path: Path):
         assert ["1", "7"] == await versions(pods_of(session, WatchTimes(silence=0.1)))
 
 
-@REAL
 async def test_a_watch_that_outlives_its_time_is_over(tmp_path: Path):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = await stream(request)
@@ -115,7 +111,6 @@ async def test_a_watch_that_outlives_its_time_is_over(tmp_path: Path):
         assert {"1", "7"} == set(await versions(pods))
 
 
-@REAL
 async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = await stream(request, BOOKMARK)
@@ -128,7 +123,6 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
             await versions(pods_of(session))
 
 
-@REAL
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
@@ -148,7 +142,6 @@ async def test_a_bad_frame_is_an_error(tmp_path: Path, frame: bytes, text: str):
             await versions(pods_of(session))
 
 
-@REAL
 async def test_gone_in_a_frame_or_as_a_status_is_gone(tmp_path: Path):
     answers = iter([200, 410])
 
@@ -161,7 +154,6 @@ async def test_gone_in_a_frame_or_as_a_status_is_gone(tmp_path: Path):
                 await versions(pods_of(session))
 
 
-@REAL
 async def test_a_pod_that_cannot_be_read_does_not_blind_us_for_the_others(tmp_path: Path):
     odd = b'{"type":"ADDED","object":{"metadata":{"resourceVersion":"6"}}}\n'
 
@@ -169,7 +161,6 @@ async def test_a_pod_that_cannot_be_read_does_not_blind_us_for_the_others(tmp_pa
         assert ["1", "6", "7"] == await versions(pods_of(session))
 
 
-@REAL
 async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
     async with a_session(
         streaming(b'{"type":"ADDED","object":{"metadata":{}}}\n'), tmp_path

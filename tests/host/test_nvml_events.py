@@ -1,6 +1,7 @@
 """Events through NVML: whose they are, who cannot report, storms, and threads that hang."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -16,6 +17,15 @@ from tests.fakes.nvml_events import hear, listening
 pytestmark = pytest.mark.looptime(False)
 
 G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+
+
+@contextlib.asynccontextmanager
+async def open_stream(driver, library):
+    """What a listener hears once its stream is open, as a first event shows."""
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        yield heard
 
 
 async def test_xids_and_memory_errors_arrive_in_order(driver, library):
@@ -40,9 +50,7 @@ async def test_an_event_of_a_gpu_that_could_not_be_registered_is_asked_for_its_n
     driver, library, code, uuid
 ):
     library.failures["nvmlDeviceRegisterEvents", 1] = 999
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         if code:
             library.failures["nvmlDeviceGetUUID", 1] = code
         library.xid(1, 48)
@@ -130,9 +138,7 @@ async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(dri
 
 
 async def test_a_gpu_at_the_index_of_another_that_is_gone_reports_too(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library):
         await driver.scan()
         library.gpus = [FakeGpu("GPU-2"), FakeGpu("GPU-0")]
         library.registered.clear()
@@ -144,9 +150,7 @@ async def test_a_gpu_at_the_index_of_another_that_is_gone_reports_too(driver, li
 async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
     driver, library, monkeypatch
 ):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         library.gpus.append(FakeGpu("GPU-2"))
         monkeypatch.setattr(
             FakeNvml, "nvmlDeviceGetUUID", lambda *_: b"\xff".decode()
@@ -160,9 +164,7 @@ async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
 
 
 async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         library.report(0, "no number")  # whatever a thread may stumble over
         (error,) = await hear(heard, 1)
 
@@ -175,9 +177,7 @@ async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
     driver, library, monkeypatch
 ):
     monkeypatch.setattr(nvml_events, "STALL", 0.1)
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         library.hanging.add(("nvmlEventSetWait_v2", None))
         (error,) = await hear(heard, 1)
 
@@ -220,9 +220,7 @@ async def test_an_event_set_is_freed_when_the_driver_fails_before_anybody_listen
 
 async def test_a_change_of_the_power_source_is_reported_where_that_is_supported(driver, library):
     library.gpus[1].event_types = 0xFF
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         library.report(1, 0x80)
 
         assert [DriverEvent(EventKind.POWER_SOURCE, G1)] == await hear(heard, 1)
@@ -244,18 +242,13 @@ async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_ano
         assert 2 == library.calls["nvmlEventSetCreate"]
 
 
-@pytest.fixture
-def no_pause(monkeypatch):
-    monkeypatch.setattr(nvml_events, "PAUSE", 0.0)
-
-
-@pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize(
     ("code", "sets", "looks", "words"), [(999, 3, 3, "failed"), (1, 1, 0, "session")]
 )
 async def test_sets_that_fail_one_after_the_other_end_the_stream(
-    driver, library, code, sets, looks, words
+    driver, library, monkeypatch, code, sets, looks, words
 ):
+    monkeypatch.setattr(nvml_events, "PAUSE", 0.0)
     for _ in range(sets):
         library.fail_wait(code)
     async with listening(driver) as heard:
@@ -267,9 +260,7 @@ async def test_sets_that_fail_one_after_the_other_end_the_stream(
 
 
 async def test_the_end_of_the_session_ends_the_stream(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         await driver.close()
 
         assert isinstance((await hear(heard, 1))[0], DriverError)
@@ -294,9 +285,7 @@ async def test_who_is_told_to_end_waits_for_no_thread_in_the_library(driver, lib
 
 
 async def test_a_broken_session_ends_the_stream(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         library.failures["nvmlDeviceGetCount", None] = 1
         with pytest.raises(DriverError):
             await driver.scan()
@@ -307,9 +296,7 @@ async def test_a_broken_session_ends_the_stream(driver, library):
 @pytest.mark.parametrize("gone", range(3))
 async def test_an_event_after_a_removal_is_of_the_gpu_whose_handle_it_is_now(driver, library, gone):
     library.gpus.append(FakeGpu("GPU-2"))
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         await driver.scan()
         library.gpus.pop(gone)
         await driver.scan()
@@ -322,9 +309,7 @@ async def test_an_event_after_a_removal_is_of_the_gpu_whose_handle_it_is_now(dri
 
 async def test_an_event_of_a_handle_that_is_in_doubt_names_no_gpu(driver, library):
     library.gpus.append(FakeGpu("GPU-2"))
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         await driver.scan()
         library.gpus.pop(0)
         library.failures["*", 1] = 15
@@ -352,9 +337,7 @@ async def test_an_answer_of_before_the_gpus_moved_names_no_handle():
 async def test_a_gpu_that_is_registered_late_is_known_by_its_address_all_the_same(driver, library):
     await driver.scan()
     library.hanging.add(("nvmlDeviceRegisterEvents", 1))
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
+    async with open_stream(driver, library) as heard:
         assert "" != (await driver.probe(G1)).unmonitored
         library.release()
         await until(lambda: 1 in library.registered)
@@ -365,36 +348,24 @@ async def test_a_gpu_that_is_registered_late_is_known_by_its_address_all_the_sam
         assert [DriverEvent(EventKind.XID, G1, 79)] == await hear(heard, 1)
 
 
-async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers(driver, library):
-    await driver.scan()
-    library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
-    await driver.probe(G1)
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
-        assert {0} == library.registered.keys()
-        assert "has not returned" in (await driver.probe(G1)).unmonitored
-        library.release()
-        await until(lambda: 1 in library.registered)
-
-        assert "" == (await driver.probe(G1)).unmonitored
-
-
-async def test_a_gpu_that_answers_again_but_cannot_be_registered_says_the_new_reason(
-    driver, library
+@pytest.mark.parametrize("reason", ["", "error 999"])
+async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_the_new_reason(
+    driver, library, reason
 ):
     await driver.scan()
     library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
     await driver.probe(G1)
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
-        library.failures["nvmlDeviceRegisterEvents", 1] = 999
+    async with open_stream(driver, library):
+        assert {0} == library.registered.keys()
+        assert "has not returned" in (await driver.probe(G1)).unmonitored
+        if reason:
+            library.failures["nvmlDeviceRegisterEvents", 1] = 999
         calls = library.calls["nvmlDeviceRegisterEvents"]
         library.release()
         await until(lambda: library.calls["nvmlDeviceRegisterEvents"] > calls)
+        await until(lambda: reason or 1 in library.registered)
 
-        assert "error 999" == (await driver.probe(G1)).unmonitored
+        assert reason == (await driver.probe(G1)).unmonitored
 
 
 async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):

@@ -158,11 +158,6 @@ async def comes(holds: Callable[[], Awaitable[bool]]) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_errors_are_ours_and_all_comes_back(
     built, tmp_path, monkeypatch, seed

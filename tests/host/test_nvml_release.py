@@ -11,7 +11,8 @@ from tests.fakes.nvml_events import hear, listening
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
-G0, G1, G2 = (GpuUuid(f"GPU-5708-{slot}") for slot in range(3))
+UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
+G0, G1, G2 = UUIDS[:3]
 
 
 def attached(stub) -> list[bool]:
@@ -64,9 +65,7 @@ async def test_the_others_are_heard_on(stub_driver, stub):
 async def test_who_listens_when_a_gpu_is_released_is_told_that_the_session_ended(stub_driver, stub):
     await stub_driver.scan()
     async with listening(stub_driver) as heard:
-        while heard.empty():
-            stub.xid(2, 48)
-            await asyncio.sleep(0.01)
+        await reports(stub, heard, 2, 48)
         await stub_driver.release([G1])
         ends = [await heard.get() for _ in range(heard.qsize() or 1)]
 
@@ -132,18 +131,13 @@ async def test_a_gpu_that_is_taken_back_is_heard_again(stub_driver, stub):
     await stub_driver.scan()
     await stub_driver.release([G1])
     async with listening(stub_driver) as heard:
-        while heard.empty():
-            stub.xid(2, 94)
-            await asyncio.sleep(0.01)
+        await reports(stub, heard, 2, 94)
         stub_driver.take_back(G1)
         await stub_driver.scan()
         while not heard.empty():
             heard.get_nowait()
-        while heard.empty():
-            stub.xid(1, 48)
-            await asyncio.sleep(0.01)
 
-        assert [DriverEvent(EventKind.XID, G1, 48)] == await hear(heard, 1)
+        assert DriverEvent(EventKind.XID, G1, 48) == (await reports(stub, heard, 1, 48))[0]
 
 
 async def test_a_call_that_does_not_come_back_is_named_as_what_holds_the_gpus(stub_driver, stub):
@@ -166,12 +160,16 @@ async def test_a_gpu_that_was_never_described_cannot_be_released(stub_driver, st
         await stub_driver.release([G1])
 
 
-async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_driver, stub):
+async def release_all_with_one_undescribed(driver, stub) -> None:
     stub.hang(slot=1)
-    await stub_driver.scan()
+    await driver.scan()
     stub.hang(slot=1, hung=False)
-    await until(lambda: is_back(stub_driver, stub))
-    await stub_driver.release([G0, G1, G2])
+    await until(lambda: is_back(driver, stub))
+    await driver.release([G0, G1, G2])
+
+
+async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_driver, stub):
+    await release_all_with_one_undescribed(stub_driver, stub)
 
     assert ([False] * 3, 0) == (attached(stub), stub.sessions)
     with pytest.raises(DriverError, match="all GPUs are released"):
@@ -184,11 +182,7 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
 async def test_one_never_described_that_is_taken_back_alone_is_told_until_all_are(
     stub_driver, stub
 ):
-    stub.hang(slot=1)
-    await stub_driver.scan()
-    stub.hang(slot=1, hung=False)
-    await until(lambda: is_back(stub_driver, stub))
-    await stub_driver.release([G0, G1, G2])
+    await release_all_with_one_undescribed(stub_driver, stub)
     stub_driver.take_back(G1)
     scan = await stub_driver.scan()
     with pytest.raises(GpuError) as refused:
@@ -214,3 +208,85 @@ async def test_a_lost_gpu_can_be_released_for_its_reset(stub_driver, stub):
     stub_driver.take_back(G1)
 
     assert 3 == len((await stub_driver.scan()).gpus)
+
+
+# GPUs that take long to wake, and one that is lost beside others: over the real pynvml.
+
+
+HANDLE = "nvmlDeviceGetHandleByIndex_v2"
+"""The call that wakes a GPU."""
+
+
+async def change(heard) -> None:
+    """Wait until everybody is asked to look again."""
+    async with asyncio.timeout(30):
+        while await heard.get() != DriverEvent(EventKind.CHANGED):
+            pass
+
+
+@pytest.mark.parametrize(("count", "serial"), [(1, False), (8, False), (8, True)])
+async def test_gpus_that_answer_late_are_there_as_soon_as_they_do(stub_driver, stub, count, serial):
+    """`serial`: the driver wakes one after the other."""
+    stub.order(range(count))
+    for slot in range(count):
+        stub.hang(HANDLE, slot)
+    async with listening(stub_driver) as heard:
+        scan = await stub_driver.scan()
+        assert [] == list(scan.gpus)
+        assert [Trouble.SILENT] * count == [fault.trouble for fault in scan.faults]
+        for slot in range(count):
+            stub.hang(HANDLE, slot, hung=False)
+            while serial and UUIDS[slot] not in {gpu.uuid for gpu in scan.gpus}:
+                await change(heard)
+                scan = await stub_driver.scan()
+            assert not serial or slot + 1 == len(scan.gpus)
+        while scan.faults:
+            await change(heard)
+            scan = await stub_driver.scan()
+
+    assert UUIDS[:count] == [gpu.uuid for gpu in scan.gpus]
+
+
+async def test_who_listens_only_after_a_gpu_woke_is_told_of_it(stub_driver, stub):
+    stub.hang(HANDLE, 1)
+    assert [Trouble.SILENT] == [fault.trouble for fault in (await stub_driver.scan()).faults]
+    stub.hang(HANDLE, 1, hung=False)
+    await until(lambda: stub.inside == 0)
+    async with listening(stub_driver) as heard:
+        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
+
+    assert () == (await stub_driver.scan()).faults
+
+
+async def test_a_gpu_that_answers_in_time_is_no_news(stub_driver, stub):
+    async with listening(stub_driver) as heard:
+        await stub_driver.scan()
+        stub.xid(0, 48)
+
+        assert EventKind.XID is (await hear(heard, 1))[0].kind
+
+
+async def reports(stub, heard, slot: int, number: int) -> list[DriverEvent]:
+    """The GPU reports until it is heard: what comes while there is no set is heard by nobody."""
+    async with asyncio.timeout(30):
+        while heard.empty():
+            stub.xid(slot, number)
+            await asyncio.sleep(0.01)
+    known = []
+    while not heard.empty():
+        known.append(heard.get_nowait())
+    return known
+
+
+async def test_one_lost_gpu_deafens_no_other(stub_driver, stub):
+    await stub_driver.scan()
+    async with listening(stub_driver) as heard:
+        await reports(stub, heard, 2, 94)
+        begun = asyncio.get_running_loop().time()
+        stub.lose(1)
+        while DriverEvent(EventKind.XID, UUIDS[2], 48) not in await reports(stub, heard, 2, 48):
+            pass
+
+        assert asyncio.get_running_loop().time() - begun < 1.0
+        assert "GPU is lost" in (await stub_driver.probe(UUIDS[1])).text
+        assert 1 == stub.sets

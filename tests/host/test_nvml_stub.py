@@ -2,12 +2,18 @@
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncGenerator
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agent.gpu.driver import NvmlDriver
+from agent.errors import DriverError, DriverMissing
+from agent.gpu import nvml
+from agent.gpu.driver import REMOVED_AFTER, NvmlDriver
+from agent.gpu.nvml import library_below, removed, replaced
 from agent.gpu.nvml import pynvml as the_library
 from agent.model import (
     DriverEvent,
@@ -19,9 +25,11 @@ from agent.model import (
     PciPath,
     ProbeOutcome,
     RecoveryAction,
+    Trouble,
 )
 from tests.fakes import nvml_stub
-from tests.fakes.nvml import until
+from tests.fakes.nvml import NVMLError, until
+from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
@@ -226,4 +234,299 @@ async def test_one_gpu_of_eight_that_hangs_leaves_the_loop_and_the_seven_alone(
     assert {UUIDS[3]} == {fault.gpu for scan in (first, second) for fault in scan.faults}
     assert {ProbeOutcome.PASSED} == {probe.outcome for probe in probes}
     assert spent < 2 * PATIENT
+    await driver.close()
+
+
+# The library file and the sessions with it: found, begun, ended and replaced, around nobody.
+
+
+MISMATCH = 18
+
+
+def two_versions(built: Path, folder: Path) -> tuple[NvmlStub, NvmlStub, Path]:
+    """An older and a newer library of a driver, and the soname's link, to the older one."""
+    old, new = (
+        NvmlStub(Path(shutil.copy(built, folder / f"libnvidia-ml.so.{version}")))
+        for version in ("570.1", "575.2")
+    )
+    new.version("575.2")
+    link = folder / "libnvidia-ml.so.1"
+    link.symlink_to(old.path.name)
+    return old, new, link
+
+
+async def answers_again(driver: NvmlDriver) -> None:
+    """Until the driver's first GPU passes its probe, for a while.
+
+    A call has returned in the library before the driver's thread knows of it.
+    """
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(DriverError):
+                if (await driver.probe(UUIDS[0])).outcome is ProbeOutcome.PASSED:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_driver_that_hangs_as_a_whole_answers_again_when_it_is_back(driver, stub):
+    await driver.scan()
+    stub.hang()
+    with pytest.raises(DriverError, match="does not answer"):
+        await driver.scan()
+    assert ProbeOutcome.SILENT is (await driver.probe(UUIDS[0])).outcome
+    assert 2 == stub.inside
+    stub.hang(hung=False)
+    await answers_again(driver)
+
+    assert 3 == len((await driver.scan()).gpus)
+    assert (0, 1) == (stub.inside, stub.sessions)
+
+
+async def test_another_library_is_not_taken_while_a_call_may_come_back_from_the_first(
+    built, tmp_path
+):
+    old, new, link = two_versions(built, tmp_path)
+    driver = NvmlDriver(the_library(), path=link, sys_root=tmp_path, deadline=0.3)
+    await driver.scan()
+    old.hang("nvmlDeviceGetHandleByUUID", 0)
+    assert ProbeOutcome.SILENT is (await driver.probe(UUIDS[0])).outcome
+    old.end()
+    link.unlink()
+    link.symlink_to(new.path.name)
+    with pytest.raises(DriverError, match="session"):
+        await driver.scan()
+    with pytest.raises(DriverError, match=r"is not the loaded library.* has not returned"):
+        await driver.scan()
+    assert 0 == new.calls("nvmlInitWithFlags")
+
+    old.hang("nvmlDeviceGetHandleByUUID", 0, hung=False)
+    await until(lambda: old.inside == 0)
+    await answers_again(driver)
+    assert "575.2" == (await driver.scan()).driver_version
+    await driver.close()
+    assert (0, 0, 0) == (new.sessions, old.undefined, new.undefined)
+
+
+async def test_another_library_takes_the_place_of_the_first(driver, stub_path, tmp_path):
+    await driver.scan()
+    copy = Path(shutil.copy(stub_path, tmp_path / "other.so"))
+    second = NvmlDriver(the_library(), path=copy, sys_root=tmp_path)
+    NvmlStub(copy).lose(0)
+
+    assert [1, 2] == [gpu.index for gpu in (await second.scan()).gpus]
+    await second.close()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "usr/lib64",
+        "lib/aarch64-linux-gnu",
+        "usr/lib/x86_64-linux-gnu/nvidia/current",
+        "usr/lib",
+        "usr/local/glibc/usr/lib",
+        "run/opengl-driver/lib",
+    ],
+)
+async def test_the_library_of_a_mounted_host_is_found(built, tmp_path, place):
+    below = tmp_path / "root" / place / "libnvidia-ml.so.1"
+    below.parent.mkdir(parents=True)
+    shutil.copy(built, below)
+    driver = NvmlDriver(the_library(), driver_root=tmp_path / "root", sys_root=tmp_path)
+
+    assert "999.1" == (await driver.scan()).driver_version
+    await driver.close()
+
+
+async def test_a_driver_that_is_upgraded_is_used_once_both_halves_are_there(built, tmp_path):
+    old, new, link = two_versions(built, tmp_path)
+    driver = NvmlDriver(the_library(), path=link, sys_root=tmp_path)
+    await driver.scan()
+
+    old.fail("any", code=MISMATCH)  # the kernel's half is the new one already
+    with pytest.raises(DriverMissing, match="differ in version"):
+        await driver.scan()
+    with pytest.raises(DriverMissing, match="differ in version"):
+        await driver.probe(UUIDS[0])
+    link.unlink()
+    link.symlink_to(new.path.name)
+
+    assert "575.2" == (await driver.scan()).driver_version
+    await driver.close()
+    assert 0 == new.sessions
+
+
+@pytest.mark.parametrize("by", ["the path", "the host's root"])
+async def test_a_library_that_a_package_replaced_is_told_until_the_module_follows(
+    built, tmp_path, by
+):
+    folder = tmp_path / "usr/lib64"
+    folder.mkdir(parents=True)
+    old, new, link = two_versions(built, folder)
+    where = {"path": link} if by == "the path" else {"driver_root": tmp_path}
+    driver = NvmlDriver(the_library(), sys_root=tmp_path, **where)
+    driver.check()
+    await driver.scan()
+    driver.check()
+
+    link.unlink()
+    driver.check()  # in the middle of the package's work
+    link.symlink_to(new.path.name)
+    with pytest.raises(DriverMissing, match=r"replaced by .*575\.2.*reboot"):
+        driver.check()
+    assert "999.1" == (await driver.scan()).driver_version
+    old.fail("any", code=MISMATCH)
+    with pytest.raises(DriverMissing, match="differ in version"):
+        await driver.scan()
+
+    assert "575.2" == (await driver.scan()).driver_version
+    driver.check()
+    await driver.close()
+
+
+@pytest.mark.parametrize("by", ["the path", "the host's root"])
+@pytest.mark.parametrize("back", ["the same", "a newer one"])
+async def test_a_library_that_a_package_removed_is_told_until_it_is_back(built, tmp_path, by, back):
+    folder = tmp_path / "usr/lib64"
+    folder.mkdir(parents=True)
+    old, new, link = two_versions(built, folder)
+    where = {"path": link} if by == "the path" else {"driver_root": tmp_path}
+    clock = [0.0]
+    driver = NvmlDriver(the_library(), sys_root=tmp_path, now=lambda: clock[0], **where)
+    for clock[0] in (0.0, 2 * REMOVED_AFTER):
+        driver.check()  # no library is in use yet
+    await driver.scan()
+    kept = shutil.copy(old.path, tmp_path / "kept")
+    later = shutil.copy(new.path, tmp_path / "later")
+    for file in (link, old.path, new.path):
+        file.unlink()
+    for _ in range(100):
+        driver.check()  # a package may be at work, and after each refusal there is a look
+    shutil.copy(kept, old.path)
+    driver.check()
+    old.path.unlink()
+    clock[0] += REMOVED_AFTER - 1
+    driver.check()
+    clock[0] += 1
+    for _ in range(2):
+        with pytest.raises(DriverMissing, match=r"570\.1 was removed, .*install the driver again"):
+            driver.check()
+
+    there = old.path if back == "the same" else new.path
+    shutil.copy(kept if back == "the same" else later, there)
+    link.symlink_to(there.name)
+    if back == "the same":
+        driver.check()
+    else:
+        with pytest.raises(DriverMissing, match=r"replaced by .*575\.2"):
+            driver.check()
+    await driver.close()
+
+
+@pytest.mark.parametrize(
+    ("left", "link", "is_gone", "other"),
+    [
+        ([], None, True, None),
+        (["570.1"], None, False, None),
+        (["1"], None, False, "1"),
+        (["1", "570.1"], None, False, "1"),
+        (["575.2"], None, True, None),
+        (["570.1"], "570.1", False, None),
+        (["570.1", "575.2"], "575.2", False, "575.2"),
+        (["575.2"], "575.2", False, "575.2"),
+    ],
+)
+def test_a_library_that_the_loader_found_is_removed_or_replaced_by_what_its_link_names(
+    tmp_path, left, link, is_gone, other
+):
+    for version in left:
+        (tmp_path / f"libnvidia-ml.so.{version}").touch()
+    if link is not None:
+        (tmp_path / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{link}")
+    maps = tmp_path / "maps"
+    maps.write_text(
+        f"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libc.so.6\n7f01-7f02 rw-p 0 00:00 0 [heap]\n"
+        f"7f02-7f03 r-xp 00000000 08:01 2 {tmp_path}/libnvidia-ml.so.570.1 (deleted)\n"
+    )
+    by_soname = SimpleNamespace(nvmlLib=SimpleNamespace(_name="libnvidia-ml.so.1"))
+    named = other and tmp_path / f"libnvidia-ml.so.{other}"
+
+    assert (tmp_path / "libnvidia-ml.so.570.1" if is_gone else None) == removed(by_soname, maps)
+    assert named == replaced(maps)
+    nothing = tmp_path / "none"
+    assert (None, None) == (replaced(nothing), removed(SimpleNamespace(nvmlLib=None), nothing))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, monkeypatch, there):
+    file = tmp_path / "libnvidia-ml.so.1"
+    file.write_bytes(b"of another machine")
+    monkeypatch.setattr(nvml, "SONAME", "libno-such-library.so.1")
+    monkeypatch.setattr(nvml, "library_below", lambda _: file if there else None)
+    found = nvml.missing(the_library(), NVMLError(12), tmp_path)
+
+    assert f"{file} cannot be loaded" in str(found) if there else found is None
+    assert (None, None) == (library_below(tmp_path), library_below(None))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF\x01" + bytes(100), b"#!/bin/sh"])
+def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
+    tmp_path, monkeypatch, content
+):
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(content)
+    monkeypatch.setattr(nvml, "library_below", lambda _: None)
+    monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
+
+    assert "cannot be loaded" in str(nvml.missing(the_library(), NVMLError(12), tmp_path))
+
+
+@pytest.mark.parametrize("has_module", [True, False])
+async def test_without_device_files_the_module_is_not_called_missing(
+    built, tmp_path, has_module, monkeypatch
+):
+    file = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+    NvmlStub(file).fail("any", code=9)
+    if has_module:
+        (tmp_path / "module/nvidia").mkdir(parents=True)
+    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
+
+    expected = "no device file" if has_module else "module is not loaded"
+    with pytest.raises(DriverMissing, match=expected):
+        await driver.scan()
+    await driver.close()
+
+
+async def test_a_gpu_whose_device_file_the_agent_may_not_open_is_told_by_its_address(
+    driver, stub, tmp_path
+):
+    bound = tmp_path / "bus/pci/drivers/nvidia"
+    bound.mkdir(parents=True)
+    first = await driver.scan()
+    assert () == first.faults
+    for name in (*(gpu.pci for gpu in first.gpus), "module", "bind", "new_id"):
+        (bound / name).touch()
+    assert () == (await driver.scan()).faults
+
+    (bound / "0000:c1:00.0").touch()
+    (fault,) = (await driver.scan()).faults
+    assert ("0000:c1:00.0", Trouble.UNLISTED) == (fault.gpu, fault.trouble)
+    assert "restart the agent's pod" in fault.remedy
+    stub.order([1, 2])  # a GPU that was there before and is not listed now is no new one
+    assert ["0000:c1:00.0"] == [fault.gpu for fault in (await driver.scan()).faults]
+
+
+@pytest.mark.parametrize("before", ["", "not a library"])
+async def test_a_file_that_is_no_library_is_named_and_one_that_appears_later_is_used(
+    built, tmp_path, before
+):
+    file = tmp_path / "libnvidia-ml.so.1"
+    if before:
+        file.write_text(before)
+    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
+    with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1 cannot be loaded"):
+        await driver.scan()
+    file.unlink(missing_ok=True)
+    shutil.copy(built, file)
+
+    assert 3 == len((await driver.scan()).gpus)
     await driver.close()

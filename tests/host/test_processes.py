@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.host.node import CgroupContainers
 from agent.regions import CGROUPS, LOOKUPS, READ, SEARCH_EVERY
+from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
 
@@ -21,12 +23,6 @@ SIDE = f"{UID}_side"
 @pytest.fixture
 def node(tmp_path):
     return ProcNode(tmp_path)
-
-
-def test_a_pid_exists_where_a_process_of_the_container_has_it(node):
-    node.container([1, 7, 9])
-
-    assert {7} == node.alive(7, 8)
 
 
 @pytest.mark.parametrize(
@@ -286,3 +282,99 @@ def test_the_kernel_tells_who_lives_without_roots_privileges(real, identity):
     done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)  # noqa: S603 -- our own
 
     assert (f"[1, {inside}]\n", "") == (done.stdout, done.stderr)
+
+
+# Which containers live: a directory of the cgroup tree bears their id.
+
+
+BESIDE = "a0" * 32
+UNDERSCORED = UID.replace("-", "_")
+
+
+def a_tree(root, *names):
+    for name in names:
+        (root / name).mkdir(parents=True)
+    return CgroupContainers(root, Inline())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"kubepods/burstable/pod1/{ID}",
+        f"kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope",
+        f"kubepods.slice/kubepods-pod1.slice/crio-{ID}.scope",
+        f"kubelet/kubepods/pod1/{ID}",
+    ],
+    ids=["cgroupfs", "systemd and containerd", "systemd and CRI-O", "nested"],
+)
+async def test_a_container_with_a_cgroup_lives_and_one_without_does_not(tmp_path, path):
+    containers = a_tree(tmp_path, path, "system.slice/ssh.service")
+    asked = frozenset({f"containerd://{ID}", f"containerd://{BESIDE}"})
+
+    assert {f"containerd://{ID}"} == await containers.running(asked)
+
+
+async def test_the_monitor_of_a_dead_container_is_not_the_container(tmp_path):
+    containers = a_tree(tmp_path, f"kubepods.slice/p.slice/crio-conmon-{ID}.scope")
+
+    assert set() == await containers.running(frozenset({f"cri-o://{ID}"}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("system.slice",),
+        (f"system.slice/{BESIDE}",),
+        (f"kubepods/burstable/pod{UID}/sandbox", f"system.slice/docker-{BESIDE}.scope"),
+        (f"kubepods.slice/kubepods-besteffort-pod{UID}.slice/kata_{BESIDE}",),
+    ],
+    ids=["nothing", "no pods", "no pods, but a container", "other names", "a sandbox alone"],
+)
+async def test_a_tree_that_names_no_container_of_a_pod_says_nothing(tmp_path, names):
+    containers = a_tree(tmp_path / "cgroup", *names)
+
+    assert await containers.running(frozenset({f"containerd://{ID}"})) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("kubepods.slice/kubepods-burstable.slice",),
+        (f"kubepods/pod{UID}/{BESIDE}",),
+        (f"kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{BESIDE}.scope",),
+        (f"kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{BESIDE}.scope",),
+    ],
+    ids=["a node without pods", "cgroupfs", "systemd", "a monitor"],
+)
+async def test_a_container_without_a_cgroup_is_dead_where_others_have_theirs(tmp_path, names):
+    containers = a_tree(tmp_path, *names)
+
+    assert frozenset() == await containers.running(frozenset({f"containerd://{ID}"}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (f"kubepods/burstable/pod{UID}",),
+        (f"kubepods.slice/x.slice/kubepods-besteffort-pod{UNDERSCORED}.slice/c",),
+        (f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice",),
+    ],
+    ids=["cgroupfs", "systemd", "nested"],
+)
+async def test_a_pod_has_begun_once_it_has_a_cgroup(tmp_path, names):
+    containers = a_tree(tmp_path, *names)
+
+    assert {UID} == await containers.begun()
+    assert await CgroupContainers(tmp_path / "none", Inline()).begun() is None
+
+
+async def test_nobody_is_looked_for_when_nobody_is_asked_for(tmp_path):
+    assert frozenset() == await CgroupContainers(tmp_path, Inline()).running(frozenset())
+
+
+async def test_all_that_were_asked_for_are_found(tmp_path):
+    containers = a_tree(tmp_path, f"kubepods/a/{ID}", f"kubepods/b/{BESIDE}")
+    asked = frozenset({f"containerd://{ID}", f"containerd://{BESIDE}"})
+
+    assert asked == await containers.running(asked)

@@ -53,15 +53,6 @@ async def test_each_file_that_hami_core_wrote_is_read(hook, regions, file):
     assert read_bytes(region_file(file).content).sums() == await one(regions)
 
 
-async def test_all_that_are_asked_for_are_answered_for_in_one_go(hook, regions):
-    with_region(hook)
-    container_dir(hook, OTHER)
-
-    readings = await regions.read([NAME, OTHER, "0_gone"])
-
-    assert {NAME: SUMS, OTHER: ABSENT, "0_gone": ABSENT} == readings
-
-
 async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path):
     with_region(hook)
     with_region(hook, OTHER)
@@ -101,17 +92,13 @@ async def test_a_link_above_the_directories_is_an_error(hook, regions, place):
         await regions.read([NAME])
 
 
-async def test_the_region_is_the_one_cache_file_beside_the_library_and_the_lock(hook, regions):
+@pytest.mark.parametrize("others", [("libvgpu.so", "lock", "cache", "x.cache.d"), ("z.cache",)])
+async def test_the_region_is_the_first_cache_file_by_name_as_for_hamis_monitor(
+    hook, regions, others
+):
     directory = with_region(hook).parent
-    for name in ("libvgpu.so", "lock", "cache", "x.cache.d"):
+    for name in others:
         (directory / name).touch()
-
-    assert SUMS == await one(regions)
-
-
-async def test_of_two_regions_the_first_by_name_is_read_as_hamis_monitor_does(hook, regions):
-    directory = with_region(hook).parent
-    (directory / "z.cache").touch()
 
     assert SUMS == await one(regions)
 
@@ -169,45 +156,29 @@ def linked_directory(region):
     region.parent.symlink_to(with_region(region.parents[3], OTHER).parent)
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (os.mkfifo, NOT_REGULAR),
-        (lambda region: os.mknod(region, stat.S_IFSOCK | 0o600), NOT_REGULAR),
-        (lambda region: region.mkdir(), NOT_REGULAR),
-        (lambda region: region.symlink_to(with_region(region.parents[3], OTHER)), NOT_REGULAR),
-        (lambda region: region.symlink_to("nothing"), NOT_REGULAR),
-        (
-            lambda region: region.hardlink_to(with_region(region.parents[3], OTHER)),
-            "it has 2 names instead of one",
-        ),
-        (linked_directory, UNUSABLE + "Not a directory"),
-        (with_candidates, "its directory has more than one file that may be it"),
-        (with_many_names, f"its directory has more than {ENTRIES} entries"),
-        (
-            huge,
-            f"no layout of HAMi-core has its size of {10 << 30} bytes",
-        ),
-        pytest.param(
-            lambda region: os.mknod(region, stat.S_IFCHR | 0o600, os.makedev(1, 3)),
-            NOT_REGULAR,
-            marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
-        ),
-    ],
-    ids=[
-        "fifo",
-        "socket",
-        "directory",
-        "link",
-        "nothing",
-        "hard-link",
-        "linked",
-        "candidates",
-        "names",
-        "huge",
-        "device",
-    ],
-)
+IN_ITS_PLACE = {
+    "fifo": (os.mkfifo, NOT_REGULAR),
+    "socket": (lambda region: os.mknod(region, stat.S_IFSOCK | 0o600), NOT_REGULAR),
+    "directory": (lambda region: region.mkdir(), NOT_REGULAR),
+    "link": (lambda region: region.symlink_to(with_region(region.parents[3], OTHER)), NOT_REGULAR),
+    "nothing": (lambda region: region.symlink_to("nothing"), NOT_REGULAR),
+    "hard-link": (
+        lambda region: region.hardlink_to(with_region(region.parents[3], OTHER)),
+        "it has 2 names instead of one",
+    ),
+    "linked": (linked_directory, UNUSABLE + "Not a directory"),
+    "candidates": (with_candidates, "its directory has more than one file that may be it"),
+    "names": (with_many_names, f"its directory has more than {ENTRIES} entries"),
+    "huge": (huge, f"no layout of HAMi-core has its size of {10 << 30} bytes"),
+    "device": pytest.param(
+        lambda region: os.mknod(region, stat.S_IFCHR | 0o600, os.makedev(1, 3)),
+        NOT_REGULAR,
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), IN_ITS_PLACE.values(), ids=IN_ITS_PLACE)
 async def test_what_is_no_region_of_its_own_is_neither_read_nor_written(hook, regions, make, why):
     """Also not the region of another tenant."""
     make(container_dir(hook) / FILE)

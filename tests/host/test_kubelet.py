@@ -1,7 +1,9 @@
-"""PodResources: merged answers, and errors told apart by what the caller does about them."""
+"""Register as the kubelet's side of the socket sees it, and what its answers become."""
 
 import asyncio
 import contextlib
+import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,8 +14,9 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from typing_extensions import override
 
-from agent.errors import KubeletError, WitnessThrottled, WitnessUnsupported
-from agent.ledger import ContainerHolding, Holding
+from agent.errors import KubeletError, RegistrationRefused, WitnessThrottled, WitnessUnsupported
+from agent.kubelet.register import KubeletRegistrar
+from agent.ledger import ContainerHolding, ContainerKey, Holding
 from agent.model import SliceId
 from agent.wire.v1 import (
     ContainerDevices,
@@ -27,12 +30,117 @@ from agent.wire.v1 import (
     PodResourcesListerBase,
     TopologyInfo,
 )
-from agent.witness import PodResourcesWitness
+from agent.wire.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
+from agent.witness import FILE_NAME, KubeletRecordsFile, PodResourcesWitness
+from tests.builders import POD_UID
+from tests.fakes.offload import Inline
 from tests.fakes.unix_grpc import dialled_in_vain, served
 
 pytestmark = pytest.mark.looptime(False)
 
-GPU, NIC = "nvidia.com/gpu", "example.com/nic"
+ENDPOINT = "hami-gpu-00000001.sock"
+RESOURCE = "nvidia.com/gpu"
+
+
+class RecordedRegistration(RegistrationBase):
+    def __init__(self, refusal: GRPCError | None = None, *, hangs: bool = False) -> None:
+        self.requests: list[RegisterRequest] = []
+        self.refusal = refusal
+        self.hangs = hangs
+
+    @override
+    async def register(self, message: RegisterRequest) -> Empty:
+        self.requests.append(message)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return Empty()
+
+
+async def register(path: Path, *, deadline: float = 2.0) -> None:
+    await KubeletRegistrar(path, deadline=deadline).register(ENDPOINT, RESOURCE, preferred=True)
+
+
+async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
+    kubelet = RecordedRegistration()
+    async with served(tmp_path / "kubelet.sock", kubelet):
+        await register(tmp_path / "kubelet.sock")
+
+    options = DevicePluginOptions(get_preferred_allocation_available=True)
+    assert [RegisterRequest("v1beta1", ENDPOINT, RESOURCE, options)] == kubelet.requests
+
+
+async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a_start(tmp_path):
+    kubelet = RecordedRegistration()
+    path = tmp_path / "kubelet.sock"
+    async with served(path, kubelet):
+        await KubeletRegistrar(path, fenced=True).register(ENDPOINT, RESOURCE, preferred=True)
+
+    assert [True] == [request.options.pre_start_required for request in kubelet.requests]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [('the ResourceName "x" is invalid',) * 2, ("x" * 5_000, "x" * 255 + "…")],
+)
+async def test_a_refusal_carries_the_kubelets_words_up_to_a_bound(
+    tmp_path: Path, words: str, told: str
+):
+    kubelet = RecordedRegistration(GRPCError(Status.UNKNOWN, words))
+    async with served(tmp_path / "kubelet.sock", kubelet):
+        with pytest.raises(RegistrationRefused) as caught:
+            await register(tmp_path / "kubelet.sock")
+
+    assert told == str(caught.value)
+
+
+async def test_a_socket_that_is_not_there_is_said_by_name(tmp_path: Path):
+    with pytest.raises(KubeletError, match=r"kubelet\.sock is not there"):
+        await register(tmp_path / "kubelet.sock")
+
+
+async def test_the_socket_of_a_dead_kubelet_refuses(tmp_path: Path):
+    path = tmp_path / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(path))
+
+    with pytest.raises(KubeletError, match="refuses connections"):
+        await register(path)
+
+
+async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
+    kubelet = RecordedRegistration(hangs=True)
+    async with served(tmp_path / "kubelet.sock", kubelet):
+        with pytest.raises(KubeletError) as caught:
+            await register(tmp_path / "kubelet.sock", deadline=0.1)
+
+    assert 1 == len(kubelet.requests)
+    assert not isinstance(caught.value, RegistrationRefused)
+
+
+async def test_a_kubelet_that_dies_during_the_call_is_no_refusal(tmp_path: Path):
+    async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_unix_server(die, tmp_path / "kubelet.sock")
+    async with server:
+        with pytest.raises(KubeletError) as caught:
+            await register(tmp_path / "kubelet.sock")
+
+    assert not isinstance(caught.value, RegistrationRefused)
+
+
+async def test_a_kubelet_that_dies_while_it_is_dialled_is_no_refusal(tmp_path: Path):
+    path = tmp_path / "kubelet.sock"
+
+    assert KubeletError is type(await dialled_in_vain(path, register(path)))
+
+
+# PodResources: merged answers, and errors told apart by what the caller does about them.
+
+
+NIC = "example.com/nic"
 
 
 def entry(resource: str, text: str, numa: int | None = None) -> ContainerDevices:
@@ -46,10 +154,10 @@ def ids(*texts: str) -> frozenset[SliceId]:
 
 
 class Lister(PodResourcesListerBase):
-    def __init__(self) -> None:
+    def __init__(self, *, hangs: bool = False) -> None:
         self.pods: dict[tuple[str, str], PodResources] = {}
         self.failure: Exception | None = None
-        self.hangs = False
+        self.hangs = hangs
 
     async def _fail(self) -> None:
         if self.hangs:
@@ -83,16 +191,21 @@ async def test_one_entry_for_each_id_and_numa_node_is_merged(
     tmp_path: Path, witness: PodResourcesWitness
 ):
     lister = Lister()
-    entries = [entry(GPU, "a", 0), entry(GPU, "a", 1), entry(NIC, "a"), entry(GPU, "b", 0)]
+    entries = [
+        entry(RESOURCE, "a", 0),
+        entry(RESOURCE, "a", 1),
+        entry(NIC, "a"),
+        entry(RESOURCE, "b", 0),
+    ]
     containers = [ContainerResources("main", entries), ContainerResources("plain")]
     lister.pods["ns", "p"] = PodResources("p", "ns", containers)
     async with served(tmp_path / "kubelet.sock", lister):
-        merged = {GPU: ids("a", "b"), NIC: ids("a")}
+        merged = {RESOURCE: ids("a", "b"), NIC: ids("a")}
         expected = Holding("ns", "p", (ContainerHolding("main", merged), ContainerHolding("plain")))
 
         assert expected == await witness.get("ns", "p")
         assert (expected,) == await witness.list()
-        assert ids("a", "b") == expected.ids_of("main", GPU)
+        assert ids("a", "b") == expected.ids_of("main", RESOURCE)
 
 
 async def test_a_pod_that_the_kubelet_does_not_know_is_none(
@@ -160,9 +273,8 @@ async def test_a_kubelet_that_dies_while_it_is_dialled_gives_no_answer(
     assert KubeletError is type(await dialled_in_vain(tmp_path / "kubelet.sock", ask))
 
 
-async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
-    lister = Lister()
-    lister.hangs = True
+async def test_a_witness_that_does_not_answer_is_given_up(tmp_path: Path):
+    lister = Lister(hangs=True)
     witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=0.1)
     async with served(tmp_path / "kubelet.sock", lister):
         with pytest.raises(KubeletError, match=r"not answered within 0\.1 s"):
@@ -194,8 +306,7 @@ async def outlasted(witness: PodResourcesWitness, seconds: float) -> bool:
 
 
 async def test_a_call_that_is_given_up_leaves_the_deadlines_around_it_in_force(tmp_path: Path):
-    lister = Lister()
-    lister.hangs = True
+    lister = Lister(hangs=True)
     witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=0.1)
     async with served(tmp_path / "kubelet.sock", lister):
         assert await outlasted(witness, 0.3)
@@ -205,8 +316,7 @@ async def test_a_call_that_is_given_up_leaves_the_deadlines_around_it_in_force(t
 async def test_a_kubelet_that_dies_during_a_call_leaves_the_deadlines_around_it_in_force(
     tmp_path: Path,
 ):
-    lister = Lister()
-    lister.hangs = True
+    lister = Lister(hangs=True)
     witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=5.0)
     async with asyncio.TaskGroup() as group:
         async with served(tmp_path / "kubelet.sock", lister):
@@ -220,8 +330,7 @@ async def test_a_kubelet_that_dies_during_a_call_leaves_the_deadlines_around_it_
 
 
 async def test_a_caller_that_is_cancelled_as_its_kubelet_dies_ends(tmp_path: Path):
-    lister = Lister()
-    lister.hangs = True
+    lister = Lister(hangs=True)
     witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=5.0)
     async with asyncio.TaskGroup() as group, served(tmp_path / "kubelet.sock", lister):
         asking = group.create_task(outlasted(witness, 5.0))
@@ -235,13 +344,13 @@ async def test_a_caller_that_is_cancelled_as_its_kubelet_dies_ends(tmp_path: Pat
 async def test_an_answer_longer_than_4_mib_is_read(tmp_path: Path):
     lister = Lister()
     lister.pods["ns", "p"] = PodResources(
-        "p", "ns", [ContainerResources("main", [ContainerDevices(GPU, ["x" * 6_000_000])])]
+        "p", "ns", [ContainerResources("main", [ContainerDevices(RESOURCE, ["x" * 6_000_000])])]
     )
     witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=5.0)
     async with served(tmp_path / "kubelet.sock", lister):
         (pod,) = await witness.list()
 
-    assert {6_000_000} == {len(text) for text in pod.ids_of("main", GPU)}
+    assert {6_000_000} == {len(text) for text in pod.ids_of("main", RESOURCE)}
     witness.close()
 
 
@@ -262,3 +371,31 @@ async def test_an_answer_that_is_no_message_is_an_error(
     async with served(tmp_path / "kubelet.sock", BrokenLister()):
         with pytest.raises(KubeletError, match="malformed"):
             await witness.list()
+
+
+# The kubelet's checkpoint file: read when it is there, silent when it is not.
+
+
+@pytest.mark.parametrize("found", [(), ("GPU-1-0",)])
+async def test_the_containers_and_ids_in_the_file_are_found(tmp_path, found):
+    entry: dict[str, object] = {"PodUID": POD_UID, "ContainerName": "init"}
+    entry["ResourceName"] = RESOURCE
+    if found:
+        entry["DeviceIDs"] = {"0": list(found)}
+    text = json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1})
+    (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
+    expected = {ContainerKey(POD_UID, "init"): frozenset(found)}
+
+    assert expected == await KubeletRecordsFile(tmp_path, Inline()).read(RESOURCE)
+
+
+async def test_of_an_absent_torn_or_unreadable_file_nothing_is_known(tmp_path):
+    records = KubeletRecordsFile(tmp_path, Inline())
+    assert None is await records.read(RESOURCE)
+    (tmp_path / FILE_NAME).write_bytes(b'{"Data":')
+    assert None is await records.read(RESOURCE)
+
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / FILE_NAME).mkdir()
+
+    assert None is await records.read(RESOURCE)
