@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.cluster import REGISTER
@@ -19,7 +18,7 @@ from agent.sandbox.kubelet.pods import KubeletAdmission
 from agent.sandbox.lab.child import AgentChild, start_child
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from agent.state import StateEncoder, decode_state
+from agent.state import decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.process.agent_process import (
     PATIENCE,
@@ -302,44 +301,6 @@ async def test_a_killed_agent_loses_no_row_and_the_next_one_serves_on():
         assert await comes(lambda: {"one", "two"} == holders(cluster))
         assert first.is_dir()
         assert first != second
-
-
-async def test_an_answer_that_a_kubelet_died_over_is_given_again_to_the_byte():
-    async with a_node() as cluster:
-        await runs(cluster, "one", 1)
-        assert await comes(lambda: {"one"} == holders(cluster))
-        (row,) = ledger(cluster).rows
-        await cluster.kill_agent()
-        await cluster.kubelet.kill()
-        # the kubelet's books never had it, its pod is asked for again under the next kubelet
-        unbooked = msgspec.structs.replace(row, holder=None, confirmed=False)
-        state = decode_state((cluster.places.state / "state.json").read_bytes())
-        state = msgspec.structs.replace(state, ledger=Ledger((unbooked,)))
-        (cluster.places.state / "state.json").write_bytes(StateEncoder().encode(state))
-        (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
-        cluster.kubelet.node.remove(uid_of("one"))
-        await cluster.kubelet.start()
-        await started(cluster, slices=20)
-
-        again = await runs(cluster, "one", 1)
-
-        assert row.slice_ids == ledger(cluster).rows[-1].slice_ids
-        assert dict(row.edits.envs) == again.envs
-        assert directory(again) == Path(
-            next(one.host_path for one in row.edits.mounts if "/containers/" in one.host_path)
-        )
-
-
-async def test_a_bad_gpu_leaves_the_list_and_its_slices_are_refused():
-    async with a_node() as cluster:
-        await runs(cluster, "one", 1)
-        cluster.hardware.xid("0", 79)
-
-        assert await offers(cluster, 10), cluster.log.last(20)
-        assert 20 == cluster.kubelet.capacity(RESOURCE)
-        answers = [await runs(cluster, f"p{number}", 1) for number in range(3)]
-        well = cluster.hardware.find("1").gpu.uuid
-        assert {well} == {one.envs["NVIDIA_VISIBLE_DEVICES"] for one in answers}
 
 
 # Another device plugin of the node serves the same resource.
