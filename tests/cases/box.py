@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import structlog
 
 import tests.machine.agent_life as life
+from tests.machine.audit import owner_in
 from tests.machine.pods import Shape
 from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.world import MachineWorld
@@ -86,6 +87,19 @@ def machine(play: Callable[[MachineWorld], Coroutine[Any, Any, Any]], seed: int)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main())
+
+
+def answers_of_another(world: MachineWorld, wrong: list[str]) -> None:
+    """Add to `wrong` each answer that the world's kubelet gets with another container's share."""
+    answered = world._answered
+
+    def check(response: Any) -> Any:
+        asked = world.audit._asking
+        if (given := owner_in(response)) != asked:
+            wrong.append(f"asked for {asked}, answered {given}")
+        return answered(response)
+
+    world._answered = check  # type: ignore[method-assign]
 
 
 def refusals(text: str) -> list[str]:

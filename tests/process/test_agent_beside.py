@@ -75,6 +75,9 @@ async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
         page = await fetch(cluster.web_address or "", "/readyz")
         assert 200 == page.status
         assert f"[!]observed degraded: would write {REGISTER}" in page.text
+        metrics = (await fetch(cluster.web_address or "", "/metrics")).text
+        assert "hami_agent_build_info{" in metrics
+        assert "hami_build_info" not in metrics, "the series of HAMi's monitor are its own"
         assert 0 == await child.stop()
 
         assert 0 == writes(cluster)
@@ -135,15 +138,6 @@ async def test_a_failing_gpu_is_shown_and_no_event_posted():
         assert await cluster.until(lambda: len(would_write(cluster, child)) == 2, PATIENCE)
         assert 7 == would_write(cluster, child)[1][REGISTER].count('"health":true')
         assert 0 == writes(cluster)
-
-
-async def test_it_leaves_the_series_of_hamis_monitor_to_that():
-    async with open_cluster(options()) as cluster:
-        await observer(cluster)
-        page = (await fetch(cluster.web_address or "", "/metrics")).text
-
-        assert "hami_agent_build_info{" in page
-        assert "hami_build_info" not in page
 
 
 async def test_in_plain_mode_it_serves_no_socket_and_needs_no_api_server():
