@@ -251,37 +251,6 @@ async def test_a_row_and_its_directory_go_when_the_pod_ends():
         assert await comes(lambda: [] == list(ended.parent.glob(".removed-*")))
 
 
-async def test_a_restarted_kubelet_finds_everything_and_asks_for_nothing_again():
-    async with a_node() as cluster:
-        mine = directory(await runs(cluster, "one", 1))
-        assert await comes(lambda: {"one"} == holders(cluster))
-        before = ledger(cluster).rows[0].epoch
-
-        await cluster.kubelet.restart()
-
-        assert await offers(cluster, 20)
-        assert await comes(lambda: ledger(cluster).rows[0].epoch != before), cluster.log.last(20)
-        assert 1 == len(cluster.kubelet.history.of("allocated"))
-        assert mine.is_dir()
-
-
-async def test_after_a_lost_checkpoint_nobody_gets_the_directory_of_a_running_container():
-    async with a_node() as cluster:
-        mine = directory(await runs(cluster, "one", 1))
-        assert await comes(lambda: {"one"} == holders(cluster))
-
-        await cluster.kubelet.restart(lose_checkpoint=True)
-        assert await offers(cluster, 20)
-        others = {directory(await runs(cluster, f"p{number}", 2)) for number in range(9)}
-
-        assert 9 == len(others - {mine})
-        assert mine.is_dir()
-        await cluster.end_container(uid_of("one"), "c0")
-        await cluster.kubelet.until_running(uid_of("one"), "c0")
-        assert await comes(lambda: 10 == len(holders(cluster)))
-        assert mine.is_dir()
-
-
 async def test_a_killed_agent_loses_no_row_and_the_next_one_serves_on():
     async with a_node() as cluster:
         first = directory(await runs(cluster, "one", 1))

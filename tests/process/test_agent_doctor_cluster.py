@@ -90,6 +90,15 @@ async def test_an_entry_that_misspells_this_node_is_found_without_a_look(well: S
     assert f"did you mean {NODE}?" in line(findings, "P-ENTRIES")["said"]
 
 
+async def test_a_node_of_another_name(well: SandboxCluster):
+    flags = ("--node-name", "other", *token_of(well, ACCOUNT))
+    code, findings = await doctored(well, *flags)
+
+    assert [("P-NODE", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
+    assert "the API server knows no such Node" == line(findings, "P-NODE")["said"]
+    assert 1 == code
+
+
 async def no_scheduler(cluster: SandboxCluster) -> None:
     """End the scheduler: it would take notice of what is seeded."""
     (task,) = [
