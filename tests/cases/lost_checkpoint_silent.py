@@ -8,8 +8,7 @@ import asyncio
 import random
 import sys
 
-from tests.cases.box import machine, verdict
-from tests.machine.audit import owner_in
+from tests.cases.box import answers_of_another, machine, verdict
 from tests.machine.pods import Box, Shape
 
 SEEDS = [int(word) for word in sys.argv[1:]] or range(60, 84)
@@ -48,15 +47,7 @@ def wrong_answers(seed: int) -> list[str]:
     wrong: list[str] = []
 
     async def play(world):
-        answered = world._answered
-
-        def check(response):
-            asked = world.audit._asking
-            if (given := owner_in(response)) != asked:
-                wrong.append(f"asked for {asked}, answered {given}")
-            return answered(response)
-
-        world._answered = check
+        answers_of_another(world, wrong)
         await live(world, random.Random(seed))
 
     machine(play, seed)

@@ -11,7 +11,11 @@ import threading
 import time
 from pathlib import Path
 
-from tests.cases.box import a_container, a_lab, a_pod, ran, refusals, verdict
+from agent.sandbox.api_errors import Json
+from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
+from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.cases.box import quiet, refusals, verdict
+from tests.process.agent_process import options
 
 STOPPED, RUNNING = 0.08, 0.02
 """Seconds, in turn."""
@@ -40,9 +44,22 @@ def throttle(stop: threading.Event) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+async def ran(cluster: SandboxCluster, name: str) -> Json:
+    """The status of a new pod once it runs or failed, or after half a minute."""
+
+    def status() -> Json:
+        found: Json = cluster.pod(name)["status"]
+        return found
+
+    cluster.submit(Workload(name, "", (Wish("main", 1, 500),)).pod())
+    await cluster.until(lambda: status().get("phase") in {"Running", "Failed"}, 30)
+    return status()
+
+
 async def play() -> list[str]:
     ends: list[str] = []
-    async with a_lab(gpus=4) as cluster:
+    quiet()
+    async with open_cluster(options(gpus=4)) as cluster:
         await cluster.start_agent()
         await cluster.until(lambda: cluster.allocatable() == 40, 30)
         stop = threading.Event()
@@ -54,7 +71,7 @@ async def play() -> list[str]:
                 await cluster.until(lambda: cluster.allocatable() == 0, 10)
                 await cluster.start_agent()
                 await cluster.until(lambda: cluster.allocatable() == 40, 40)
-                status = await ran(cluster, a_pod(f"p{number}", a_container(mem=500)), 30)
+                status = await ran(cluster, f"p{number}")
                 message = status.get("message", "")
                 ends.append(" ".join([status.get("phase", "Pending"), *refusals(message)[:1]]))
                 print(ends[-1], message[-160:], flush=True)

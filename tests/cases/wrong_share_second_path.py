@@ -7,8 +7,7 @@ fails. Right: c1's share, or a refusal.
 
 import asyncio
 
-from tests.cases.box import machine, verdict
-from tests.machine.audit import owner_in
+from tests.cases.box import answers_of_another, machine, verdict
 from tests.machine.pods import Box, Shape
 
 GAPS = (0.1, 0.3, 0.5, 0.7)
@@ -19,15 +18,7 @@ def wrong_answers(seed: int, gap: float) -> list[str]:
     wrong: list[str] = []
 
     async def play(world):
-        answered = world._answered
-
-        def check(response):
-            asked = world.audit._asking[1]
-            if (given := owner_in(response)[1]) != asked:
-                wrong.append(f"asked for {asked}, answered {given}")
-            return answered(response)
-
-        world._answered = check
+        answers_of_another(world, wrong)
         uid = await world.run_pod("p", Shape((Box(mib=500, cores=0), Box(mib=900, cores=0))))
         await asyncio.sleep(60)
 

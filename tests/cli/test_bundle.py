@@ -142,6 +142,18 @@ def with_status(content, before=b""):
     return gzip.compress(head + content.ljust(-(-len(content) // 512) * 512, b"\0"), 1)
 
 
+def an_extension(records):
+    """What says so of the member after it; each record begins with its own length."""
+    body = b""
+    for key, value in records.items():
+        rest = f" {key}={value}\n".encode()
+        length = len(rest) + 1
+        while len(str(length)) + len(rest) != length:
+            length += 1
+        body += str(length).encode() + rest
+    return a_header("p", len(body), tarfile.XHDTYPE) + body.ljust(-(-len(body) // 512) * 512, b"\0")
+
+
 def a_status(data):
     return envelope("Status", msgspec.Raw(data) if isinstance(data, bytes) else data, NOON)
 
@@ -149,10 +161,29 @@ def a_status(data):
 @pytest.mark.parametrize(
     "content",
     [
-        # What asks for a GiB: an extension of all members, the target of a link, a plain member.
+        # What asks for a GiB: extensions of a member and of all, the names of one, a plain one.
         *(
             gzip.compress(a_header("x", 1 << 30, kind) + bytes(1 << 26), 1)
-            for kind in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK, tarfile.REGTYPE)
+            for kind in (
+                *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.REGTYPE),
+                *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+            )
+        ),
+        *(
+            with_status(a_status(STATUS), an_extension(records))
+            for records in (
+                {"GNU.sparse.map": "1,2,x"},
+                {"GNU.sparse.size": "x"},
+                {"GNU.sparse.numblocks": "x", "GNU.sparse.map": "0,5"},
+                {
+                    "GNU.sparse.major": "1",
+                    "GNU.sparse.minor": "0",
+                    "GNU.sparse.name": "hami-agent/status.json",
+                    "GNU.sparse.realsize": "abc",
+                },
+                {"size": "-5"},
+                {"size": "9" * 5000},
+            )
         ),
         gzip.compress(a_header("x") * 200_000, 1),
         gzip.compress(a_header("x", kind=tarfile.GNUTYPE_LONGNAME) * 5000),  # each of the next
@@ -168,7 +199,7 @@ def a_status(data):
             a_status(b'{"node":{"name":"n"},"gpus":[{"uuid":"G","usedMib":1%s}]}' % (b"0" * 400))
         ),
     ],
-    ids=range(14),
+    ids=range(22),
 )
 def test_a_file_of_a_stranger_costs_little_and_is_refused_in_a_sentence(cli, tmp_path, content):
     path = tmp_path / "x.tgz"

@@ -7,7 +7,7 @@ through the ports (`node_api`, `pod_api`).
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agent.host.process import SystemClock
 from agent.kube.api import KubeNode, KubePods
@@ -32,48 +32,6 @@ users: [{{name: u, user: {{token: "{token}"}}}}]
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
 """
-
-
-class KubeWorld(Protocol):
-    """What a contract test holds in its hands."""
-
-    @property
-    def node_api(self) -> NodeApi: ...
-
-    @property
-    def pod_api(self) -> PodApi: ...
-
-    def create_node(self, annotations: Mapping[str, str]) -> None: ...
-
-    def edit_node(self, annotations: Mapping[str, str | None]) -> None: ...
-
-    def delete_node(self) -> None: ...
-
-    def node_annotations(self) -> Mapping[str, str]: ...
-
-    def create_pod(self, name: str, node: str = NODE) -> str:
-        """Return its UID."""
-        ...
-
-    def edit_pod(self, name: str, annotations: Mapping[str, str | None]) -> None: ...
-
-    def delete_pod(self, name: str) -> None: ...
-
-    def pod_annotations(self, name: str) -> Mapping[str, str]: ...
-
-    def events(self) -> list[str]:
-        """Reasons of all Events."""
-        ...
-
-    def throttle(self, count: int, retry_after: int) -> None: ...
-
-    async def begin_outage(self) -> None: ...
-
-    async def end_outage(self) -> None: ...
-
-    def end_watches(self) -> None: ...
-
-    def forget_history(self) -> None: ...
 
 
 class FakeWorld:
@@ -217,6 +175,10 @@ class ModelWorld:
             return merge_patch(obj, {"metadata": {"annotations": dict(annotations)}})
 
         self.store.update(resource, namespace, name, change)
+
+
+KubeWorld = FakeWorld | ModelWorld
+"""What a contract test holds in its hands."""
 
 
 @contextlib.asynccontextmanager

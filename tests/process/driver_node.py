@@ -76,14 +76,14 @@ async def start(cluster: SandboxCluster, library: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def a_node(library: Path, gpus: int = GPUS) -> AsyncIterator[DriverNode]:
-    """A node whose agent uses the library at that path and offers the slices of that many GPUs."""
+async def a_node(library: Path) -> AsyncIterator[DriverNode]:
+    """A node whose agent uses the library at that path and offers the slices of its GPUs."""
     stub = NvmlStub(library)
     stub.set(2, memory=16 << 30)
-    stub.order(range(gpus))
+    stub.order(range(GPUS))
     async with a_cluster() as cluster:
         await start(cluster, library)
-        assert await offers(cluster, 10 * gpus), cluster.log.last(20)
+        assert await offers(cluster, 10 * GPUS), cluster.log.last(20)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         (socket,) = {path.name for path in cluster.places.plugins.glob("*.sock")} - {"kubelet.sock"}
         plugin = GrpcPlugin(cluster.places.plugins / socket)

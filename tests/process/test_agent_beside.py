@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.cluster import REGISTER
@@ -19,7 +18,7 @@ from agent.sandbox.kubelet.pods import KubeletAdmission
 from agent.sandbox.lab.child import AgentChild, start_child
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from agent.state import StateEncoder, decode_state
+from agent.state import decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.process.agent_process import (
     PATIENCE,
@@ -76,6 +75,9 @@ async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
         page = await fetch(cluster.web_address or "", "/readyz")
         assert 200 == page.status
         assert f"[!]observed degraded: would write {REGISTER}" in page.text
+        metrics = (await fetch(cluster.web_address or "", "/metrics")).text
+        assert "hami_agent_build_info{" in metrics
+        assert "hami_build_info" not in metrics, "the series of HAMi's monitor are its own"
         assert 0 == await child.stop()
 
         assert 0 == writes(cluster)
@@ -136,15 +138,6 @@ async def test_a_failing_gpu_is_shown_and_no_event_posted():
         assert await cluster.until(lambda: len(would_write(cluster, child)) == 2, PATIENCE)
         assert 7 == would_write(cluster, child)[1][REGISTER].count('"health":true')
         assert 0 == writes(cluster)
-
-
-async def test_it_leaves_the_series_of_hamis_monitor_to_that():
-    async with open_cluster(options()) as cluster:
-        await observer(cluster)
-        page = (await fetch(cluster.web_address or "", "/metrics")).text
-
-        assert "hami_agent_build_info{" in page
-        assert "hami_build_info" not in page
 
 
 async def test_in_plain_mode_it_serves_no_socket_and_needs_no_api_server():
@@ -258,37 +251,6 @@ async def test_a_row_and_its_directory_go_when_the_pod_ends():
         assert await comes(lambda: [] == list(ended.parent.glob(".removed-*")))
 
 
-async def test_a_restarted_kubelet_finds_everything_and_asks_for_nothing_again():
-    async with a_node() as cluster:
-        mine = directory(await runs(cluster, "one", 1))
-        assert await comes(lambda: {"one"} == holders(cluster))
-        before = ledger(cluster).rows[0].epoch
-
-        await cluster.kubelet.restart()
-
-        assert await offers(cluster, 20)
-        assert await comes(lambda: ledger(cluster).rows[0].epoch != before), cluster.log.last(20)
-        assert 1 == len(cluster.kubelet.history.of("allocated"))
-        assert mine.is_dir()
-
-
-async def test_after_a_lost_checkpoint_nobody_gets_the_directory_of_a_running_container():
-    async with a_node() as cluster:
-        mine = directory(await runs(cluster, "one", 1))
-        assert await comes(lambda: {"one"} == holders(cluster))
-
-        await cluster.kubelet.restart(lose_checkpoint=True)
-        assert await offers(cluster, 20)
-        others = {directory(await runs(cluster, f"p{number}", 2)) for number in range(9)}
-
-        assert 9 == len(others - {mine})
-        assert mine.is_dir()
-        await cluster.end_container(uid_of("one"), "c0")
-        await cluster.kubelet.until_running(uid_of("one"), "c0")
-        assert await comes(lambda: 10 == len(holders(cluster)))
-        assert mine.is_dir()
-
-
 async def test_a_killed_agent_loses_no_row_and_the_next_one_serves_on():
     async with a_node() as cluster:
         first = directory(await runs(cluster, "one", 1))
@@ -302,44 +264,6 @@ async def test_a_killed_agent_loses_no_row_and_the_next_one_serves_on():
         assert await comes(lambda: {"one", "two"} == holders(cluster))
         assert first.is_dir()
         assert first != second
-
-
-async def test_an_answer_that_a_kubelet_died_over_is_given_again_to_the_byte():
-    async with a_node() as cluster:
-        await runs(cluster, "one", 1)
-        assert await comes(lambda: {"one"} == holders(cluster))
-        (row,) = ledger(cluster).rows
-        await cluster.kill_agent()
-        await cluster.kubelet.kill()
-        # the kubelet's books never had it, its pod is asked for again under the next kubelet
-        unbooked = msgspec.structs.replace(row, holder=None, confirmed=False)
-        state = decode_state((cluster.places.state / "state.json").read_bytes())
-        state = msgspec.structs.replace(state, ledger=Ledger((unbooked,)))
-        (cluster.places.state / "state.json").write_bytes(StateEncoder().encode(state))
-        (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
-        cluster.kubelet.node.remove(uid_of("one"))
-        await cluster.kubelet.start()
-        await started(cluster, slices=20)
-
-        again = await runs(cluster, "one", 1)
-
-        assert row.slice_ids == ledger(cluster).rows[-1].slice_ids
-        assert dict(row.edits.envs) == again.envs
-        assert directory(again) == Path(
-            next(one.host_path for one in row.edits.mounts if "/containers/" in one.host_path)
-        )
-
-
-async def test_a_bad_gpu_leaves_the_list_and_its_slices_are_refused():
-    async with a_node() as cluster:
-        await runs(cluster, "one", 1)
-        cluster.hardware.xid("0", 79)
-
-        assert await offers(cluster, 10), cluster.log.last(20)
-        assert 20 == cluster.kubelet.capacity(RESOURCE)
-        answers = [await runs(cluster, f"p{number}", 1) for number in range(3)]
-        well = cluster.hardware.find("1").gpu.uuid
-        assert {well} == {one.envs["NVIDIA_VISIBLE_DEVICES"] for one in answers}
 
 
 # Another device plugin of the node serves the same resource.

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,15 +25,6 @@ from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
-NOT_LOADED = 9
-MIG_CHANGED = 0x100
-HELD = "GPU-5708-1-0"
-
-
-async def says(cluster: SandboxCluster, words: str) -> bool:
-    """Whether the agent's log says so, in time."""
-    return await cluster.until(lambda: any(words in line.text for line in cluster.log), PATIENCE)
-
 
 async def shows(node: DriverNode, words: str) -> bool:
     """Whether the metrics show it, in time: nothing tells when a page changes."""
@@ -43,101 +33,6 @@ async def shows(node: DriverNode, words: str) -> bool:
             return True
         await node.cluster.until(lambda: False, 0.2)
     return False
-
-
-def registered(cluster: SandboxCluster) -> int:
-    text = cluster.node_annotations().get("hami.io/node-nvidia-register")
-    return len(decode_register(text)) if text else 0
-
-
-async def test_gpus_are_plugged_in_and_unplugged_under_a_running_agent():
-    async with open_cluster(options(gpus=2)) as cluster:
-        await started(cluster, slices=20)
-        assert await cluster.until(lambda: registered(cluster) == 2, PATIENCE)
-        added = cluster.hardware.add().gpu
-        assert await offers(cluster, 30)
-        assert await cluster.until(lambda: registered(cluster) == 3, PATIENCE)
-        cluster.hardware.remove(added.uuid)
-        assert await offers(cluster, 20)
-        assert await cluster.until(lambda: registered(cluster) == 2, PATIENCE)
-
-        def told() -> list[str]:
-            events = cluster.store.select("events")
-            return [one["message"] for one in events if one["reason"] == "GpuInventoryChanged"]
-
-        shared, gone = (
-            f"{word}: GPU 2 ({added.uuid})" for word in ("shared now", "no longer shared")
-        )
-        assert await cluster.until(lambda: {shared, gone} <= {*told()}, PATIENCE), told()
-
-
-async def test_a_gpu_of_the_library_that_is_gone_leaves_the_list(library):
-    async with a_node(library) as node:
-        node.stub.order([0, 2])
-
-        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-        assert await says(node.cluster, "the driver no longer reaches it")
-        assert "" == await node.allocate("GPU-5708-2-0")
-
-
-async def test_a_driver_is_unloaded_and_loaded_again_with_one_gpu_more(library):
-    async with a_node(library) as node:
-        assert "" == await node.allocate(HELD)
-        node.stub.fail("any", code=NOT_LOADED)
-        assert await offers(node.cluster, 0), node.cluster.log.last(20)
-        assert 200 == (await node.page("/livez"))[0]
-        assert "HA-4005" in await node.allocate("GPU-5708-0-1")
-
-        node.stub.end()
-        node.stub.order(range(GPUS + 1))
-        node.stub.fail("any", code=0)
-        assert await offers(node.cluster, 10 * (GPUS + 1)), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-3-0")
-
-
-async def test_a_library_that_appears_later_is_used_without_a_restart(built, tmp_path):
-    library = tmp_path / "libnvidia-ml.so.1"
-    async with a_cluster() as cluster:
-        await start(cluster, library)
-        assert await says(cluster, "cannot be loaded")
-        shutil.copy(built, tmp_path / "copy")
-        NvmlStub(tmp_path / "copy").set(2, memory=16 << 30)
-        (tmp_path / "copy").rename(library)
-        (tmp_path / "copy.state").rename(f"{library}.state")
-
-        assert await offers(cluster, 10 * GPUS), cluster.log.last(20)
-        assert 1 == len(cluster.children)
-
-
-async def test_after_a_boot_that_shuffled_the_indexes_each_gpu_keeps_its_slices(library):
-    async with a_node(library) as node:
-        assert "" == await node.allocate(HELD)
-        assert await shows(node, 'hami_agent_slices_allocated{gpu="1"} 1.0')
-        assert 0 == await node.cluster.stop_agent()
-        assert await offers(node.cluster, 0)
-        node.stub.order([1, 2, 0])
-        await start(node.cluster, library)
-
-        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
-        assert await node.cluster.until(lambda: node.cluster.web_address is not None, PATIENCE)
-        assert await shows(node, 'hami_agent_slices_allocated{gpu="0"} 1.0')
-        assert 'gpu="0",mode="hami-core",model="Stub GPU"' in (await node.page("/metrics"))[1]
-
-
-async def test_a_gpu_that_is_switched_to_mig_mode_is_not_shared_until_it_is_switched_back(library):
-    async with a_node(library) as node:
-        assert "" == await node.allocate(HELD)
-        node.stub.set(1, mig=1)
-        node.stub.event(1, MIG_CHANGED)
-        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-        assert await says(node.cluster, "is not shared: it is in MIG mode")
-        assert "HA-" in await node.allocate("GPU-5708-1-1")
-        assert "" == await node.allocate("GPU-5708-0-0")
-
-        node.stub.set(1, mig=0)
-        node.stub.event(1, MIG_CHANGED)
-        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-1-1")
 
 
 async def test_how_much_a_gpu_is_used_is_shown(library):
@@ -287,21 +182,6 @@ async def test_a_library_that_takes_5_s_to_begin_is_served(library):
         assert 1 == stub.calls("nvmlInitWithFlags")
         assert 0 == await cluster.stop_agent()
     assert (0, 0, 0) == (stub.sessions, stub.sets, stub.undefined)
-
-
-async def test_one_gpu_of_eight_that_hangs_leaves_the_others_served(library):
-    async with a_node(library, gpus=8) as node:
-        threads = node.threads
-        node.stub.hang(slot=3)
-
-        assert await offers(node.cluster, 70), node.cluster.log.last(20)
-        for gpu in range(8):
-            assert ("HA-4005" if gpu == 3 else "") in await node.allocate(f"GPU-5708-{gpu}-0")
-        assert node.threads <= threads + 2
-
-        node.stub.hang(slot=3, hung=False)
-        assert await offers(node.cluster, 80), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-3-0")
 
 
 async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(library):

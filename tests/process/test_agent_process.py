@@ -387,6 +387,16 @@ async def test_what_lies_in_the_place_of_the_socket_keeps_nobody_from_the_port()
         assert "[+]web ok" in await over_unix(path)
 
 
+@pytest.mark.slow
+async def test_the_url_of_an_ipv6_address_has_it_in_brackets():
+    async with open_cluster(options("--web-address=::1", gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+
+        assert (cluster.web_address or "").startswith("http://[::1]:")
+        assert 200 == (await fetch(cluster.web_address or "", "/livez")).status
+
+
 async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
     """Whether the page says so in time."""
     with contextlib.suppress(TimeoutError):

@@ -26,23 +26,19 @@ from agent.hami.pod import encode_node_lock
 from agent.hami.register import decode_register, read_register
 from agent.host.process import SystemClock
 from agent.sandbox.api_errors import Json
-from agent.sandbox.hardware import PROFILES, described
-from agent.sandbox.lab.cluster import NAMESPACE, NODE, LabOptions, SandboxCluster, open_cluster
+from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch, scrape
 from agent.sandbox.patching import merge_patch
-from agent.sandbox.scenario.facts import answers, is_locked, is_running, ledger_on_disk, parsed
-from agent.sandbox.scenario.workloads import USE_UUID, Wish, Workload
+from agent.sandbox.scenario.facts import is_locked, is_running, ledger_on_disk
+from agent.sandbox.scenario.workloads import USE_UUID, Workload
 from agent.sandbox.scheduler.requests import COUNT, MEMORY
 from agent.settings.reading import COPY
-from tests.cuda_order import limits_in_force
 from tests.fakes.config_map import MountedMap
 from tests.process.agent_process import (
-    ENVIRON,
     PATIENCE,
     ROOT,
     comes,
     copied_settings,
-    offers,
     options,
     run,
     started,
@@ -71,37 +67,6 @@ async def test_hamis_files_make_the_list_and_the_annotation(tmp_path):
         assert [(1, 5, 122338), (2, 5, 122338)] == [
             (gpu.index, gpu.split_count, gpu.registered_mib) for gpu in told
         ]
-
-
-BY_POOL = [
-    {"nodelabelselector": {"matchLabels": {"Pool": "big"}}, "devicesplitcount": 20},
-    {"name": "other", "operatingmode": "unknown"},
-    {"name": "*", "devicesplitcount": 5},
-]
-
-
-@pytest.mark.parametrize("reachable", [True, False])
-async def test_the_first_start_waits_for_labels_and_no_longer_than_for_two_seconds(
-    tmp_path, reachable
-):
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"nodeconfig": BY_POOL}))
-    async with open_cluster(options("--nodeconfig", str(file), gpus=2)) as cluster:
-
-        def label(fresh):
-            fresh["metadata"]["labels"]["Pool"] = "big"
-            return fresh
-
-        cluster.store.update("nodes", "", NODE, label)
-        if not reachable:
-            await cluster.api.begin_outage()
-            await started(cluster, slices=10)
-            await cluster.api.end_outage()
-        await started(cluster, slices=40) if reachable else await offers(cluster, 40)
-
-        assert 40 == cluster.allocatable(), cluster.log.last(20)
-        assert (not reachable) == bool(cluster.log.of("config.labels_unknown"))
-        assert (1 if reachable else 2) == len(cluster.kubelet.history.of("listed"))
 
 
 # The real process follows its settings files, and starts with the last good ones.
@@ -166,14 +131,12 @@ class Following:
 
 
 @contextlib.asynccontextmanager
-async def following(
-    tmp_path: Path, own: str, *more: str, gpus: int = 4
-) -> AsyncIterator[Following]:
+async def following(tmp_path: Path, own: str) -> AsyncIterator[Following]:
     mounted, nodeconfig = MountedMap(tmp_path / "etc"), tmp_path / "config.json"
     mounted.write(config=own)
     nodeconfig.write_text('{"nodeconfig": []}')
     files = ("--config", f"{mounted.root}/config.yaml", "--nodeconfig", str(nodeconfig))
-    async with open_cluster(options(*files, *more, gpus=gpus)) as cluster:
+    async with open_cluster(options(*files, gpus=4)) as cluster:
         yield Following(cluster, mounted, nodeconfig)
 
 
@@ -252,28 +215,6 @@ async def test_a_refused_start_goes_on_with_the_last_good_settings_and_follows_t
 
         node.mounted.write(config="sharing: {splitCount: 5}")
         await node.offers(20, all_gpus(5))
-
-
-async def test_a_refused_start_without_a_copy_is_78(tmp_path):
-    async with following(tmp_path, "sharing: {splitCuont: 4}") as node:
-        await node.cluster.start_agent()
-
-        async with asyncio.timeout(PATIENCE):
-            assert 78 == await node.cluster.agent.wait()
-        assert not (node.cluster.places.state / COPY).exists()
-
-
-async def test_a_first_start_with_a_list_too_large_is_78_with_one_error_and_one_event(tmp_path):
-    async with following(tmp_path, "sharing: {splitCount: 10000}", gpus=8) as node:
-        await node.cluster.start_agent()
-
-        async with asyncio.timeout(PATIENCE):
-            assert 78 == await node.cluster.agent.wait()
-        errors = [line for line in node.cluster.log if line.fields.get("level") == "error"]
-        assert ["agent.failed"] == [line.event for line in errors]
-        assert [errors[0].fields["err"]] == node.events()
-        assert "8 GPUs x 10000 slices x 66 bytes are a list of 5.0 MiB" in node.events()[0]
-        assert 0 == node.cluster.allocatable()
 
 
 # With pods that hold slices, the resource keeps its name and the node its scheduler.
@@ -376,28 +317,6 @@ def message(cluster: SandboxCluster, name: str) -> str:
     return text
 
 
-async def test_another_name_is_refused_while_a_pod_holds_slices_and_comes_with_its_end():
-    async with a_node() as cluster:
-        cluster.places.config.write_text(named(NEW))
-        cluster.reload_agent()
-
-        said = await refusal(cluster)
-        assert f"sharing.resourceName cannot change from {OLD} to {NEW}" in said
-        assert f"held by {NAMESPACE}/resident;" in said
-        assert f"{cluster.places.config}:3:17: " in said
-        assert (4, 0) == (cluster.kubelet.allocatable(OLD), cluster.kubelet.capacity(NEW))
-        await runs(cluster, "second", OLD)
-
-        for name in ("second", "resident"):
-            await succeeds(cluster, name)
-
-        assert await shows(cluster, (NEW, 4), (OLD, 0)), cluster.log.last(20)
-        await runs(cluster, "young", NEW)
-        assert {"young": NEW} == rows(cluster)
-        assert cluster.agent.code is None
-        assert [] == cluster.log.of("config.needs_restart")
-
-
 async def test_a_start_with_another_name_uses_the_last_good_settings_until_the_last_row():
     async with a_node() as cluster:
         await cluster.stop_agent()
@@ -440,38 +359,9 @@ async def test_a_start_that_the_rows_refuse_and_no_copy_can_replace_ends_with_78
         assert {"resident": OLD} == rows(cluster)
 
 
-# What a whole agent promises of each GPU: its limit, the true sum, nothing that has ended.
+# What a whole agent promises of each GPU: the true sum, and nothing that has ended.
 
 MIB = 2**20
-SPEED = {PROFILES[key].name: rank for rank, key in enumerate(("t4", "a100", "h100"))}
-
-
-@pytest.mark.parametrize(
-    ("first", "added"),
-    [("t4:2", ("h100",)), ("h100:1", ("t4", "t4")), ("t4:1", ("h100", "t4", "a100"))],
-)
-async def test_each_gpu_of_a_container_with_several_models_has_its_own_limit(first, added):
-    async with open_cluster(LabOptions(described(first), ENVIRON)) as cluster:
-        count = int(first[-1]) + len(added)
-        await started(cluster, slices=10 * int(first[-1]))
-        for model in added:
-            cluster.hardware.add(model)
-        assert await offers(cluster, 10 * count)
-        gpus = {str(state.gpu.uuid): state.gpu for state in cluster.hardware.states}
-        pod = Workload("mix", "", (Wish("main", count),)).pod()
-        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem-percentage"] = "40"
-        cluster.submit(pod)
-        assert await cluster.until(lambda: is_running(cluster, "mix"), PATIENCE)
-
-        (answer,) = answers(cluster).values()
-        notes = cluster.pod("mix")["metadata"]["annotations"]
-        devices = notes["hami.io/vgpu-devices-allocated"].replace(";", "").split(":")
-        wrote = {one.split(",")[0]: int(one.split(",")[2]) for one in devices if one}
-        buses = {uuid: gpu.pci for uuid, gpu in gpus.items()}
-        assert len(set(wrote.values())) > 1
-        assert wrote == limits_in_force(
-            parsed(answer).envs, buses, lambda uuid: SPEED[gpus[uuid].name]
-        )
 
 
 def holding(cluster: SandboxCluster, name: str, *parts: tuple[str, int]) -> None:

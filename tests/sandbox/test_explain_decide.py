@@ -121,7 +121,7 @@ def changed(cluster: RandomCluster, pod: dict[str, Any], said: str) -> bool:
     return cluster.placed(pod, without=waited[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     nodes=st.integers(1, 4),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,25 +43,21 @@ def watching(tmp_path, *rows):
     return DiskWatch(cluster)
 
 
-def test_a_row_that_is_on_disk_is_no_problem(tmp_path):
-    disk = watching(tmp_path, ROW)
-    disk.hear(answered())
+@pytest.mark.parametrize(
+    ("rows", "event", "checks", "problems"),
+    [
+        ((ROW,), answered(), 1, 0),
+        ((), answered(), 1, 1),
+        ((ROW,), answered(ids=("GPU-x-1",)), 1, 1),
+        ((), answered(kind="admitted"), 0, 0),  # only answers are looked for
+    ],
+    ids=["on disk", "not there yet", "other ids", "no answer"],
+)
+def test_an_answer_whose_row_is_not_on_disk_is_told(tmp_path, rows, event, checks, problems):
+    disk = watching(tmp_path, *rows)
+    disk.hear(event)
 
-    assert (1, []) == (disk.checks, disk.problems)
-
-
-def test_a_row_that_is_not_there_yet_is_told(tmp_path):
-    disk = watching(tmp_path)
-    disk.hear(answered())
-
-    assert 1 == len(disk.problems)
-
-
-def test_a_row_with_other_ids_is_told(tmp_path):
-    disk = watching(tmp_path, ROW)
-    disk.hear(answered(ids=("GPU-x-1",)))
-
-    assert 1 == len(disk.problems)
+    assert (checks, problems) == (disk.checks, len(disk.problems))
 
 
 def test_a_missing_or_torn_file_is_told(tmp_path):
@@ -71,13 +68,6 @@ def test_a_missing_or_torn_file_is_told(tmp_path):
     disk.hear(answered())
 
     assert 2 == len(disk.problems)
-
-
-def test_only_answers_are_looked_for(tmp_path):
-    disk = watching(tmp_path)
-    disk.hear(answered(kind="admitted"))
-
-    assert (0, []) == (disk.checks, disk.problems)
 
 
 # The scenario's own judgement: a container that has something else than was written is found.
@@ -173,32 +163,28 @@ def test_a_mount_too_many_is_found(places):
     assert ["/root" in text for text in found(places, answer)] == [True]
 
 
-def test_a_directory_that_not_everybody_may_write_is_found(places):
-    (places.hook / "vgpu/containers" / f"{UID}_main").chmod(0o755)
+@pytest.mark.parametrize(
+    ("change", "said"), [(lambda leaf: leaf.chmod(0o755), "mode 755"), (Path.rmdir, "is not there")]
+)
+def test_a_directory_that_is_missing_or_that_not_everybody_may_write_is_found(places, change, said):
+    change(places.hook / "vgpu/containers" / f"{UID}_main")
 
-    assert [True] == ["mode 755" in text for text in found(places, an_answer(places))]
-
-
-def test_a_directory_that_is_not_there_is_found(places):
-    (places.hook / "vgpu/containers" / f"{UID}_main").rmdir()
-
-    assert [True] == ["is not there" in text for text in found(places, an_answer(places))]
+    assert [True] == [said in text for text in found(places, an_answer(places))]
 
 
 def test_no_answer_for_a_container_that_asked_is_found(places):
     assert ["pair/main got no answer"] == differences(a_placed_pod(), {}, GPUS, places)
 
 
-def test_an_answer_for_a_container_without_a_gpu_is_found(places):
-    pod = a_placed_pod("", Wish("main"))
-
-    assert ["pair/main has no GPU and got an answer"] == found(places, an_answer(places), pod)
-
-
-def test_fewer_shares_than_were_asked_for_are_found(places):
-    pod = a_placed_pod("GPU-a,NVIDIA,1000,30:;")
-
-    assert ["pair/main requested 2 GPUs"] == found(places, an_answer(places), pod)
+@pytest.mark.parametrize(
+    ("pod", "problem"),
+    [
+        (a_placed_pod("", Wish("main")), "pair/main has no GPU and got an answer"),
+        (a_placed_pod("GPU-a,NVIDIA,1000,30:;"), "pair/main requested 2 GPUs"),
+    ],
+)
+def test_an_answer_for_another_number_of_gpus_is_found(places, pod, problem):
+    assert [problem] == found(places, an_answer(places), pod)
 
 
 def test_groups_belong_to_the_containers_that_ask_init_containers_first():

@@ -467,16 +467,6 @@ async def test_a_bind_that_finds_the_lock_taken_makes_three_requests() -> None:
     assert ["get nodes", "get pods", "get nodes"] == cluster.calls
 
 
-async def test_a_lock_that_another_pod_takes_meanwhile_is_respected() -> None:
-    taken = "2026-08-21T06:20:39Z,default,other"
-    cluster = Interrupted(lambda cluster: cluster.annotate(**{LOCK: taken}))
-
-    with pytest.raises(BindError, match=r"^failed to set node lock .* is locked: node lock cont"):
-        await bind(cluster)
-
-    assert taken == cluster.lock()
-
-
 async def test_a_node_that_changes_meanwhile_is_read_again() -> None:
     cluster = Interrupted(lambda cluster: cluster.annotate(beat=str(min(cluster.patches, 3))))
 
@@ -495,19 +485,6 @@ async def test_a_node_that_never_rests_is_given_up_after_five_tries() -> None:
 
     assert 5 == cluster.patches
     assert 1.5 <= asyncio.get_running_loop().time() - began <= 2.25
-
-
-async def test_a_lock_that_cannot_be_given_back_leaves_the_first_failure() -> None:
-    def vanish(cluster: Interrupted) -> None:
-        if cluster.patches == 1:
-            cluster.store.bind("default", "p", "n2")
-        if cluster.patches == 2:
-            cluster.store.delete("nodes", "", "n1")
-
-    cluster = Interrupted(vanish)
-
-    with pytest.raises(BindError, match='already assigned to node "n2"'):
-        await bind(cluster)
 
 
 async def test_a_bind_that_is_repeated_fails_and_gives_the_lock_away() -> None:
@@ -532,32 +509,52 @@ async def test_a_binding_whose_answer_was_lost_gives_the_lock_away() -> None:
     assert "" == cluster.lock()
 
 
-async def test_a_pod_that_was_made_again_meanwhile_gets_the_marks_and_loses_the_lock() -> None:
-    def replace(cluster: Interrupted) -> None:
-        if cluster.patches == 1:
-            cluster.store.delete("pods", "default", "p", grace=0)
-            cluster.store.create("pods", a_pod("p"))
+TAKEN = "2026-08-21T06:20:39Z,default,other"
 
-    cluster = Interrupted(replace)
 
-    with pytest.raises(BindError, match="UID"):
+def lock_for_another(cluster: Interrupted) -> None:
+    cluster.annotate(**{LOCK: TAKEN})
+
+
+def bind_elsewhere_and_remove_the_node(cluster: Interrupted) -> None:
+    if cluster.patches == 1:
+        cluster.store.bind("default", "p", "n2")
+    if cluster.patches == 2:
+        cluster.store.delete("nodes", "", "n1")
+
+
+def remove(cluster: Interrupted) -> None:
+    if cluster.patches == 1:
+        cluster.store.delete("pods", "default", "p", grace=0)
+
+
+def make_again(cluster: Interrupted) -> None:
+    if cluster.patches == 1:
+        remove(cluster)
+        cluster.store.create("pods", a_pod("p"))
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "refusal", "lock"),
+    [
+        (lock_for_another, r"^failed to set node lock .* is locked: node lock cont", TAKEN),
+        # The lock cannot be given back, and the first failure is told.
+        (bind_elsewhere_and_remove_the_node, 'already assigned to node "n2"', None),
+        (make_again, "UID", ""),
+        (remove, 'pods "p" not found', ""),
+    ],
+)
+async def test_what_others_do_meanwhile_fails_the_bind_and_its_lock_is_given_back(
+    meanwhile: Others, refusal: str, lock: str | None
+) -> None:
+    cluster = Interrupted(meanwhile)
+
+    with pytest.raises(BindError, match=refusal):
         await bind(cluster)
 
-    assert "allocating" == cluster.marks()["hami.io/bind-phase"]
-    assert "" == cluster.lock()
-
-
-async def test_the_lock_of_a_pod_that_went_meanwhile_is_given_back() -> None:
-    def remove(cluster: Interrupted) -> None:
-        if cluster.patches == 1:
-            cluster.store.delete("pods", "default", "p", grace=0)
-
-    cluster = Interrupted(remove)
-
-    with pytest.raises(BindError, match='pods "p" not found'):
-        await bind(cluster)
-
-    assert "" == cluster.lock()
+    assert lock is None or lock == cluster.lock()
+    if meanwhile is make_again:
+        assert "allocating" == cluster.marks()["hami.io/bind-phase"]
 
 
 async def test_a_failed_bind_of_a_pod_without_a_lock_leaves_the_lock_of_its_name() -> None:

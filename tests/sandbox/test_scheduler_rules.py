@@ -105,26 +105,24 @@ def memory_after(*pods: dict[str, object]) -> int:
     return usage.loads("n")[A].memory_mib
 
 
-def test_the_peak_goes_with_the_news_that_the_init_containers_succeeded() -> None:
-    assert 8000 == memory_after(placed())
-    assert 8000 == memory_after(placed(), placed(None))
-    assert 8000 == memory_after(placed(), placed(1))
-    assert 1000 == memory_after(placed(), placed(None), placed(0))
-
-
-def test_the_peak_that_went_does_not_come_back() -> None:
-    assert 1000 == memory_after(placed(), placed(0), placed(None))
-
-
-def test_a_new_scheduler_counts_the_peak_until_it_hears_of_the_pod_again() -> None:
-    assert 8000 == memory_after(placed(0))
-    assert 1000 == memory_after(placed(0), placed(0))
-
-
-def test_a_pod_that_is_being_deleted_keeps_its_peak() -> None:
-    leaving = placed(0, deletionTimestamp="2026-08-21T06:20:39Z")
-
-    assert 8000 == memory_after(placed(), leaving)
+@pytest.mark.parametrize(
+    ("news", "memory_mib"),
+    [
+        ([placed()], 8000),
+        ([placed(), placed(None)], 8000),
+        ([placed(), placed(1)], 8000),
+        ([placed(), placed(None), placed(0)], 1000),
+        ([placed(), placed(0), placed(None)], 1000),
+        # A new scheduler counts the peak until it hears of the pod again.
+        ([placed(0)], 8000),
+        ([placed(0), placed(0)], 1000),
+        ([placed(), placed(0, deletionTimestamp="2026-08-21T06:20:39Z")], 8000),
+    ],
+)
+def test_the_peak_goes_for_good_with_the_news_that_the_init_containers_succeeded(
+    news: list[dict[str, object]], memory_mib: int
+) -> None:
+    assert memory_mib == memory_after(*news)
 
 
 def test_only_pods_that_are_still_there_are_counted_after_a_gap() -> None:
@@ -426,7 +424,6 @@ async def test_pods_of_other_schedulers_are_left_alone() -> None:
 
 # ResourceQuotas as HAMi counts them: what pods of a namespace hold, against two limits.
 
-A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 MEMORY, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"
 
 
@@ -449,30 +446,27 @@ def asked(count: int, memory_mib: int, cores: int = 0) -> Json:
     return {"name": f"c{memory_mib}", "limits": limits}
 
 
-def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit() -> None:
-    quotas = Quotas(holding(1000, 20), 1)
+@pytest.mark.parametrize(
+    ("usage", "factor", "asked_for", "fits"),
+    [
+        (holding(1000, 20), 1, ("default", 500, 30), True),
+        (holding(1000, 20), 1, ("default", 501, 0), False),
+        (holding(1000, 20), 1, ("default", 0, 31), False),
+        (holding(1000, 20), 1, ("other", 10**6, 10**6), True),
+        (holding(1000, 20, "other"), 1, ("default", 1500, 0), True),
+        # The factor multiplies the limit of the memory.
+        (holding(0, 0), 4, ("default", 6000, 50), True),
+        (holding(0, 0), 4, ("default", 6001, 0), False),
+        (holding(0, 0), 4, ("default", 0, 51), False),
+    ],
+)
+def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit(
+    usage: Usage, factor: int, asked_for: tuple[str, int, int], *, fits: bool
+) -> None:
+    quotas = Quotas(usage, factor)
     quotas.see("ADDED", quota("q", memory=1500, cores=50))
 
-    assert quotas.fits("default", 500, 30)
-    assert not quotas.fits("default", 501, 0)
-    assert not quotas.fits("default", 0, 31)
-    assert quotas.fits("other", 10**6, 10**6)
-
-
-def test_what_other_namespaces_hold_does_not_count() -> None:
-    quotas = Quotas(holding(1000, 20, "other"), 1)
-    quotas.see("ADDED", quota("q", memory=1000))
-
-    assert quotas.fits("default", 1000, 0)
-
-
-def test_the_memory_factor_multiplies_the_limit() -> None:
-    quotas = Quotas(holding(0, 0), 4)
-    quotas.see("ADDED", quota("q", memory=100, cores=100))
-
-    assert quotas.fits("default", 400, 100)
-    assert not quotas.fits("default", 401, 0)
-    assert not quotas.fits("default", 0, 101)
+    assert fits == quotas.fits(*asked_for)
 
 
 @pytest.mark.parametrize("hard", [{"pods": "1"}, {"memory": "1500m"}, {"requests.cpu": "1"}])
@@ -551,7 +545,8 @@ async def test_a_pod_over_the_quota_waits_until_the_quota_grows() -> None:
 # How a pod's annotations steer the choice of GPUs, in the corners that no vector reaches.
 
 WEIGHTS = "hami.io/device-scoring-weights"
-TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
+POLICY = "hami.io/gpu-scheduler-policy"
+TOPOLOGY = {POLICY: "topology-aware"}
 UUIDS = tuple(GpuUuid(f"GPU-{name}") for name in "abc")
 
 
@@ -609,20 +604,22 @@ def test_weights_may_have_spaces_and_signs() -> None:
     assert Weights(1, 0, 3) == steering(**{WEIGHTS: " slot = +1, core=0 ,memory= 3"}).weights
 
 
-def test_an_empty_mode_admits_only_a_gpu_without_one() -> None:
-    wish = steering(**{"nvidia.com/vgpu-mode": ""})
-
-    assert not wish.admits_type(gpu(UUIDS[0]))
-    assert steering(**{"nvidia.com/vgpu-mode": "mig,hami-core"}).admits_type(gpu(UUIDS[0]))
-
-
 @pytest.mark.parametrize(
-    ("text", "admitted"), [("", True), (" ", True), (" , ", False), ("t4", True), ("a100", False)]
+    ("wish", "admitted"),
+    [
+        ({"nvidia.com/vgpu-mode": ""}, False),
+        ({"nvidia.com/vgpu-mode": "mig,hami-core"}, True),
+        ({"nvidia.com/use-gputype": ""}, True),
+        ({"nvidia.com/use-gputype": " "}, True),
+        ({"nvidia.com/use-gputype": " , "}, False),
+        ({"nvidia.com/use-gputype": "t4"}, True),
+        ({"nvidia.com/use-gputype": "a100"}, False),
+    ],
 )
-def test_a_list_of_commas_alone_admits_no_type(text: str, *, admitted: bool) -> None:
-    wish = steering(**{"nvidia.com/use-gputype": text})
-
-    assert admitted == wish.admits_type(gpu(UUIDS[0]))
+def test_an_empty_mode_or_a_list_of_commas_alone_admits_no_type(
+    wish: dict[str, str], *, admitted: bool
+) -> None:
+    assert admitted == steering(**wish).admits_type(gpu(UUIDS[0]))
 
 
 @pytest.mark.parametrize(("text", "admitted"), [("", True), (",", False), (" GPU-a ,x", True)])
@@ -633,7 +630,7 @@ def test_a_list_of_commas_alone_admits_no_uuid(text: str, *, admitted: bool) -> 
 
 
 def test_an_empty_policy_is_spread_and_binpack() -> None:
-    empty = {"hami.io/gpu-scheduler-policy": "", "hami.io/node-scheduler-policy": ""}
+    empty = {POLICY: "", "hami.io/node-scheduler-policy": ""}
     wish = read_steering(empty, SchedulerSettings(gpu_policy="binpack", node_policy="spread"))
 
     assert ("", "") == (wish.gpu_policy, wish.node_policy)
@@ -650,35 +647,34 @@ LINKED = RegisteredNode(
 )
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(1, ["GPU-c"]), (2, ["GPU-b", "GPU-a"]), (3, ["GPU-c", "GPU-b", "GPU-a"])],
+BARE = RegisteredNode("n", LINKED.gpus)
+TWO_NUMAS = RegisteredNode(
+    "n", tuple(GpuView(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
 )
-def test_one_gpu_is_the_worst_connected_and_several_are_the_best(
-    count: int, expected: list[str]
+BOUND = TOPOLOGY | {"nvidia.com/numa-bind": "true"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "count", "node", "expected", "reason"),
+    [
+        # One GPU is the worst connected, and several are the best.
+        (TOPOLOGY, 1, LINKED, ["GPU-c"], ""),
+        (TOPOLOGY, 2, LINKED, ["GPU-b", "GPU-a"], ""),
+        (TOPOLOGY, 3, LINKED, ["GPU-c", "GPU-b", "GPU-a"], ""),
+        # It goes with another policy.
+        ({POLICY: "binpack, topology-aware"}, 2, LINKED, ["GPU-b", "GPU-a"], ""),
+        # Without links all pairs are equal.
+        (TOPOLOGY, 2, BARE, ["GPU-c", "GPU-b"], ""),
+        (TOPOLOGY, 1, BARE, ["GPU-c"], ""),
+        # With NUMA binding the last NUMA node alone is chosen from.
+        (BOUND, 2, TWO_NUMAS, ["GPU-b", "GPU-a"], ""),
+        (BOUND, 3, TWO_NUMAS, [], "2/3 AllocatedCardsInsufficientRequest"),
+    ],
+)
+def test_gpus_are_chosen_by_their_links(
+    wish: dict[str, str], count: int, node: RegisteredNode, expected: list[str], reason: str
 ) -> None:
-    assert (expected, "") == fitted(TOPOLOGY, count, LINKED)
-
-
-def test_topology_goes_with_another_policy() -> None:
-    policy = {"hami.io/gpu-scheduler-policy": "binpack, topology-aware"}
-
-    assert (["GPU-b", "GPU-a"], "") == fitted(policy, 2, LINKED)
-
-
-def test_without_links_all_pairs_are_equal_and_the_first_is_taken() -> None:
-    bare = RegisteredNode("n", LINKED.gpus)
-
-    assert (["GPU-c", "GPU-b"], "") == fitted(TOPOLOGY, 2, bare)
-    assert (["GPU-c"], "") == fitted(TOPOLOGY, 1, bare)
-
-
-def test_with_numa_binding_the_last_numa_node_alone_is_chosen_from() -> None:
-    gpus = tuple(GpuView(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
-    bound = TOPOLOGY | {"nvidia.com/numa-bind": "true"}
-
-    assert (["GPU-b", "GPU-a"], "") == fitted(bound, 2, RegisteredNode("n", gpus))
-    assert "2/3 AllocatedCardsInsufficientRequest" == fitted(bound, 3, RegisteredNode("n", gpus))[1]
+    assert (expected, reason) == fitted(wish, count, node)
 
 
 @pytest.mark.parametrize("text", ["x", "{}", '[{"uuid": 1}]', '[{"uuid":"a","score":{"b":"c"}}]'])
@@ -692,7 +688,6 @@ def test_a_score_that_cannot_be_decoded_takes_the_whole_node_away(text: str) -> 
 # What each version of HAMi's scheduler takes from a Node, and when it looks again.
 
 HANDSHAKE = "hami.io/node-handshake"
-VERSION_REGISTER = "hami.io/node-nvidia-register"
 JSON = '[{"id":"GPU-a","count":10%s}]'
 HEALTHY, ILL = JSON % ',"health":true', JSON % ""
 COLON = "GPU-a,10,1,100,NVIDIA-T4,0,%s,0,hami-core:"
@@ -703,7 +698,7 @@ EARLIER = (Version.V2_4, Version.V2_7)
 
 
 def a_node(register: str, handshake: str = "", allocatable: str = "10") -> dict[str, Any]:
-    annotations = {VERSION_REGISTER: register, HANDSHAKE: handshake}
+    annotations = {REGISTER: register, HANDSHAKE: handshake}
     return {
         "metadata": {"name": "n1", "annotations": {k: v for k, v in annotations.items() if v}},
         "status": {"allocatable": {"nvidia.com/gpu": allocatable}},
@@ -793,43 +788,38 @@ def test_up_to_2_7_1_a_minute_of_silence_drops_the_node_until_it_speaks(version:
     assert offered(registry)
 
 
-def test_2_8_reads_again_when_the_count_changed_and_for_no_other_reason() -> None:
-    registry = Registry(Version.V2_8)
+REQUESTED = stamped("Requesting", 600)
+
+
+@pytest.mark.parametrize(
+    ("version", "node", "writes", "is_read"),
+    [
+        # 2.8 reads again when the count changed, and for no other reason.
+        (Version.V2_8, a_node(ILL, "Reported x"), {}, False),
+        (Version.V2_8, a_node(ILL, "Reported x", "9"), {}, True),
+        # 2.9 also does when the handshake is gone, but not for the text.
+        (Version.V2_9, a_node(ILL, REQUESTED), {}, False),
+        (Version.V2_9, a_node(ILL), {HANDSHAKE: stamped("Requesting", 0)}, True),
+        # It takes a dropped node back after a minute.
+        (Version.V2_9, a_node(ILL, stamped("Deleted", 59)), {}, False),
+        (
+            Version.V2_9,
+            a_node(ILL, stamped("Deleted", 60)),
+            {HANDSHAKE: stamped("Requesting", 0)},
+            True,
+        ),
+        # 2.10 reads a changed text.
+        (Version.V2_10, a_node(ILL, REQUESTED), {}, True),
+    ],
+)
+def test_each_later_version_has_its_reasons_to_read_again(
+    version: Version, node: dict[str, Any], writes: object, *, is_read: bool
+) -> None:
+    registry = Registry(version)
     registry.ingest(a_node(HEALTHY), START)
 
-    assert {} == registry.ingest(a_node(ILL, "Reported x"), START)
-    assert offered(registry)
-    registry.ingest(a_node(ILL, "Reported x", "9"), START)
-    assert offered(registry) is False
-
-
-def test_2_9_reads_again_when_the_handshake_is_gone_but_not_for_the_text() -> None:
-    registry = Registry(Version.V2_9)
-    registry.ingest(a_node(HEALTHY), START)
-
-    assert {} == registry.ingest(a_node(ILL, stamped("Requesting", 600)), START)
-    assert offered(registry)
-    assert {HANDSHAKE: stamped("Requesting", 0)} == registry.ingest(a_node(ILL), START)
-    assert offered(registry) is False
-
-
-@pytest.mark.parametrize(("age", "read"), [(59, False), (60, True)])
-def test_2_9_takes_a_dropped_node_back_after_a_minute(age: int, *, read: bool) -> None:
-    registry = Registry(Version.V2_9)
-    registry.ingest(a_node(HEALTHY), START)
-
-    registry.ingest(a_node(ILL, stamped("Deleted", age)), START)
-
-    assert (offered(registry) is False) is read
-
-
-def test_2_10_reads_a_changed_text() -> None:
-    registry = Registry(Version.V2_10)
-    registry.ingest(a_node(HEALTHY), START)
-
-    registry.ingest(a_node(ILL, stamped("Requesting", 600)), START)
-
-    assert offered(registry) is False
+    assert writes == registry.ingest(node, START)
+    assert (offered(registry) is False) is is_read
 
 
 @pytest.mark.parametrize("version", LATER)

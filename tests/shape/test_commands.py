@@ -32,7 +32,7 @@ RUN = read(
     make size
     make walk
 tests/cases/test_cases.py test_the_case_is_right
-    .venv/bin/python tests/cases/mixed_gpus.py
+    .venv/bin/python tests/cases/starved_start.py
 tests/process/test_sandbox.py test_every_claim_of_the_default_scenario_is_true
     make demo
 tests/cli/test_explain_sources.py test_the_example_of_the_help_runs
