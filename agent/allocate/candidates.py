@@ -509,9 +509,8 @@ def to_ask(
         )
     ):
         return ReadRecords()
-    pods, names = [each.pod for each in found], {each.pod.key for each in found}
-    pods += [stone.pod for stone in evidence.table.tombstones if stone.pod.key in names]
-    running = frozenset(one.running_id for pod in pods for one in pod.containers if one.running_id)
+    containers = (container for each in found for container in each.pod.containers)
+    running = frozenset(each.running_id for each in containers if each.running_id)
     unchecked = running - evidence.checked
     if unchecked:
         return CheckRunning(unchecked)

@@ -11,6 +11,7 @@ from agent.allocate.candidates import (
     AwaitLock,
     AwaitOthers,
     Candidate,
+    CheckRunning,
     Evidence,
     Grant,
     ListPods,
@@ -234,20 +235,11 @@ def exactly_one(
         is_nobodys = owner is None or evidence.known.get(owner, True) is None
         is_lock_unseen = not known and is_nobodys and not evidence.node_read
         return LookAtNode() if is_lock_unseen else ListPods()
-    # Beside a dead container whose record the kubelet lost, PodResources may mean a deleted pod of
-    # that name which still runs: then nothing tells the two calls apart.
-    running = {
-        stone.pod.key
-        for stone in evidence.table.tombstones
-        if any(is_alive(one, evidence.kubelet) for one in stone.pod.containers)
-        and any(each.row for each in present)
-    }
     # A pod from before may have been admitted without asking, and ask when its container starts.
     new = [
         each
         for each in present
         if each.pod.created >= evidence.kubelet.start.asks_since
-        and each.pod.key not in running
         and is_at_admission(each.pod, evidence, settings.resource)
     ]
     # A deleted pod does not matter if the new one has its name: see above.
@@ -262,14 +254,21 @@ def exactly_one(
         # The others have dead containers whose records the kubelet lost. It asks for them every few
         # seconds, and in vain if nothing tells them apart. They must not cost every new pod its
         # start: the kubelet is admitting this one now, and the scheduler has just placed it.
+        # A deleted pod of its name that still runs may be the one that the kubelet knows, though:
+        # then nothing tells its call from theirs.
+        graves = (stone.pod for stone in evidence.table.tombstones)
+        namesakes = [one for pod in graves if pod.key == new[0].pod.key for one in pod.containers]
+        unchecked = {one.running_id for one in namesakes if one.running_id} - evidence.checked
+        if unchecked:
+            return CheckRunning(frozenset(unchecked))
+        if any(is_alive(one, evidence.kubelet) for one in namesakes):
+            raise _several(known, evidence)
         if lock_of(new[0].pod, evidence) or may_be_unlocked(new[0].pod, evidence, settings):
             is_first = new[0].pod.key in evidence.present and not evidence.beside
             is_asking = is_first or evidence.alone
             return new[0] if is_asking else AwaitOthers()
-        if not evidence.waited:
-            return AwaitLock(*new[0].pod.key)
-        if not evidence.node_read:
-            return LookAtNode()
+        if not (evidence.waited and evidence.node_read):
+            return LookAtNode() if evidence.waited else AwaitLock(*new[0].pod.key)
     if present:
         raise _several(known, evidence)
     if known:

@@ -115,13 +115,16 @@ def test_beside_dead_containers_a_deleted_pod_costs_only_pods_of_other_names_the
     refused_by(beside(named_pod(5)), RefusalReason.MANY_PODS_ADMITTED)
 
 
-def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name_that_runs() -> (
-    None
-):
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name_that_runs(
+    is_answered: bool,  # noqa: FBT001 -- a parameter of the test
+) -> None:
     ran = msgspec.structs.replace(a_container(), has_run=True)
     dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
     gone = named_pod(1, uid=named_pod(5).uid, containers=(a_container(running_id="r"),))
-    rows = tuple(a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET) for one in (dead, gone))
+    # A dead one without a row was started unasked, or its answer was cut off.
+    answered = (dead, gone) if is_answered else (gone,)
+    rows = tuple(a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET) for one in answered)
     scene = a_scene(POD, dead, rows=rows, lock=POD, gone=(gone,))
     scene = changed(scene, records_read=True, listed=True, alone=True)
     scene = knowing(scene, holding(POD), holding(dead))
@@ -129,8 +132,24 @@ def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name
     assert ask(scene) == CheckRunning(frozenset({"r"}))
     ended = changed(scene, checked=frozenset({"r"}))
     assert granted(ended).candidate.pod == POD
-    runs = changed(ended, kubelet=KubeletView(NOW_KUBELET, alive=frozenset({"r"})))
-    refused_by(runs, RefusalReason.MANY_PODS_ADMITTED)
+    alive = KubeletView(NOW_KUBELET, alive=frozenset({"r"}))
+    refused_by(changed(ended, kubelet=alive), RefusalReason.MANY_PODS_ADMITTED)
+    # It makes no other new pod the only one that can be meant.
+    other = named_pod(4)
+    beside = a_scene(POD, other, dead, rows=rows, lock=other, gone=(gone,))
+    beside = changed(beside, records_read=True, listed=True, alone=True)
+    beside = knowing(beside, *map(holding, (POD, other, dead)))
+    beside = changed(beside, checked=frozenset({"r"}), kubelet=alive)
+    refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
+
+
+def test_a_pod_that_alone_can_be_meant_asks_for_nothing_about_a_deleted_one_of_its_name() -> None:
+    gone = named_pod(1, uid=named_pod(5).uid, containers=(a_container(running_id="r"),))
+    rows = (a_row(pod_uid=gone.uid, pod=gone.name, epoch=NOW_KUBELET),)
+    scene = a_scene(POD, rows=rows, lock=POD, gone=(gone,))
+
+    assert ask(scene) == AskKubelet(*POD.key)
+    assert granted(knowing(scene, holding(POD))).candidate.pod == POD
 
 
 def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others() -> None:
