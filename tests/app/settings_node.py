@@ -26,6 +26,7 @@ from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.offload import Inline
+from tests.services.at_work import at_work
 
 SETTLED = 5.0
 """Seconds after which a change has reached everybody: the reporter spreads its writes over one."""
@@ -123,18 +124,15 @@ async def a_settings_node(
         reporter = Reporter(api, cells, watch.saw, room.told.append, LoopClock(), Seeded())
         listing = Listing(facts.inventory, keeper.held, facts.slices)
         host = (keeper.run, room.service.run, listing.run, node.take_lists)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run()) for run in host]
+        async with at_work(*host):
             await asyncio.sleep(0)
             if room.service.saw_gpus(scan):
                 keeper.found(scan)
             await asyncio.sleep(0.01)
-            tasks += [group.create_task(run()) for run in (watch.run, reporter.run)]
-            await asyncio.sleep(SETTLED)
-            node.first = node.lists[0] if node.lists else SliceList()
-            node.count()
-            logs.clear()
-            node.logs = logs
-            yield node
-            for task in tasks:
-                task.cancel()
+            async with at_work(watch.run, reporter.run):
+                await asyncio.sleep(SETTLED)
+                node.first = node.lists[0] if node.lists else SliceList()
+                node.count()
+                logs.clear()
+                node.logs = logs
+                yield node

@@ -16,6 +16,7 @@ from tests.app.front_node import FrontPlaces, joined, running
 from tests.app.test_black_hole import offered, two_gpus
 from tests.fakes.gated_disk import GatedDisk
 from tests.services.allocation.allocating import Desk, ids, placed
+from tests.services.at_work import at_work
 
 
 class StallingNode:
@@ -44,8 +45,7 @@ class StallingNode:
 async def stalled(place, seconds):
     """A disk that stalls: the pod waits for it, and nothing else happens."""
     node = StallingNode()
-    async with running(node.front) as front, asyncio.TaskGroup() as group:
-        watching = group.create_task(node.watch())
+    async with running(node.front) as front, at_work(node.watch):
         pod = node.desk.bind(placed(1))
         gate, loop = node.gates[place], asyncio.get_running_loop()
         gate.clear()
@@ -56,7 +56,6 @@ async def stalled(place, seconds):
         assert seconds == pytest.approx(loop.time() - began, abs=0.1)
         assert [pod.uid] == [row.key.pod_uid for row in node.desk.ledger.rows]
         await asyncio.sleep(60)
-        watching.cancel()
         assert {2} == {count for _, count in node.changes}
         assert [] == front.told
 
@@ -64,8 +63,7 @@ async def stalled(place, seconds):
 async def silent(place):
     """A disk that does not answer, until it does: refusal and slices go together."""
     node = StallingNode()
-    async with running(node.front) as front, asyncio.TaskGroup() as group:
-        watching = group.create_task(node.watch())
+    async with running(node.front) as front, at_work(node.watch):
         node.desk.bind(placed(1))
         gate, loop = node.gates[place], asyncio.get_running_loop()
         gate.clear()
@@ -79,7 +77,6 @@ async def silent(place):
         assert ([], []) == offered(front)
         gate.set()
         await asyncio.sleep(1)
-        watching.cancel()
 
         assert DISK_BUDGET == pytest.approx(refused, abs=0.1)
         assert (2, 2) == tuple(map(len, offered(front)))
@@ -151,8 +148,7 @@ async def test_an_error_of_the_disk_takes_the_slices_until_it_is_over(code):
 
 async def test_a_slow_disk_that_always_answers_never_takes_a_slice():
     node = StallingNode()
-    async with running(node.front), asyncio.TaskGroup() as group:
-        watching = group.create_task(node.watch())
+    async with running(node.front), at_work(node.watch):
         loop, gate = asyncio.get_running_loop(), node.gates["state"]
         for number in range(20):
             pod = node.desk.bind(placed(number))
@@ -161,6 +157,5 @@ async def test_a_slow_disk_that_always_answers_never_takes_a_slice():
             await node.desk.service.allocate(ids(0))
             node.desk.witness.admit(pod, main=ids(0)[0])
             node.desk.bury(pod)
-        watching.cancel()
 
         assert {2} == {count for _, count in node.changes}

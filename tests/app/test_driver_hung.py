@@ -25,6 +25,7 @@ from tests.app.front_node import joined, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
+from tests.services.at_work import at_work
 
 HANG, LIMIT = 600.0, 60.0
 
@@ -82,20 +83,15 @@ async def a_node() -> AsyncIterator[HungNode]:
             front.notices.done(event)
 
     knowing = front.knowing
-    async with a_desk() as desk, asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(run())
-            for run in (
-                *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
-                *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
-                *(follow_inventory, read_notices),
-            )
-        ]
+    runs = (
+        *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
+        *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
+        *(follow_inventory, read_notices),
+    )
+    async with a_desk() as desk, at_work(*runs):
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
         probes = Probes(heartbeat_age=subjects.heartbeat.age, checks=subjects.checks)
         yield HungNode(front, hardware, desk, probes, told)
-        for task in tasks:
-            task.cancel()
 
 
 def healthy(node: HungNode) -> list[bool]:

@@ -17,6 +17,7 @@ from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu, a_row
+from tests.services.at_work import at_work
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
@@ -50,11 +51,9 @@ async def a_room(
     room.ledger.set(ledger)
     room.service.tell_start(room.start)
     room.service.saw_gpus(Scan("570", (a_gpu(),)))
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(room.service.run())
+    async with at_work(room.service.run):
         await asyncio.sleep(SOON)
         yield room, written
-        running.cancel()
 
 
 def copied(room: SettingsRoom) -> str:

@@ -13,6 +13,7 @@ from agent.errors import SettingsError
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
+from tests.services.at_work import at_work
 
 OWN = Path("/etc/hami-agent/config.yaml")
 HAMIS = Path("/etc/hami/config.json")
@@ -44,13 +45,11 @@ class SettingsFiles:
 async def reloading() -> AsyncIterator[tuple[SettingsFiles, float]]:
     """The service at work, its first reading done, and the time."""
     files = SettingsFiles()
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(files.room.service.run())
+    async with at_work(files.room.service.run):
         await asyncio.sleep(1)
         assert 1 == len(files.readings)
         files.readings.clear()
         yield files, asyncio.get_running_loop().time()
-        running.cancel()
 
 
 async def test_nothing_is_read_when_nothing_changes_and_a_change_once_it_lies_still():

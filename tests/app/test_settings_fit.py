@@ -19,6 +19,7 @@ from agent.state import decode_last_good
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu
 from tests.fakes.disk import MemoryDisk
+from tests.services.at_work import at_work
 
 OWN = """
 sharing: {splitCount: 10}
@@ -63,8 +64,7 @@ def taken(room: SettingsRoom, *texts: str, asked: bool = False) -> list[str]:
 
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     room = room_of()
-    async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(room.service.run())
+    async with at_work(room.service.run):
         await asyncio.sleep(0.01)
         assert (10, False) == (room.split_count, room.service.labelled.is_set())
         for node, count in ((a_node(pool="big"), 20), (None, 20), (a_node(pool="small"), 10)):
@@ -74,7 +74,6 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
             is_big = count == 20
             assert is_big == room.cells.report.value.topology_score
             assert ("4" if is_big else "1") == room.cells.edits.value.cuda_log_level
-        following.cancel()
     assert [20, 10] == room.refreshed
 
 
@@ -246,15 +245,13 @@ async def test_the_copy_is_written_when_it_changed_and_a_failed_write_is_said_on
     room = SettingsRoom(start_of(a_plan("")), disk=disk)
     room.service.recall(stored)
     with structlog.testing.capture_logs() as logs:
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(room.service.run())
+        async with at_work(room.service.run):
             for step in steps:
                 if isinstance(step, str):
                     disk.files.full = step == "full"
                 else:
                     room.service.copy.set(step)
                 await asyncio.sleep(2 * RETRY)
-            running.cancel()
 
     assert kept == [decode_last_good(one) for one in disk.written]
     said = [line["event"] for line in logs if line["log_level"] == "warning"]

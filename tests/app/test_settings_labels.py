@@ -16,6 +16,7 @@ from tests.app.settings_node import a_settings_node
 from tests.app.settings_room import SettingsRoom, start_of
 from tests.app.test_settings_fit import a_node, a_scan
 from tests.fakes.offload import Inline
+from tests.services.at_work import at_work
 
 
 def by(pool: str, **more: object) -> dict[str, object]:
@@ -44,8 +45,7 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
     room = await room_of(tmp_path, BIG, ANY)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(room.service.run())
+    async with at_work(room.service.run):
         loop.call_later(after, room.cells.node.set, a_node(Pool="big"))
         with structlog.testing.capture_logs() as logs:
             await room.service.await_labels()
@@ -55,7 +55,6 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
         assert (20 if after < 2 else 5) == room.split_count
         await asyncio.sleep(61)
         assert 20 == room.split_count
-        running.cancel()
 
 
 @pytest.mark.parametrize(
@@ -112,12 +111,10 @@ async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_p
     stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=good)
     room = await room_of(tmp_path, BIG, SMALL, ANY)
     room.service.recall(stored if has_copy else None)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(room.service.run())
+    async with at_work(room.service.run):
         asyncio.get_running_loop().call_later(0.5, room.cells.node.set, a_node(Pool="small"))
         await room.service.await_labels()
         assert has_copy == bool(room.service.saw_gpus(a_scan("NVIDIA H100")))
-        running.cancel()
 
     assert ["ConfigRejected"] == [event.reason for event in room.told]
     assert has_copy != room.stop.is_set()

@@ -13,6 +13,7 @@ from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joine
 from tests.app.test_black_hole import degraded
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 G0, G1, G2 = ALL = [a_uuid(number) for number in range(3)]
 SEEN = SPECIFICATIONS_PERIOD + 0.2
@@ -77,11 +78,8 @@ async def test_the_first_list_waits_for_the_specifications():
         async for listed in front.facts.slices.follow():
             lists.extend([[group.uuid for group in listed.groups if group.healthy]])
 
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(follow())
-        async with running(front):
-            await asyncio.sleep(30)
-        task.cancel()
+    async with at_work(follow), running(front):
+        await asyncio.sleep(30)
 
     assert [[], [G1]] == lists, "the first is that of a cell without a list"
 

@@ -13,6 +13,7 @@ from agent.report import NodeEventQueue
 from agent.state import NodeJournal
 from tests.builders import NOON, a_row
 from tests.fakes.clock import ManualClock
+from tests.services.at_work import at_work
 
 REFUSAL = Refusal(RefusalReason.NO_LOCK, "no lock")
 
@@ -131,12 +132,10 @@ async def test_a_disk_that_cannot_be_written_stops_nothing():
 @contextlib.asynccontextmanager
 async def running(journal):
     """The journal at work, stopped as the agent stops it."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(journal.run())
+    async with at_work(journal.run):
         await asyncio.sleep(0)
         yield
         await asyncio.sleep(0)
-        task.cancel()
 
 
 class JournalDisk:

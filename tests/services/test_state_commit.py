@@ -19,6 +19,7 @@ from agent.state import (
 )
 from tests.builders import G1, a_health, a_pod_uid, a_row
 from tests.fakes.gated_disk import GatedDisk
+from tests.services.at_work import at_work
 
 
 def row(number):
@@ -32,12 +33,8 @@ def putting(number):
 @contextlib.asynccontextmanager
 async def a_service(disk, state=None, **options):
     service = StateService(disk=disk, recovered=state or State(), boot_id="boot", **options)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(service.run())
-        try:
-            yield service
-        finally:
-            running.cancel()
+    async with at_work(service.run):
+        yield service
 
 
 async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
@@ -54,7 +51,7 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
 async def test_an_author_goes_on_before_those_who_follow_the_ledger():
     told = []
 
-    async with a_service(GatedDisk()) as service, asyncio.TaskGroup() as group:
+    async with a_service(GatedDisk()) as service:
 
         def tell(who):
             told.append((who, len(service.ledger.value.rows)))
@@ -63,12 +60,11 @@ async def test_an_author_goes_on_before_those_who_follow_the_ledger():
             async for _ in service.ledger.follow():
                 tell("follower")
 
-        following = group.create_task(follow())
-        await asyncio.sleep(0)
-        await service.commit(putting(1))
-        tell("author")
-        await asyncio.sleep(0.01)
-        following.cancel()
+        async with at_work(follow):
+            await asyncio.sleep(0)
+            await service.commit(putting(1))
+            tell("author")
+            await asyncio.sleep(0.01)
 
     assert [("follower", 0), ("author", 1), ("follower", 1)] == told
 

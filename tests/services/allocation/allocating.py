@@ -168,11 +168,15 @@ class Desk:
         self.node.set(NodeView(NODE, "uid", "2", annotations))
         return lock
 
+    def admit(self, pod: PodView) -> None:
+        """The watch shows the pod, and the kubelet begins to admit it."""
+        self.see(pod)
+        self.witness.admit(pod)
+
     def bind(self, pod: PodView) -> PodView:
         """The scheduler placed the pod here and the kubelet begins to admit it."""
-        self.see(pod)
         self.lock(pod)
-        self.witness.admit(pod)
+        self.admit(pod)
         return pod
 
     def effects(self, kind: EffectKind) -> list[Effect]:

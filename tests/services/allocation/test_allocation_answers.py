@@ -18,8 +18,7 @@ def envs(edits):
 async def test_a_lock_that_the_nodes_watch_shows_when_it_is_opened_for_us_is_enough():
     async with a_desk() as desk:
         pod = placed(1)
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
         desk.looked = lambda: desk.lock(pod)
 
         assert G1 == envs(await desk.service.allocate(ids(4)))["NVIDIA_VISIBLE_DEVICES"]
@@ -74,8 +73,7 @@ async def test_a_lock_that_is_not_the_pods_is_left_alone(annotations):
 async def test_a_lock_that_the_watch_shows_a_moment_later_is_waited_for():
     async with a_desk() as desk:
         pod = placed(1)
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
         loop = asyncio.get_running_loop()
         loop.call_later(0.05, desk.node.set, NodeView(NODE, "uid", "9"))
         loop.call_later(0.1, desk.lock, pod)

@@ -158,8 +158,7 @@ async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks
         row = await desk.shares.adopt(Adoption(pod, pod.containers[0], ()))
         assert row is not None
         await desk.state.commit(lambda ledger: ledger.put(row))
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
 
         edits = await desk.service.allocate(ids(9))
 

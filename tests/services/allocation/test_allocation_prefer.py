@@ -37,8 +37,7 @@ async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_wa
 async def test_a_pod_that_is_served_without_a_lock_is_steered_at_once():
     async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
         pod = placed(1, f"{G2},NVIDIA,3000,30:;")
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
         began = asyncio.get_running_loop().time()
 
         assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
@@ -88,8 +87,7 @@ async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(troubl
     async with a_desk() as desk:
         if trouble == "stray":
             stray = placed(1, annotations={})
-            desk.see(stray)
-            desk.witness.admit(stray)
+            desk.admit(stray)
         if trouble == "failing":
             desk.bind(placed(1))
             desk.witness.failures = [KubeletError("gone")] * 9

@@ -94,17 +94,6 @@ async def test_one_lost_connection_to_the_kubelet_costs_no_pod():
         assert 1 == len(desk.ledger.rows)
 
 
-async def test_a_kubelet_that_keeps_failing_is_refused_with_its_words():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.witness.failures = [KubeletError("no such socket")] * 3
-
-        refusal = await refused(desk, RefusalReason.WITNESS_SILENT)
-
-        assert "no such socket" in refusal.sentence
-        assert refusal.transient
-
-
 async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
     async with a_desk() as desk:
         desk.witness.supported = False
@@ -117,18 +106,6 @@ async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
         assert 1 == len(desk.ledger.rows)
         assert 1 == desk.records.reads
         assert 1 == desk.owners_refreshes == desk.refreshes
-
-
-async def test_a_disk_that_takes_nothing_refuses_with_the_reason_and_keeps_nothing():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
-
-        refusal = await refused(desk, RefusalReason.STATE_UNWRITABLE)
-
-        assert "ENOSPC" in refusal.sentence
-        assert refusal.transient
-        assert () == desk.ledger.rows
 
 
 async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
@@ -193,8 +170,7 @@ async def test_an_api_server_that_hangs_holds_the_kubelet_for_few_pods_that_nobo
 async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
     async with a_desk() as desk:
         stray = placed(1, annotations={})
-        desk.see(stray)
-        desk.witness.admit(stray)
+        desk.admit(stray)
         began = elapsed()
 
         await refused(desk, RefusalReason.NO_LOCK)
@@ -225,8 +201,7 @@ async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot
         desk.witness.forget(first)
         text = f"{G2},NVIDIA,80000,100:;"
         forged = placed(1, text, uid=placed(9).uid, reusable_name=False)
-        desk.see(forged)
-        desk.witness.admit(forged)
+        desk.admit(forged)
         desk.silent = asyncio.Event()
 
         await refused(desk, RefusalReason.PODS_UNKNOWN)
@@ -235,8 +210,7 @@ async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot
 async def waste(desk, number):
     """A pod that nobody placed is refused; the seconds that the kubelet was held for it."""
     stray = placed(number, annotations={})
-    desk.see(stray)
-    desk.witness.admit(stray)
+    desk.admit(stray)
     began = elapsed()
     await desk.service.prefer(ids(0, 1), (), 1)
     with pytest.raises(Refusal):
@@ -276,8 +250,7 @@ async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once
         for number in range(100, 120):
             await waste(desk, number)
         pod = placed(1)
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
         text = a_lock(namespace=pod.namespace, name=pod.name).value
         desk.unseen_node = NodeView(NODE, "uid", "2", {"hami.io/mutex.lock": text})
         began = elapsed()

@@ -129,31 +129,6 @@ async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later()
         assert first == await desk.service.allocate(ids(9))
 
 
-async def test_a_replay_is_refused_even_when_the_other_call_comes_while_it_is_being_written():
-    async with a_desk() as desk:
-        await answered(desk, placed(1, phase=Phase.RUNNING))
-        new = placed(
-            2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),)
-        )
-        desk.hooks.gate.clear()
-
-        async def replayed():
-            with pytest.raises(Refusal) as caught:
-                await desk.service.allocate(ids(9))
-            return caught.value.gate
-
-        async with asyncio.TaskGroup() as group:
-            replaying = group.create_task(replayed())
-            await asyncio.sleep(0.01)
-            desk.bind(new)
-            first_answer = group.create_task(desk.service.allocate(ids(5, 6)))
-            await asyncio.sleep(0.01)
-            desk.hooks.gate.set()
-
-        assert RefusalReason.OVERLAP is replaying.result()
-        assert f"{G1}" in dict(first_answer.result().envs)["NVIDIA_VISIBLE_DEVICES"]
-
-
 async def test_a_container_that_runs_is_not_taken_for_one_that_is_asked_for_again():
     async with a_desk() as desk:
         running = a_container(running_id="containerd://a")
@@ -214,8 +189,7 @@ async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in
         await desk.service.allocate(ids(2))
         desk.epoch = NEXT_EPOCH
         desk.records.keys = frozenset()  # the checkpoint is lost
-        desk.witness.admit(pod)
-        desk.see(pod)
+        desk.admit(pod)
         desk.lock(None)
         desk.containers.alive = {"containerd://app"}
 

@@ -17,55 +17,48 @@ async def refused(desk):
     return caught.value, line
 
 
-async def test_a_disk_that_hangs_is_named_and_not_the_search_for_the_pod():
+@pytest.mark.parametrize(
+    ("hang", "gate", "words", "told"),
+    [
+        (
+            lambda desk: desk.disk.gate.clear(),
+            RefusalReason.STATE_UNWRITABLE,
+            "the disk has not answered",
+            ("write-ledger", "team-a", "train-1", "main"),
+        ),
+        (
+            lambda desk: desk.hooks.gate.clear(),
+            RefusalReason.HOST_DIRECTORY,
+            "the disk has not answered",
+            ("make-directory", "team-a", "train-1", "main"),
+        ),
+        (
+            lambda desk: setattr(desk.hooks, "hanging", "facts"),
+            RefusalReason.HOST_DIRECTORY,
+            "hook path",
+            ("look-at-hook-path", None, None, None),
+        ),
+        (
+            lambda desk: setattr(desk.witness, "hung", True),
+            RefusalReason.OUT_OF_TIME,
+            "which pod",
+            ("find-pod", None, None, None),
+        ),
+    ],
+    ids=["disk", "directory", "hook path", "kubelet"],
+)
+async def test_what_hangs_is_named_and_not_the_search_for_the_pod(hang, gate, words, told):
     async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-        desk.disk.gate.clear()
+        desk.bind(placed(1))
+        hang(desk)
 
         refusal, line = await refused(desk)
         desk.disk.gate.set()
 
-    assert RefusalReason.STATE_UNWRITABLE is refusal.gate
-    assert "the disk has not answered" in refusal.sentence
-    assert ("write-ledger", "HA-5001") == (line["step"], line["gate"])
-    assert (pod.namespace, pod.name, "main") == (line["ns"], line["pod"], line["ctr"])
-
-
-async def test_a_directory_that_hangs_is_named():
-    async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-        desk.hooks.gate.clear()
-
-        refusal, line = await refused(desk)
-
-    assert RefusalReason.HOST_DIRECTORY is refusal.gate
-    assert "the disk has not answered" in refusal.sentence
-    assert ("make-directory", pod.name) == (line["step"], line["pod"])
-
-
-async def test_a_hook_path_that_hangs_is_named_and_not_the_search_for_the_pod(monkeypatch):
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        monkeypatch.setattr(desk.hooks, "facts", asyncio.Event().wait)
-
-        refusal, line = await refused(desk)
-
-    assert RefusalReason.HOST_DIRECTORY is refusal.gate
-    assert "hook path" in refusal.sentence
-    assert "look-at-hook-path" == line["step"]
-
-
-async def test_a_kubelet_that_hangs_is_out_of_time_without_a_pod():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.witness.hung = True
-
-        refusal, line = await refused(desk)
-
-    assert RefusalReason.OUT_OF_TIME is refusal.gate
-    assert "which pod" in refusal.sentence
-    assert "find-pod" == line["step"]
-    assert "pod" not in line
+    assert gate is refusal.gate
+    assert words in refusal.sentence
+    assert gate.value == line["gate"]
+    assert told == tuple(line.get(key) for key in ("step", "ns", "pod", "ctr"))
 
 
 async def test_a_write_that_comes_back_after_the_refusal_serves_the_next_kubelet():

@@ -77,8 +77,7 @@ async def test_an_old_answer_is_given_again_after_a_list_only_where_a_newcomer_m
 async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod_being_admitted():
     async with a_desk(LOST) as desk:
         desk.refresh_error = ApiError("away")
-        desk.see(OLD)
-        desk.witness.admit(OLD)
+        desk.admit(OLD)
         desk.containers.pods = frozenset()
         desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
         await asyncio.sleep(0.1)
@@ -87,8 +86,7 @@ async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod
 
     async with a_desk(LOST) as desk:
         desk.refresh_error = ApiError("away")
-        desk.see(RAN)
-        desk.witness.admit(RAN)
+        desk.admit(RAN)
         with pytest.raises(Refusal) as refused:
             await desk.service.allocate(ids(0))
 
@@ -97,8 +95,7 @@ async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod
 
 async def test_a_preference_for_an_old_answer_asks_nobody_but_the_kubelet():
     async with a_desk(LOST) as desk:
-        desk.see(OLD)
-        desk.witness.admit(OLD)
+        desk.admit(OLD)
 
         await desk.service.prefer(ids(0, 1), (), 1)
 
@@ -146,8 +143,7 @@ async def test_where_the_get_shows_another_pod_its_own_share_is_given():
 
 async def test_a_lock_that_the_watch_has_not_shown_is_read_once_before_a_refusal():
     async with a_desk() as desk:
-        desk.see(NEW)
-        desk.witness.admit(NEW)
+        desk.admit(NEW)
         lock = a_lock(namespace=NEW.namespace, name=NEW.name).value
         desk.unseen_node = NodeView(NODE, "uid", "9", {"hami.io/mutex.lock": lock})
 

@@ -13,6 +13,7 @@ from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
+from tests.services.at_work import at_work
 
 
 @contextlib.asynccontextmanager
@@ -25,11 +26,9 @@ async def following(
         api.create_node()
     view: Cell[NodeView | None] = Cell(None)
     node = NodeWatch(api, view, NoChance())
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(node.run())
+    async with at_work(node.run):
         await asyncio.sleep(0.1)
         yield api, node, view
-        task.cancel()
 
 
 async def test_the_watch_shows_the_node_without_a_read_and_what_becomes_of_it():
@@ -245,10 +244,7 @@ def went(view: Cell[NodeView | None]) -> list[str]:
 
 
 async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
-    api = FakeApi()
-    api.create_node()
-
-    async with following(api) as (_, _, view):
+    async with following() as (api, _, view):
         for name in ("a", "b"):
             api.edit_node({LOCK: f"2026-09-01T12:00:00Z,team-a,{name}"})
             await asyncio.sleep(1)
@@ -264,10 +260,7 @@ async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
 
 
 async def test_a_get_shows_the_node_before_its_watch_does():
-    api = FakeApi()
-    api.create_node()
-
-    async with following(api) as (_, node, view):
+    async with following() as (api, node, view):
         api.lag = 60.0
         changed = api.edit_node({LOCK: "2026-09-01T12:00:00Z,team-a,a"})
         await node.refresh()

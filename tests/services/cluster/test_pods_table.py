@@ -16,6 +16,7 @@ from tests.builders import a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import LoopClock
+from tests.services.at_work import at_work
 
 ONE = a_pod(uid=a_pod_uid(1), name="one")
 TWO = a_pod(uid=a_pod_uid(2), name="two")
@@ -40,11 +41,9 @@ class PodsRoom:
 async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[PodsRoom]:
     table, clock = Cell(PodTable()), LoopClock()
     pods = PodWatch(api, table, clock, NoChance())
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(pods.run())
+    async with at_work(pods.run):
         await asyncio.sleep(settle)
         yield PodsRoom(pods, table, clock)
-        task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -67,8 +66,7 @@ async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
     def counted() -> list[str]:
         return [pod.name for pod in table.value.pods.values() if pod.gpu_containers]
 
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(pods.run())
+    async with at_work(pods.run):
         await asyncio.sleep(0.1)
         assert ["one"] == counted()
         resource.set(new)
@@ -77,7 +75,6 @@ async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
         api.put_pod(a_pod(uid=a_pod_uid(3), name="three", containers=(a_container(resource=new),)))
         api.delete_pod(TWO.namespace, "two")
         await asyncio.sleep(0.1)
-        task.cancel()
 
     assert ["three"] == counted()
     assert [new] == [one.resource for one in table.value.tombstones[0].pod.gpu_containers]
@@ -115,11 +112,9 @@ async def test_a_grave_is_kept_for_ten_minutes():
 
 
 async def test_a_pod_of_the_same_name_does_not_disturb_the_grave():
-    api = FakeApi()
-    api.put_pod(ONE)
     again = a_pod(uid=a_pod_uid(9), name="one")
 
-    async with following(api) as room:
+    async with following_one() as (api, room):
         api.delete_pod(*ONE.key)
         api.put_pod(again)
         await asyncio.sleep(0.1)

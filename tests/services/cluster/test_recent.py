@@ -9,6 +9,7 @@ from agent.kit.cell import Cell
 from agent.kube.watches import RecentlyRegistered
 from agent.model import Inventory
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
+from tests.services.at_work import at_work
 
 GPU = a_gpu()
 
@@ -22,11 +23,9 @@ def of(mib: int, core_percent: int = 100) -> Inventory:
 @asynccontextmanager
 async def following(cell: Cell[Inventory]) -> AsyncIterator[RecentlyRegistered]:
     recent = RecentlyRegistered(cell)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(recent.run())
+    async with at_work(recent.run):
         await asyncio.sleep(0)
         yield recent
-        cell.close()
 
 
 async def test_a_lowered_amount_still_counts_for_a_minute_each_amount_by_itself() -> None:

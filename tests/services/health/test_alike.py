@@ -9,6 +9,7 @@ from agent.inventory import Discovery
 from agent.model import GpuFault, ProbeOutcome, Scan, Trouble
 from tests.builders import a_gpu
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 from tests.services.health.watching import G0, G1, G2, running
 
 ALL = (G0, G1, G2)
@@ -59,45 +60,39 @@ def faults(*uuids, trouble=Trouble.FAILED) -> list[GpuFault]:
 async def looked_at(driver: ScriptedDriver, seconds: float) -> tuple[Discovery, list[Scan]]:
     found: list[Scan] = []
     discovery = Discovery(driver, found.append)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(discovery.run())
+    async with at_work(discovery.run):
         await asyncio.sleep(seconds)
-        task.cancel()
     return discovery, found
 
 
-async def test_a_scan_in_which_all_fail_alike_is_the_drivers_failure():
-    driver = ScriptedDriver()
-    driver.faults = faults(G0, G1)
+@pytest.mark.parametrize(
+    ("gpus", "changes", "problem"),
+    [
+        ([], {"faults": faults(G0, G1)}, "the driver reports the same for all GPUs: Unknown Error"),
+        ([a_gpu()], {"failure": DriverError("Unknown Error")}, "Unknown Error"),
+    ],
+    ids=["all fail alike", "the new session fails"],
+)
+async def test_a_scan_that_says_nothing_of_one_gpu_is_the_drivers_failure(gpus, changes, problem):
+    driver = ScriptedDriver(gpus)
+    vars(driver).update(changes)
     discovery, found = await looked_at(driver, 5)
 
-    assert [] == found
-    assert "the driver reports the same for all GPUs: Unknown Error" == discovery.problem.value
+    assert ([], problem) == (found, discovery.problem.value)
 
 
-async def test_a_scan_is_repeated_in_another_session_before_it_counts():
+@pytest.mark.parametrize(
+    ("mended", "trouble", "seconds", "lost"),
+    [(True, Trouble.FAILED, 5, []), (False, Trouble.LOST, 0.5, [True])],
+    ids=["mended by it", "at fault itself"],
+)
+async def test_a_scan_is_repeated_in_another_session_before_it_counts(
+    mended, trouble, seconds, lost
+):
     driver = ScriptedDriver()
-    driver.renewable = driver.mended_by_renewal = True
-    driver.faults = faults(G0)
-    _, found = await looked_at(driver, 5)
+    driver.renewable, driver.mended_by_renewal = True, mended
+    driver.faults = faults(G0, trouble=trouble)
+    _, found = await looked_at(driver, seconds)
 
-    assert [()] == [scan.faults for scan in found]
+    assert [lost] == [[fault.lost for fault in scan.faults] for scan in found]
     assert 1 == driver.renewals
-
-
-async def test_a_single_gpu_that_fails_in_the_other_session_too_is_at_fault_itself():
-    driver = ScriptedDriver()
-    driver.renewable = True
-    driver.faults = faults(G0, trouble=Trouble.LOST)
-    _, found = await looked_at(driver, 0.5)
-
-    assert [True] == [scan.faults[0].lost for scan in found]
-
-
-async def test_a_driver_that_fails_in_the_new_session_is_the_failure():
-    driver = ScriptedDriver([a_gpu()])
-    driver.failure = DriverError("Unknown Error")
-    discovery, found = await looked_at(driver, 5)
-
-    assert [] == found
-    assert "Unknown Error" == discovery.problem.value

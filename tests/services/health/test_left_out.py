@@ -13,6 +13,7 @@ from agent.report import WAKING, LeftOut
 from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import ManualClock
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 BROKEN = GpuFault("index 1", "Unknown Error")
 TAIL = "; if this lasts, reset it or reboot the node [GpuLeftOut]"
@@ -42,15 +43,9 @@ class LeftOutBench:
 async def running(*faults: GpuFault) -> AsyncIterator[LeftOutBench]:
     bench = LeftOutBench()
     bench.driver.faults = list(faults)
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(run())
-            for run in (bench.keeper.run, bench.discovery.run, bench.left_out.run)
-        ]
+    async with at_work(bench.keeper.run, bench.discovery.run, bench.left_out.run):
         await asyncio.sleep(1)
         yield bench
-        for task in tasks:
-            task.cancel()
 
 
 async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():

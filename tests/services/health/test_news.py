@@ -26,6 +26,7 @@ from tests.builders import (
     an_inventory,
 )
 from tests.fakes.clock import LoopClock
+from tests.services.at_work import at_work
 
 WELL = a_health()
 BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
@@ -45,11 +46,9 @@ def telling(inventory, say, rows=(), pods=None) -> GpuEvents:
 
 @contextlib.asynccontextmanager
 async def running(service) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(service.run())
+    async with at_work(service.run):
         await asyncio.sleep(0.01)
         yield
-        task.cancel()
 
 
 async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import structlog
 
 from agent.health.watch import MOST_KNOWN
@@ -46,15 +47,21 @@ async def test_a_storm_of_all_gpus_is_one_list():
         assert STORM == sum(count for _, count in bench.watch.xid_events.items())
 
 
-async def test_a_storm_that_reaches_one_gpu_after_the_other_is_one_list_for_each_window():
+@pytest.mark.parametrize(
+    ("xid", "pause", "lists"),
+    [(79, 0.001, 1), (48, 0.012, 2)],  # the second one comes too late for the first list
+)
+async def test_gpus_that_are_struck_one_after_the_other_are_one_list_for_each_window(
+    xid, pause, lists
+):
     async with running() as bench:
         before = bench.slices.value.generation
         for uuid in (G0, G1, G2):
-            bench.driver.xid(uuid, 48)
-            await asyncio.sleep(0.012)  # the second one comes too late for the first list
+            bench.driver.xid(uuid, xid)
+            await asyncio.sleep(pause)
         await asyncio.sleep(0.2)
 
-        assert before + 2 == bench.slices.value.generation
+        assert before + lists == bench.slices.value.generation
         assert ["bad"] * 3 == bench.conditions
 
 
@@ -80,18 +87,6 @@ async def test_the_first_xid_of_each_number_on_each_gpu_has_its_line():
     told = [(line["gpu"], line["xid"]) for line in lines if line["event"] == "gpu.xid"]
     assert [(G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)] == told[:5]
     assert len(told) <= 6
-
-
-async def test_gpus_that_are_struck_a_millisecond_after_each_other_are_one_list():
-    async with running() as bench:
-        before = bench.slices.value.generation
-        for uuid in (G0, G1, G2):
-            bench.driver.xid(uuid, 79)
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.2)
-
-        assert before + 1 == bench.slices.value.generation
-        assert ["bad"] * 3 == bench.conditions
 
 
 async def test_gpus_that_are_lost_one_after_the_other_within_a_round_are_one_list():

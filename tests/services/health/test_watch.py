@@ -21,6 +21,7 @@ from agent.model import (
     Trouble,
 )
 from tests.builders import a_gpu, a_health, a_uuid
+from tests.services.at_work import at_work
 from tests.services.health.watching import G0, G1, G2, HealthBench, running
 
 ALL = (G0, G1, G2)
@@ -179,12 +180,10 @@ async def test_one_line_is_logged_per_change():
 async def test_a_first_stream_that_never_opens_is_noticed():
     bench = HealthBench()
     bench.driver.opening = 3600.0
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(bench.watch.run())
+    async with at_work(bench.watch.run):
         await asyncio.sleep(OPENING - 0.2)
         assert ["ok"] * 3 == bench.conditions
         await asyncio.sleep(10)
-        task.cancel()
 
     assert ["unmonitored"] * 3 == bench.conditions
     assert "does not open" in bench.of(G0).text

@@ -10,6 +10,7 @@ from agent.inventory import Discovery
 from agent.model import GpuFault, Scan, Trouble
 from tests.builders import a_gpu
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 
 @asynccontextmanager
@@ -24,10 +25,8 @@ async def running(driver: ScriptedDriver):
         found.append(round(loop.time() - start, 3))
 
     discovery = Discovery(driver, take)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(discovery.run())
+    async with at_work(discovery.run):
         yield discovery, found
-        task.cancel()
 
 
 async def test_it_scans_at_once_every_minute_and_on_demand_once_for_several_wishes():

@@ -14,6 +14,7 @@ from agent.model import Cause, Condition, GpuSample, GpuUuid, Inventory, ProbeOu
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import START, LoopClock
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 G0, G1 = a_uuid(0), a_uuid(1)
 SILENT = msgspec.structs.replace(a_health(condition=Condition.UNMONITORED), cause=Cause.DRIVER)
@@ -54,11 +55,9 @@ class SamplesBench:
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[SamplesBench]:
     bench = SamplesBench()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(bench.samples.run())
+    async with at_work(bench.samples.run):
         await asyncio.sleep(0.001)
         yield bench
-        task.cancel()
 
 
 async def test_each_gpu_is_asked_every_few_seconds_and_a_quarter_of_an_hour_is_kept_in_order():

@@ -6,6 +6,7 @@ import contextlib
 from agent.allocate.service import DISK_BUDGET, AllocateStep
 from agent.errors import PermissionFault, Refusal, RefusalReason, StateError
 from agent.inventory import CHECK_PERIOD, LEAST, NodeCheck, Withholder
+from tests.services.at_work import at_work
 
 SOON = CHECK_PERIOD + 0.01
 
@@ -57,11 +58,9 @@ class WithheldRoom:
 @contextlib.asynccontextmanager
 async def a_room():
     room = WithheldRoom()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(room.withholder.run())
+    async with at_work(room.withholder.run):
         await asyncio.sleep(0)
         yield room
-        task.cancel()
 
 
 async def test_what_is_cued_withholds_at_once_with_one_event_and_what_is_not_within_a_period():

@@ -8,20 +8,19 @@ from agent.errors import KubeletError
 from agent.kubelet.register import KubeletWatch
 from agent.ledger import KubeletEpoch
 from tests.fakes.registration_side import KubeletSide
+from tests.services.at_work import at_work
 
 
 async def test_a_new_kubelet_is_a_new_epoch() -> None:
     side = KubeletSide()
     kubelet = KubeletWatch(side)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(kubelet.run())
+    async with at_work(kubelet.run):
         side.start_kubelet()
         first = await kubelet.epoch.until(lambda epoch: epoch is not None)
         side.start_kubelet()
         second = await kubelet.epoch.until(lambda epoch: epoch not in {None, first})
         side.stop_kubelet()
         await kubelet.epoch.until(lambda epoch: epoch is None)
-        running.cancel()
 
     assert first != second
 
@@ -29,12 +28,10 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
 async def test_whatever_comes_or_goes_in_the_directory_is_passed_on() -> None:
     side, heard = KubeletSide(), asyncio.Queue[str]()
     kubelet = KubeletWatch(side, heard.put_nowait)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(kubelet.run())
+    async with at_work(kubelet.run):
         for name in ("ours.sock", "nvidia-gpu.sock", ""):
             side.report(name)
         assert ["ours.sock", "nvidia-gpu.sock", ""] == [await heard.get() for _ in range(3)]
-        running.cancel()
 
 
 async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:

@@ -4,11 +4,13 @@ All on virtual time, without sockets.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
 from agent.errors import KubeletError, PermissionFault, RegistrationRefused
-from agent.kubelet.register import RegistrationState
+from agent.kubelet.register import Registration, RegistrationState
 from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
 
 SERVING = RegistrationState(
@@ -18,6 +20,20 @@ SERVING = RegistrationState(
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@contextlib.asynccontextmanager
+async def registered(seconds: float = 60) -> AsyncIterator[tuple[KubeletSide, Registration]]:
+    """A registration that has served for a while."""
+    side = KubeletSide.started()
+    async with a_registration(side) as registration:
+        await asyncio.sleep(seconds)
+        yield side, registration
+
+
+async def registered_anew(registration: Registration) -> None:
+    await registration.state.until(lambda state: not state.registered)
+    await registration.state.until(lambda state: state == SERVING)
 
 
 async def test_it_registers_at_once_and_says_so():
@@ -49,13 +65,10 @@ async def test_an_absent_kubelet_is_waited_for_without_a_busy_loop():
 
 
 async def test_a_stream_that_ends_is_back_within_a_second():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         lost = now()
         side.streams.set(0)
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
+        await registered_anew(registration)
 
         assert 0.05 <= now() - lost <= 0.075
         assert 1 == side.binds
@@ -63,9 +76,7 @@ async def test_a_stream_that_ends_is_back_within_a_second():
 
 
 async def test_a_stream_that_ends_with_the_kubelet_is_waited_for():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         side.stop_kubelet()
         looked = side.looks
         await asyncio.sleep(600)
@@ -82,8 +93,7 @@ async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_s
             await asyncio.sleep(60)
             side.start_kubelet()
             began = now()
-            await registration.state.until(lambda state: not state.registered)
-            await registration.state.until(lambda state: state == SERVING)
+            await registered_anew(registration)
 
             assert began == now()
             assert restart + 1 == side.binds == len(side.calls)
@@ -91,13 +101,10 @@ async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_s
 
 
 async def test_a_socket_of_ours_that_vanishes_is_made_anew():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         began = now()
         side.remove(side.endpoint)
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
+        await registered_anew(registration)
 
         assert now() - began < 0.2
         assert 2 == side.binds
@@ -105,9 +112,7 @@ async def test_a_socket_of_ours_that_vanishes_is_made_anew():
 
 
 async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
-    side = KubeletSide.started()
-    async with a_registration(side):
-        await asyncio.sleep(60)
+    async with registered() as (side, _):
         side.files.clear()
         await asyncio.sleep(5.5)
 
@@ -115,9 +120,7 @@ async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
 
 
 async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_register():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         side.touch_kubelet()
         await asyncio.sleep(60)
 
@@ -126,9 +129,7 @@ async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_r
 
 
 async def test_other_names_in_the_directory_cause_no_look():
-    side = KubeletSide.started()
-    async with a_registration(side):
-        await asyncio.sleep(1)
+    async with registered(1) as (side, _):
         looked = side.looks
         for name in ("kubelet_internal_checkpoint", ".123456", "nvidia-gpu.sock", "DEPRECATION"):
             side.report(name)
@@ -138,9 +139,7 @@ async def test_other_names_in_the_directory_cause_no_look():
 
 
 async def test_after_an_overflow_everything_is_looked_at():
-    side = KubeletSide.started()
-    async with a_registration(side):
-        await asyncio.sleep(1)
+    async with registered(1) as (side, _):
         side.files.clear()
         side.report("")
         await asyncio.sleep(1)
@@ -168,13 +167,10 @@ async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
 
 
 async def test_a_renewal_registers_a_new_socket_under_an_open_stream():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         old, before = side.endpoint, registration.registration_id
         registration.renew()
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
+        await registered_anew(registration)
 
         assert old != side.endpoint
         assert 2 == side.binds == len(side.calls)
@@ -194,14 +190,10 @@ async def test_a_renewal_without_a_stream_changes_nothing():
 
 
 async def test_another_name_is_registered_by_a_new_socket_at_once():
-    side = KubeletSide()
-    side.start_kubelet()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         old, began = side.endpoint, now()
         side.resource.set("example.com/vgpu")
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
+        await registered_anew(registration)
 
         assert ("example.com/vgpu", 2) == (side.registered, len(side.calls))
         assert old != side.endpoint
@@ -374,11 +366,11 @@ async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable
         for life in (1, 1, 1, 1, 11, 1):
             await registration.state.until(lambda state: state.registered and state.stream)
             await asyncio.sleep(life)
-            lost = asyncio.get_running_loop().time()
+            lost = now()
             side.streams.set(0)
             await registration.state.until(lambda state: not state.registered)
             await registration.state.until(lambda state: state.registered)
-            waits.append(asyncio.get_running_loop().time() - lost)
+            waits.append(now() - lost)
 
     assert backed_off(waits[:4])
     assert backed_off(waits[4:])

@@ -8,9 +8,11 @@ import pytest
 
 from agent.kit.cell import Cell
 from agent.kubelet.register import LOOK_AGAIN, SETTLE, Rivals
+from tests.services.at_work import at_work
 
 SOON = 2 * SETTLE
 LATER = LOOK_AGAIN + SOON
+CONFLICT = ["PluginConflict"]
 
 
 class Side:
@@ -38,107 +40,74 @@ class Side:
         self.is_answering = answers
         self.heard("nvidia-gpu.sock")
 
-    async def comes_and_is_looked_at(self) -> None:
-        self.becomes(True)
-        await asyncio.sleep(SOON)
+    def stops(self) -> None:
+        """Our registration is over, as when the kubelet stops."""
+        self.registration_id = None
+
+    def registers(self) -> None:
+        self.registration_id = 7
 
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
     rivals = Rivals(side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
     side.heard = rivals.heard
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(rivals.run())
+    async with at_work(rivals.run):
         await asyncio.sleep(SOON)
         yield
-        running.cancel()
 
 
-async def test_it_is_told_once_when_it_comes():
-    side = Side()
+def comes(side: Side) -> None:
+    side.becomes(True)
+
+
+def goes(side: Side) -> None:
+    side.becomes(None)
+
+
+def is_killed(side: Side) -> None:
+    """Its socket stays, and nobody is told."""
+    side.is_answering = False
+
+
+@pytest.mark.parametrize(
+    ("answers", "steps", "renewed", "said"),
+    [
+        (None, [comes, SOON, 60], 0, CONFLICT),
+        (None, [comes, SOON, goes, SOON], 1, CONFLICT),
+        (None, [comes, SOON, goes, SOON, 60], 1, CONFLICT),
+        (None, [comes, SOON, is_killed, LATER], 1, CONFLICT),
+        (None, [comes, goes, SOON], 1, []),
+        (True, [goes, Side.stops, LATER], 0, []),
+        (False, [goes, LATER], 0, []),
+        (True, [Side.stops, LATER, goes, SOON], 0, []),
+        (True, [Side.stops, LATER, goes, SOON, comes, LATER], 0, CONFLICT),
+        (True, [Side.stops, LATER, goes, Side.registers, SOON], 0, []),
+        (True, [Side.stops, LATER, goes, Side.registers, SOON, comes, LATER], 0, CONFLICT),
+        (True, [Side.registers, LATER, goes, SOON], 1, []),
+    ],
+    ids=[
+        "it is told once when it comes",
+        "when it is gone the registration is renewed",
+        "and only once",
+        "one that is killed is missed soon although its socket stays",
+        "one that came and went between two looks counts",
+        "a stream that ended with it is renewed already",
+        "a dead socket that is removed disturbs nobody",
+        "a starting kubelet sweeps the socket of a living one",
+        "which makes it anew",
+        "a kubelet that knows us again swept it",
+        "and that one makes it anew",
+        "one that goes after the kubelet's start is missed",
+    ],
+)
+async def test_another_plugin_is_told_once_and_missed_when_it_goes(answers, steps, renewed, said):
+    side = Side(answers=answers)
     async with watched(side):
-        await side.comes_and_is_looked_at()
-        await asyncio.sleep(60)
+        for step in steps:
+            if callable(step):
+                step(side)
+            else:
+                await asyncio.sleep(step)
 
-    assert ["PluginConflict"] == side.said
-    assert 0 == side.renewed
-
-
-async def test_when_it_is_gone_the_registration_is_renewed_once():
-    side = Side()
-    async with watched(side):
-        await side.comes_and_is_looked_at()
-        side.becomes(None)
-        await asyncio.sleep(SOON)
-        assert 1 == side.renewed
-        await asyncio.sleep(60)
-
-    assert 1 == side.renewed
-
-
-async def test_one_that_is_killed_is_missed_soon_although_its_socket_stays():
-    side = Side()
-    async with watched(side):
-        await side.comes_and_is_looked_at()
-        side.is_answering = False
-        await asyncio.sleep(LATER)
-
-    assert 1 == side.renewed
-
-
-async def test_one_that_came_and_went_between_two_looks_counts():
-    side = Side()
-    async with watched(side):
-        side.becomes(True)
-        side.becomes(None)
-        await asyncio.sleep(SOON)
-
-    assert 1 == side.renewed
-    assert [] == side.said
-
-
-async def test_a_stream_that_ended_with_it_is_renewed_already():
-    side = Side(answers=True)
-    async with watched(side):
-        side.becomes(None)
-        side.registration_id = None
-        await asyncio.sleep(LATER)
-
-    assert 0 == side.renewed
-    assert [] == side.said
-
-
-async def test_a_dead_socket_that_is_removed_disturbs_nobody():
-    side = Side(answers=False)
-    async with watched(side):
-        side.becomes(None)
-        await asyncio.sleep(LATER)
-
-    assert 0 == side.renewed
-
-
-@pytest.mark.parametrize("spell", [None, 1], ids=["waits", "registered again"])
-async def test_a_kubelet_that_starts_and_sweeps_the_socket_of_a_living_one_is_no_end(spell):
-    side = Side(answers=True)
-    async with watched(side):
-        side.registration_id = None  # the kubelet stops
-        await asyncio.sleep(LATER)
-        side.becomes(None)
-        side.registration_id = spell
-        await asyncio.sleep(SOON)
-        assert 0 == side.renewed
-        side.becomes(True)
-        await asyncio.sleep(LATER)
-
-    assert 0 == side.renewed
-
-
-async def test_one_that_goes_after_the_kubelets_start_is_missed():
-    side = Side(answers=True)
-    async with watched(side):
-        side.registration_id = 7
-        await asyncio.sleep(LATER)
-        side.becomes(None)
-        await asyncio.sleep(SOON)
-
-    assert 1 == side.renewed
+    assert (renewed, said) == (side.renewed, side.said)

@@ -24,6 +24,7 @@ from tests.builders import a_gpu, a_uuid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 from tests.services.report.reporting import SCORED, Chance
 
 HOUR = 3600.0
@@ -58,24 +59,17 @@ class IdleAgent:
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for service in (
-                *(self.keeper.run, self.discovery.run, self.health.run),
-                *(self.listing.run, self.node.run, self.reporter.run),
-            ):
-                group.create_task(service())
-
 
 @contextlib.asynccontextmanager
 async def running(agent: IdleAgent) -> AsyncIterator[IdleAgent]:
     """The agent, once it has reported."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(agent.run())
+    async with at_work(
+        *(agent.keeper.run, agent.discovery.run, agent.health.run),
+        *(agent.listing.run, agent.node.run, agent.reporter.run),
+    ):
         async with asyncio.timeout(60):
             await agent.state.until(lambda state: state.reported)
         yield agent
-        task.cancel()
 
 
 @contextlib.asynccontextmanager

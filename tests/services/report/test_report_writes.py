@@ -60,12 +60,10 @@ async def test_an_annotation_of_the_same_meaning_is_left_alone():
 
 
 async def test_a_bad_gpu_is_told_without_delay_and_waits_for_no_inventory_change_that_does():
-    api = FakeApi()
-    api.create_node()
     loop = asyncio.get_running_loop()
     grown = ill(an_inventory(count=3, generation=3))
 
-    async with reporting(api, chance=0.9) as room:
+    async with reporting(chance=0.9) as room:
         await room.settled()
         began = loop.time()
         room.inventory.set(ill(an_inventory()))
@@ -73,26 +71,23 @@ async def test_a_bad_gpu_is_told_without_delay_and_waits_for_no_inventory_change
         assert (began, 1) == (loop.time(), room.written("health"))
         room.inventory.set(grown)
         await asyncio.sleep(0.5)
-        assert 2 == api.writes
+        assert 2 == room.api.writes
         room.inventory.set(ill(grown, index=1))
         await room.settled()
 
     assert pytest.approx(began + 0.5) == loop.time()
-    assert 3 == api.writes
+    assert 3 == room.api.writes
 
 
 async def test_changes_within_the_jitter_become_one_write():
-    api = FakeApi()
-    api.create_node()
-
-    async with reporting(api, chance=0.9) as room:
+    async with reporting(chance=0.9) as room:
         await room.settled()
         for count in (3, 4, 5):
             room.inventory.set(an_inventory(count=count, generation=count))
             await asyncio.sleep(0.1)
         await room.settled()
 
-    assert 2 == api.writes
+    assert 2 == room.api.writes
     assert room.told(an_inventory(count=5))
 
 

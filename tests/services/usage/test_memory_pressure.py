@@ -23,6 +23,7 @@ from tests.builders import (
     a_shared_gpu,
     an_inventory,
 )
+from tests.services.at_work import at_work
 
 ROW = a_row()
 FULL = a_container_use(a_gpu_use(mib=2960, limit_mib=3000))
@@ -47,10 +48,8 @@ class PressureScene:
 
     @contextlib.asynccontextmanager
     async def running(self):
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(self.service.run())
+        async with at_work(self.service.run):
             yield self
-            task.cancel()
 
 
 UNREADABLE = ContainerUse(NOON, RegionState.UNREADABLE, reason="it is a link")
