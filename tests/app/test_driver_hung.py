@@ -175,25 +175,20 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
     [
         ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
         ({"mode": "mig"}, "is not shared: the settings name mig as this node's operating mode"),
+        (None, "is not on the node any more"),
     ],
 )
-async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_that(changed, why):
+async def test_a_held_gpu_that_is_shared_no_more_or_gone_is_said_to_be_just_that(changed, why):
     async with a_node() as node:
         keeper, sharing = node.front.knowing.keeper, node.front.facts.sharing
         keeper.hold({G1: (slice_id(G1, 0),)})
-        sharing.set(msgspec.structs.replace(sharing.value, **changed))
-        keeper.refresh()
+        if changed is None:
+            keeper.found(Scan("570.1", ()))
+        else:
+            sharing.set(msgspec.structs.replace(sharing.value, **changed))
+            keeper.refresh()
 
         assert f"gpu_health degraded: GPU 0 {why}" in node.probed()[1]
-
-
-async def test_a_held_gpu_that_is_gone_is_said_to_be_gone():
-    async with a_node() as node:
-        keeper = node.front.knowing.keeper
-        keeper.hold({G1: (slice_id(G1, 0),)})
-        keeper.found(Scan("570.1", ()))
-
-        assert "gpu_health degraded: GPU 0 is not on the node any more" in node.probed()[1]
 
 
 async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere():

@@ -9,8 +9,7 @@ import structlog
 from agent.ledger import LastGood, SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
-from tests.app.settings_node import GPUS_8, a_settings_node
-from tests.app.settings_room import SettingsRoom, start_of
+from tests.app.settings_room import GPUS_8, SettingsRoom, a_settings_node, start_of
 from tests.builders import NODE, a_uuid
 
 GPU = a_uuid(0)
