@@ -33,6 +33,11 @@ def a_state(generation, machine=MACHINE):
 ENCODED = {generation: StateEncoder().encode(a_state(generation)) for generation in (1, 2)}
 
 
+FRESH = State(boot_id="boot-2", machine_id=MACHINE)
+NEWER = b'{"kind":"hami-agent-state","version":9,"checksum":"","data":{}}'
+OLDER = NEWER.replace(b"9", b"8")
+
+
 async def a_disk(current, previous=None):
     disk = MemoryDisk()
     for name, content in ((CURRENT, current), (PREVIOUS, previous)):
@@ -50,7 +55,7 @@ async def recovered(disk):
     ("current", "previous", "state", "kept"),
     [
         (ENCODED[2], ENCODED[1], a_state(2), {CURRENT, PREVIOUS}),
-        (None, None, State(boot_id="boot-2", machine_id=MACHINE), set()),
+        (None, None, FRESH, set()),
     ],
     ids=["the newest generation", "a new node"],
 )
@@ -83,14 +88,38 @@ async def test_the_unusable_content_is_kept_aside():
     assert a_state(1) == (await recovered(disk)).state
 
 
-async def test_the_state_of_another_machine_is_not_ours():
-    foreign = StateEncoder().encode(a_state(2, machine="machine-9"))
-    disk = await a_disk(foreign, foreign)
+FOREIGN = StateEncoder().encode(a_state(2, machine="machine-9"))
+
+
+@pytest.mark.parametrize(
+    ("generations", "code", "state", "said"),
+    [
+        ((FOREIGN, FOREIGN), 0, FRESH, ["belongs to another machine"]),
+        ((b"x", b"y"), 0, FRESH, ["rebuilding", CURRENT, PREVIOUS]),
+        ((b"x", ENCODED[1]), errno.EROFS, a_state(1), ["EROFS"]),
+        ((NEWER, OLDER), errno.ENOSPC, FRESH, [f"{UNREADABLE} cannot be written: ENOSPC"]),
+        (
+            (NEWER, OLDER),
+            0,
+            FRESH,
+            [
+                "it has version 9",
+                f"{CURRENT} is kept as {UNREADABLE}",
+                f"{PREVIOUS} is kept as {PREVIOUS_UNREADABLE}",
+            ],
+        ),
+    ],
+    ids=["another machine's", "both unusable", "read-only", "full", "of a newer version"],
+)
+async def test_what_cannot_be_used_or_kept_aside_is_said(generations, code, state, said):
+    disk = await a_disk(*generations)
+    if code:
+        disk.faults.fail_at(0, code, times=99)
 
     found = await recovered(disk)
 
-    assert Ledger() == found.state.ledger
-    assert "belongs to another machine" in found.notice
+    assert state == found.state
+    assert [] == [text for text in said if text not in found.notice]
 
 
 @pytest.mark.parametrize(
@@ -104,25 +133,6 @@ async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written,
     found = await recover(disk, boot_id="boot-2", machine_id=now)
 
     assert (a_state(2, machine=kept), "") == (found.state, found.notice)
-
-
-async def test_two_unusable_generations_make_a_fresh_state_with_a_notice():
-    found = await recovered(await a_disk(b"x", b"y"))
-
-    assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
-    assert "rebuilding" in found.notice
-    assert CURRENT in found.notice
-    assert PREVIOUS in found.notice
-
-
-async def test_a_disk_that_takes_no_write_does_not_hinder_the_fall_back():
-    disk = await a_disk(b"x", ENCODED[1])
-    disk.faults.fail_at(0, errno.EROFS, times=50)
-
-    found = await recovered(disk)
-
-    assert a_state(1) == found.state
-    assert "EROFS" in found.notice
 
 
 class Unreadable(MemoryDisk):
@@ -261,10 +271,6 @@ async def test_a_clock_that_was_not_set_moves_nothing(before):
     assert {G1: health} == found.state.health
 
 
-NEWER = b'{"kind":"hami-agent-state","version":9,"checksum":"","data":{}}'
-OLDER = NEWER.replace(b"9", b"8")
-
-
 async def test_generations_of_a_newer_version_outlive_the_writes_of_this_one():
     disk = await a_disk(NEWER, OLDER)
     found = await recovered(disk)
@@ -275,15 +281,6 @@ async def test_generations_of_a_newer_version_outlive_the_writes_of_this_one():
 
     assert NEWER == await disk.read(UNREADABLE)
     assert OLDER == await disk.read(PREVIOUS_UNREADABLE)
-
-
-async def test_where_they_are_kept_is_said():
-    found = await recovered(await a_disk(NEWER, OLDER))
-
-    assert Ledger() == found.state.ledger
-    assert "it has version 9" in found.notice
-    assert f"{CURRENT} is kept as {UNREADABLE}" in found.notice
-    assert f"{PREVIOUS} is kept as {PREVIOUS_UNREADABLE}" in found.notice
 
 
 @pytest.mark.parametrize(
@@ -297,12 +294,3 @@ async def test_a_single_generation_is_kept_too(current, previous, kept):
 
     assert (current or previous) == await disk.read(kept)
     assert {CURRENT if current else PREVIOUS, kept} == set(disk.files.names)
-
-
-async def test_a_disk_that_keeps_nothing_aside_is_said():
-    disk = await a_disk(NEWER, OLDER)
-    disk.faults.fail_at(0, errno.ENOSPC, times=99)
-
-    found = await recovered(disk)
-
-    assert f"{UNREADABLE} cannot be written: ENOSPC" in found.notice

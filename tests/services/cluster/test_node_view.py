@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
 from agent.allocate.room import GpuUse
 from agent.cluster import NodeView
@@ -207,33 +208,29 @@ async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
         assert created == view.value
 
 
-async def test_a_watch_that_does_not_open_says_nothing_of_the_node():
-    api = FakeApi()
+class Breaking(FakeApi):
+    """From the second watch on each breaks before it could show the Node."""
+
+    async def watch_node(self):
+        async for change in super().watch_node():
+            yield change
+            if change.opened and self.calls["watch_node"] > 1:
+                raise ApiError("reset")
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["it does not open", "it breaks at once"])
+async def test_a_watch_that_shows_nothing_says_nothing_of_the_node(breaks):
+    api = Breaking() if breaks else FakeApi()
     node = api.create_node()
 
     async with following(api) as (_, _, view):
-        api.begin_outage()
-        await asyncio.sleep(0.1)
-        api.end_outage()
-        api.delay = 300.0
-        await asyncio.sleep(200)
-
-        assert node == view.value
-
-
-async def test_a_watch_that_breaks_before_it_could_show_the_node_says_nothing_of_it():
-    class Breaking(FakeApi):
-        async def watch_node(self):
-            async for change in super().watch_node():
-                yield change
-                if change.opened and self.calls["watch_node"] > 1:
-                    raise ApiError("reset")
-
-    api = Breaking()
-    node = api.create_node()
-
-    async with following(api) as (_, _, view):
-        api.end_watches()
+        if breaks:
+            api.end_watches()
+        else:
+            api.begin_outage()
+            await asyncio.sleep(0.1)
+            api.end_outage()
+            api.delay = 300.0
         await asyncio.sleep(200)
 
         assert node == view.value

@@ -55,70 +55,55 @@ async def running(service) -> AsyncIterator[None]:
         yield
 
 
-async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
-    said: list[NodeEvent] = []
-    inventory = Cell(Inventory())
-    async with running(telling(inventory, said.append)):
-        inventory.set(holding(BAD, WELL))
-        await asyncio.sleep(0.01)
-        inventory.set(holding(BAD, BAD, generation=2))
-        await asyncio.sleep(0.01)
-        inventory.set(holding(WELL, BAD, generation=3))
-        await asyncio.sleep(0.01)
-
-    assert ["GpuUnhealthy", "GpuRecovered"] == [event.reason for event in said]
+SILENT = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
+FREE = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
+UNASKED = msgspec.structs.replace(FREE, cause="driver")
 
 
-async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_lasts():
+@pytest.mark.parametrize(
+    ("first", "steps"),
+    [
+        (
+            Inventory(),
+            [
+                ([BAD, WELL], 0.01, []),
+                ([BAD, BAD], 0.01, ["GpuUnhealthy"]),
+                ([WELL, BAD], 0.01, ["GpuUnhealthy", "GpuRecovered"]),
+            ],
+        ),
+        (
+            holding(WELL),
+            [
+                *[
+                    ([SILENT], 5, ["GpuDriverUnresponsive"]),
+                    ([WELL], CALM - 1, ["GpuDriverUnresponsive"]),
+                ]
+                * 100,
+                ([WELL], 2, ["GpuDriverUnresponsive", "GpuRecovered"]),
+                ([WELL], 10 * CALM, ["GpuDriverUnresponsive", "GpuRecovered"]),
+            ],
+        ),
+        (
+            holding(FREE),
+            [
+                ([UNASKED], 1, []),
+                ([WELL], 2 * CALM, ["GpuRecovered"]),
+                ([FREE], 1, ["GpuRecovered", "GpuReleased"]),
+                ([UNASKED], 2 * CALM, ["GpuRecovered", "GpuReleased", "GpuUnhealthy"]),
+            ],
+        ),
+        (holding(BAD), [([], CALM - 1, []), ([], 10 * CALM, ["GpuInventoryChanged"])]),
+    ],
+    ids=["known at the start", "it stutters", "taken back", "ill and gone for good"],
+)
+async def test_what_changes_is_said_once_and_what_may_turn_again_when_it_lasts(first, steps):
     said: list[str] = []
-    inventory = Cell(holding(WELL))
-    silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
-    events = telling(inventory, lambda event: said.append(event.reason))
-    async with running(events):
-        for turn in range(100):
-            inventory.set(holding(silent, generation=2 * turn + 2))
-            await asyncio.sleep(5)
-            inventory.set(holding(WELL, generation=2 * turn + 3))
-            await asyncio.sleep(CALM - 1)
-        assert ["GpuDriverUnresponsive"] == said
-        await asyncio.sleep(2)
-        assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
-        await asyncio.sleep(10 * CALM)
-
-    assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
-
-
-async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy():
-    said: list[str] = []
-    free = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
-    unasked = msgspec.structs.replace(free, cause="driver")
-    inventory = Cell(holding(free))
-    events = telling(inventory, lambda event: said.append(event.reason))
-    async with running(events):
-        inventory.set(holding(unasked, generation=2))
-        await asyncio.sleep(1)
-        inventory.set(holding(WELL, generation=3))
-        await asyncio.sleep(2 * CALM)
-        assert ["GpuRecovered"] == said
-        inventory.set(holding(free, generation=4))
-        await asyncio.sleep(1)
-        inventory.set(holding(unasked, generation=5))
-        await asyncio.sleep(2 * CALM)
-
-    assert ["GpuRecovered", "GpuReleased", "GpuUnhealthy"] == said
-
-
-async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_later():
-    said: list[str] = []
-    inventory = Cell(holding(BAD))
-    events = telling(inventory, lambda event: said.append(event.text))
-    async with running(events):
-        inventory.set(an_inventory(gpus=(), generation=2))
-        await asyncio.sleep(CALM - 1)
-        assert [] == said
-        await asyncio.sleep(10 * CALM)
-
-    assert [f"no longer shared: GPU 0 ({a_uuid(0)})"] == said
+    inventory = Cell(first)
+    async with running(telling(inventory, lambda event: said.append(event.reason))):
+        for generation, (healths, seconds, expected) in enumerate(steps, 2):
+            inventory.set(holding(*healths, generation=generation))
+            await asyncio.sleep(seconds)
+            assert expected == said
 
 
 async def test_telling_ends_with_the_inventory():
@@ -294,25 +279,26 @@ async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
         assert 16 == len(bench.events)
 
 
-async def test_a_gpu_that_was_shared_and_is_lost_is_told_by_its_health_alone():
+@pytest.mark.parametrize(
+    ("judged", "gpus", "lost", "told"),
+    [
+        ({}, [a_gpu(index=2)], (0, 7), [7]),
+        ({a_uuid(0): switched_off(NOON)}, [], (0,), [0]),
+    ],
+    ids=["its health tells of it", "nobody looks after health"],
+)
+async def test_a_lost_gpu_that_was_shared_is_told_here_only_where_its_health_is_not(
+    judged, gpus, lost, told
+):
     async with leaving_out() as bench:
-        lost = GpuFault(a_uuid(0), "GPU is lost", Trouble.LOST)
-        stranger = GpuFault(a_uuid(7), "GPU is lost", Trouble.LOST)
-        bench.driver.gpus, bench.driver.faults = [a_gpu(index=2)], [lost, stranger]
+        bench.keeper.judged(judged)
+        bench.driver.gpus = gpus
+        bench.driver.faults = [GpuFault(a_uuid(n), "GPU is lost", Trouble.LOST) for n in lost]
         await bench.rescan()
 
-        assert [f"GPU {a_uuid(7)} is not shared: GPU is lost{TAIL}"] == [
+        assert [f"GPU {a_uuid(n)} is not shared: GPU is lost{TAIL}" for n in told] == [
             event.text for event in bench.events
         ]
-
-
-async def test_a_lost_gpu_is_told_here_where_nobody_looks_after_health():
-    async with leaving_out() as bench:
-        bench.keeper.judged({a_uuid(0): switched_off(NOON)})
-        bench.driver.gpus, bench.driver.faults = [], [GpuFault(a_uuid(0), "lost", Trouble.LOST)]
-        await bench.rescan()
-
-        assert [f"GPU {a_uuid(0)} is not shared: lost{TAIL}"] == [e.text for e in bench.events]
 
 
 async def test_what_the_health_of_a_gpu_says_is_not_said_here_as_well():
