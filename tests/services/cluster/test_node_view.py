@@ -208,7 +208,7 @@ async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
         assert created == view.value
 
 
-class Breaking(FakeApi):
+class BreakingWatch(FakeApi):
     """From the second watch on each breaks before it could show the Node."""
 
     async def watch_node(self):
@@ -220,7 +220,7 @@ class Breaking(FakeApi):
 
 @pytest.mark.parametrize("breaks", [False, True], ids=["it does not open", "it breaks at once"])
 async def test_a_watch_that_shows_nothing_says_nothing_of_the_node(breaks):
-    api = Breaking() if breaks else FakeApi()
+    api = BreakingWatch() if breaks else FakeApi()
     node = api.create_node()
 
     async with following(api) as (_, _, view):
