@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 import pytest
 
 from agent.cluster import Phase, Role
-from agent.errors import KubeletError, Refusal, RefusalReason
+from agent.errors import Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, State
 from agent.model import Condition
 from tests.builders import NOON, a_container, a_gpu, a_health, a_shared_gpu, an_inventory
@@ -213,7 +213,6 @@ async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in
 TEXT = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;"
 NAMES = ("a", "b")
 SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
-SILENT = [KubeletError("no answer")] * 9
 
 
 class Pod:
@@ -237,45 +236,29 @@ class Pod:
 
     def live(self, *running: str) -> None:
         """These run, the others are dead; the kubelet knows the pod without any ids."""
-        containers = tuple(
-            msgspec.structs.replace(
-                one, running_id=one.name if one.name in running else None, has_run=True
-            )
-            for one in self.view.containers
-        )
-        self.desk.containers.alive = set(running)
-        self.desk.see(
-            msgspec.structs.replace(self.view, phase=Phase.RUNNING, containers=containers)
-        )
-        self.desk.witness.admit(self.view)
+        self._show(set(running), lambda name: {"running_id": name if name in running else None})
 
     def say(self, **changes: object) -> None:
         """All containers are dead, and this is what the pod's status says of each."""
-        containers = tuple(
-            msgspec.structs.replace(one, has_run=True, **changes) for one in self.view.containers
-        )
-        self.desk.containers.alive = set()
-        self.desk.see(
-            msgspec.structs.replace(self.view, phase=Phase.RUNNING, containers=containers)
-        )
-        self.desk.witness.admit(self.view)
+        self._show(set(), lambda _: changes)
 
     def end(self, ran: str, *, alive: bool) -> None:
         """By the status one container runs, and the other one ended long ago."""
+        ended = {"started_at": NOON - 2 * HOUR, "running_id": None}
+        self._show(
+            {ran} if alive else set(),
+            lambda name: ended | ({"running_id": name} if name == ran else {}),
+        )
+
+    def _show(self, alive: set[str], said: Callable[[str], Mapping[str, object]]) -> None:
         containers = tuple(
-            msgspec.structs.replace(
-                one,
-                has_run=True,
-                started_at=NOON - 2 * HOUR,
-                running_id=one.name if one.name == ran else None,
-            )
+            msgspec.structs.replace(one, has_run=True, **said(one.name))
             for one in self.view.containers
         )
-        self.desk.containers.alive = {ran} if alive else set()
-        self.desk.see(
+        self.desk.containers.alive = alive
+        self.desk.admit(
             msgspec.structs.replace(self.view, phase=Phase.RUNNING, containers=containers)
         )
-        self.desk.witness.admit(self.view)
 
     async def ask(self, number: int = 9) -> str:
         """The container whose answer is given, or the gate that closed."""

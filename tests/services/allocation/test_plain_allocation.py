@@ -11,7 +11,7 @@ from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.hookdirs import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, CLOSE
-from agent.ledger import PLAIN, ContainerEdits, Holder
+from agent.ledger import ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile.rules import PERIOD, QUIET
 from tests.builders import NOON, a_row
@@ -261,7 +261,6 @@ async def test_a_preference_is_for_gpus_side_by_side_and_free_ids_first():
 
 OTHER = Holder("team-b", "eval-0", "main")
 HELD = a_plain_row(holder=HOLDER)
-HELD_NAME = f"{HELD.key.pod_uid}_{PLAIN}"
 
 
 @contextlib.contextmanager
