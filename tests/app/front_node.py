@@ -24,6 +24,7 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs, FakeSpecifications
 from tests.fakes.offload import Inline
+from tests.services.at_work import at_work
 
 SETTINGS = """
 health: {driverHang: 60}
@@ -139,17 +140,11 @@ async def running(front: Front) -> AsyncIterator[FrontNode]:
             told.append(event)
             front.notices.done(event)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(run())
-            for run in (
-                *(front.state.run, front.follow_held, knowing.withholder.run, knowing.keeper.run),
-                *(knowing.listing.run, knowing.discovery.run),
-                *(knowing.health.run, knowing.samples.run, knowing.gpu_events.run),
-                *(knowing.left_out.run, read_notices),
-            )
-        ]
+    async with at_work(
+        *(front.state.run, front.follow_held, knowing.withholder.run, knowing.keeper.run),
+        *(knowing.listing.run, knowing.discovery.run),
+        *(knowing.health.run, knowing.samples.run, knowing.gpu_events.run),
+        *(knowing.left_out.run, read_notices),
+    ):
         await asyncio.sleep(0.1)
         yield FrontNode(front, told)
-        for task in tasks:
-            task.cancel()

@@ -1,22 +1,35 @@
 """The service of settings with fakes all around: what it reads from, and what it acts on."""
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import structlog
 
 from agent.app.adapters import new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
+from agent.inventory import InventoryKeeper, Listing
 from agent.kit.cell import Cell
 from agent.kit.timing import Lull
-from agent.ledger import Ledger, SourceFile
+from agent.kube.watches import NodeWatch
+from agent.ledger import LastGood, Ledger, SourceFile
+from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
-from agent.settings.reading import SourcesRead
+from agent.report import ReportCells, Reporter, ReportState
+from agent.settings.reading import SourcesRead, begin, look
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
+from tests.builders import NODE, a_gpu
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
+from tests.fakes.offload import Inline
+from tests.services.at_work import at_work
 
 
 @dataclasses.dataclass
@@ -113,3 +126,118 @@ class SettingsRoom:
     @property
     def split_count(self) -> int:
         return self.cells.sharing.value.split_count
+
+
+# A node whose settings lie in files, with the services between them and the lists that follow.
+#
+# Joined as the composition root joins them, on virtual time; every list and write is counted.
+
+
+SETTLED = 5.0
+"""Seconds after which a change has reached everybody: the reporter spreads its writes over one."""
+
+GPUS = Scan("570", tuple(a_gpu(index=n) for n in range(4)))
+GPUS_8 = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
+
+
+@dataclasses.dataclass
+class SettingsNode:
+    """What a test holds in its hands."""
+
+    root: Path
+    room: SettingsRoom
+    keeper: InventoryKeeper
+    api: FakeApi
+    lists: list[SliceList] = dataclasses.field(default_factory=list)
+    logs: list[MutableMapping[str, Any]] = dataclasses.field(default_factory=list)
+    first: SliceList = dataclasses.field(default_factory=SliceList)
+
+    def __post_init__(self) -> None:
+        self.facts = self.room.cells
+        self.service = self.room.service
+        self.events = self.room.told
+
+    async def take_lists(self) -> None:
+        """The kubelet's side: each list as it comes."""
+        async for listed in self.facts.slices.follow():
+            self.lists += [listed] if listed.generation else []
+
+    async def edit(self, *, asked: bool = False, **files: str | None) -> None:
+        """Write the files (None: remove), have them read, and wait until all has settled."""
+        for name, text in files.items():
+            if text is None:
+                (self.root / name).unlink()
+            else:
+                (self.root / name).write_text(text)
+        await self.service.read(asked=asked)
+        await asyncio.sleep(SETTLED)
+
+    async def hold(self, *slices: tuple[GpuUuid, int]) -> None:
+        """Containers hold these slices and no others."""
+        held: dict[GpuUuid, tuple[SliceId, ...]] = {}
+        for uuid, number in slices:
+            held[uuid] = (*held.get(uuid, ()), SliceId(f"{uuid}-{number}"))
+        self.keeper.hold(held)
+        await asyncio.sleep(SETTLED)
+
+    def count(self) -> tuple[int, int]:
+        """Lists and writes since the last count."""
+        found = len(self.lists), self.api.calls["annotate_node"]
+        self.lists.clear()
+        del self.api.calls["annotate_node"]
+        return found
+
+    def said(self, *levels: str) -> list[object]:
+        """The log's events of these levels about settings since the last call."""
+        found = [
+            line["event"]
+            for line in self.logs
+            if line["log_level"] in levels and str(line["event"]).startswith("config.")
+        ]
+        self.logs.clear()
+        return found
+
+
+@contextlib.asynccontextmanager
+async def a_settings_node(
+    root: Path,
+    own: str = "",
+    stored: LastGood | None = None,
+    *,
+    scan: Scan = GPUS,
+    labels: Mapping[str, str] | None = None,
+) -> AsyncIterator[SettingsNode]:
+    """A node with these GPUs that has listed and reported; counts and logs begin after that."""
+    (root / "own").write_text(own)
+    (root / "nodeconfig").write_text('{"nodeconfig": []}')
+    api = FakeApi()
+    api.create_node()
+    api.label_node(labels or {})
+    with structlog.testing.capture_logs() as logs:
+        flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
+        sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
+        start = await begin(sources, Inline(), Inline())
+        room = SettingsRoom(start, look=lambda good: look(sources, Inline(), good))
+        facts = room.cells
+        keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
+        room.rebuild = keeper.refresh
+        room.service.recall(stored)
+        node = SettingsNode(root, room, keeper, api)
+        watch = NodeWatch(api, facts.node, Seeded())
+        state = Cell(ReportState())
+        cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report, state)
+        reporter = Reporter(api, cells, watch.saw, room.told.append, LoopClock(), Seeded())
+        listing = Listing(facts.inventory, keeper.held, facts.slices)
+        host = (keeper.run, room.service.run, listing.run, node.take_lists)
+        async with at_work(*host):
+            await asyncio.sleep(0)
+            if room.service.saw_gpus(scan):
+                keeper.found(scan)
+            await asyncio.sleep(0.01)
+            async with at_work(watch.run, reporter.run):
+                await asyncio.sleep(SETTLED)
+                node.first = node.lists[0] if node.lists else SliceList()
+                node.count()
+                logs.clear()
+                node.logs = logs
+                yield node

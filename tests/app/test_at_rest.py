@@ -24,6 +24,7 @@ from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver
 from tests.fakes.regions import MemoryRegions
+from tests.services.at_work import at_work
 
 GPUS = 8
 START = 302.5
@@ -114,16 +115,10 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
         "web_socket": nothing,
         "mounts": lambda: lost(front.registration.state, Path("/nowhere"), lambda: False),
     }
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(task.run())  # type: ignore[arg-type]
-            for tier in tiers(parts, own, Seeded(0))
-            for task in tier
-            if task.name not in DOORS
-        ]
+    started = tiers(parts, own, Seeded(0))
+    standing = [task.run for tier in started for task in tier if task.name not in DOORS]
+    async with at_work(*standing):  # type: ignore[arg-type]
         yield
-        for task in tasks:
-            task.cancel()
 
 
 async def rest(ledger: Ledger, monkeypatch) -> tuple[dict[float, float], dict[str, float]]:

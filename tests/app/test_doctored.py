@@ -89,13 +89,13 @@ async def examine(settings: Settings, **more: Any) -> tuple[Finding, ...]:
     return await doctor.examine(NodeSeen(settings, {}, SystemClock(), **more))
 
 
-async def examined(
-    server: PreflightServer, path: Path, *, reader: bool = False, takeover: bool = False
-) -> list[Finding]:
-    """What is found on a node of that API server."""
+@contextlib.asynccontextmanager
+async def beside_server(
+    server: PreflightServer, path: Path, **flags: str
+) -> AsyncIterator[tuple[SandboxCluster, Settings]]:
+    """A node of that API server, and its settings."""
     async with a_node() as cluster, a_session(server, path):
-        flags = {"--kubeconfig": str(path / "kubeconfig"), "--takeover": str(takeover).lower()}
-        return list(await examine(settings(cluster, **flags), reader=reader))
+        yield cluster, settings(cluster, **{"--kubeconfig": str(path / "kubeconfig")}, **flags)
 
 
 def of(findings: Iterable[Finding], point: str) -> list[str]:
@@ -147,7 +147,9 @@ async def test_what_the_api_server_says_is_told(
 ):
     model = PreflightServer()
     vars(model).update(server)
-    found = await examined(model, tmp_path, **given)
+    flags = {"--takeover": "true"} if "takeover" in given else {}
+    async with beside_server(model, tmp_path, **flags) as (_, chosen):
+        found = await examine(chosen, reader="reader" in given)
     rights = " ".join(one.said for one in found if one.point is PreflightCheck.RIGHTS)
 
     assert faults == wrong(found)
@@ -166,8 +168,7 @@ async def test_what_the_api_server_says_is_told(
 async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number: int):  # noqa: FBT001 -- a case
     server = PreflightServer()
     server.denied = {("patch", "nodes")}
-    async with a_node() as cluster, a_session(server, tmp_path):
-        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
+    async with beside_server(server, tmp_path) as (_, chosen):
         await examine(msgspec.structs.replace(chosen, node_condition=condition))
 
     assert number == len(server.asked)
@@ -178,8 +179,7 @@ async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number:
 
 async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     server = PreflightServer()
-    async with a_node() as cluster, a_session(server, tmp_path):
-        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
+    async with beside_server(server, tmp_path) as (cluster, chosen):
         with socket.socket(socket.AF_UNIX) as theirs:
             theirs.bind(str(cluster.places.plugins / "nvidia-gpu.sock"))
             theirs.listen()

@@ -25,6 +25,7 @@ from tests.app.front_node import joined, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
+from tests.services.at_work import at_work
 
 HANG, LIMIT = 600.0, 60.0
 
@@ -82,20 +83,15 @@ async def a_node() -> AsyncIterator[HungNode]:
             front.notices.done(event)
 
     knowing = front.knowing
-    async with a_desk() as desk, asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(run())
-            for run in (
-                *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
-                *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
-                *(follow_inventory, read_notices),
-            )
-        ]
+    runs = (
+        *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
+        *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
+        *(follow_inventory, read_notices),
+    )
+    async with a_desk() as desk, at_work(*runs):
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
         probes = Probes(heartbeat_age=subjects.heartbeat.age, checks=subjects.checks)
         yield HungNode(front, hardware, desk, probes, told)
-        for task in tasks:
-            task.cancel()
 
 
 def healthy(node: HungNode) -> list[bool]:
@@ -179,25 +175,20 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
     [
         ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
         ({"mode": "mig"}, "is not shared: the settings name mig as this node's operating mode"),
+        (None, "is not on the node any more"),
     ],
 )
-async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_that(changed, why):
+async def test_a_held_gpu_that_is_shared_no_more_or_gone_is_said_to_be_just_that(changed, why):
     async with a_node() as node:
         keeper, sharing = node.front.knowing.keeper, node.front.facts.sharing
         keeper.hold({G1: (slice_id(G1, 0),)})
-        sharing.set(msgspec.structs.replace(sharing.value, **changed))
-        keeper.refresh()
+        if changed is None:
+            keeper.found(Scan("570.1", ()))
+        else:
+            sharing.set(msgspec.structs.replace(sharing.value, **changed))
+            keeper.refresh()
 
         assert f"gpu_health degraded: GPU 0 {why}" in node.probed()[1]
-
-
-async def test_a_held_gpu_that_is_gone_is_said_to_be_gone():
-    async with a_node() as node:
-        keeper = node.front.knowing.keeper
-        keeper.hold({G1: (slice_id(G1, 0),)})
-        keeper.found(Scan("570.1", ()))
-
-        assert "gpu_health degraded: GPU 0 is not on the node any more" in node.probed()[1]
 
 
 async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere():

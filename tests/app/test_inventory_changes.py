@@ -23,6 +23,7 @@ from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
 from tests.fakes.hardware_driver import HardwareDriver
+from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
 CHANGED = DriverEvent(EventKind.CHANGED)
@@ -248,8 +249,7 @@ async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
     driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
     front = joined(driver)
     knowing = front.knowing
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run()) for run in (knowing.discovery.run, knowing.health.run)]
+    async with at_work(knowing.discovery.run, knowing.health.run):
         await asyncio.sleep(0.1)
         knowing.listing.refresh()
         assert [True, True] == [one.healthy for one in front.facts.slices.value.groups]
@@ -258,5 +258,3 @@ async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
         await asyncio.sleep(0.1)
 
         assert [True, False] == [one.healthy for one in front.facts.slices.value.groups]
-        for task in tasks:
-            task.cancel()

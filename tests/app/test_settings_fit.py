@@ -13,12 +13,15 @@ from agent.cluster import NodeView
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
 from agent.model import GpuFault, Scan
+from agent.settings.reading import begin
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
 from agent.state import decode_last_good
-from tests.app.settings_room import SettingsRoom, a_plan, start_of
-from tests.builders import a_gpu
+from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
+from tests.builders import NODE, a_gpu, a_uuid
 from tests.fakes.disk import MemoryDisk
+from tests.fakes.offload import Inline
+from tests.services.at_work import at_work
 
 OWN = """
 sharing: {splitCount: 10}
@@ -63,8 +66,7 @@ def taken(room: SettingsRoom, *texts: str, asked: bool = False) -> list[str]:
 
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     room = room_of()
-    async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(room.service.run())
+    async with at_work(room.service.run):
         await asyncio.sleep(0.01)
         assert (10, False) == (room.split_count, room.service.labelled.is_set())
         for node, count in ((a_node(pool="big"), 20), (None, 20), (a_node(pool="small"), 10)):
@@ -74,7 +76,6 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
             is_big = count == 20
             assert is_big == room.cells.report.value.topology_score
             assert ("4" if is_big else "1") == room.cells.edits.value.cuda_log_level
-        following.cancel()
     assert [20, 10] == room.refreshed
 
 
@@ -246,16 +247,340 @@ async def test_the_copy_is_written_when_it_changed_and_a_failed_write_is_said_on
     room = SettingsRoom(start_of(a_plan("")), disk=disk)
     room.service.recall(stored)
     with structlog.testing.capture_logs() as logs:
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(room.service.run())
+        async with at_work(room.service.run):
             for step in steps:
                 if isinstance(step, str):
                     disk.files.full = step == "full"
                 else:
                     room.service.copy.set(step)
                 await asyncio.sleep(2 * RETRY)
-            running.cancel()
 
     assert kept == [decode_last_good(one) for one in disk.written]
     said = [line["event"] for line in logs if line["log_level"] == "warning"]
     assert ["config.copy_unwritable"] * ("full" in steps) == said
+
+
+# Entries of HAMi's config.json by label selector: when labels come, change, or never come.
+
+
+def by(pool: str, **more: object) -> dict[str, object]:
+    return {"nodelabelselector": {"matchLabels": {"Pool": pool}}, **more}
+
+
+BIG, SMALL = by("big", devicesplitcount=20), by("small", devicesplitcount=10**6)
+ANY = {"name": "*", "devicesplitcount": 5}
+
+
+def text(*entries: object) -> str:
+    return json.dumps({"nodeconfig": entries})
+
+
+async def room_with(tmp_path, *entries: object) -> SettingsRoom:
+    (tmp_path / "n.json").write_text(text(*entries))
+    flags = {"--nodeconfig": f"{tmp_path}/n.json", "--device-config": ""}
+    start = await begin(Sources(None, {}, flags, "node-a"), Inline(), Inline())
+    return SettingsRoom(start_of(start.taken()))
+
+
+@pytest.mark.parametrize(("after", "waited"), [(0.5, 0.5), (1.9, 1.9), (60.0, 2.0)])
+async def test_the_first_start_waits_two_seconds_for_the_node(
+    tmp_path, after: float, waited: float
+):
+    room = await room_with(tmp_path, BIG, ANY)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    async with at_work(room.service.run):
+        loop.call_later(after, room.cells.node.set, a_node(Pool="big"))
+        with structlog.testing.capture_logs() as logs:
+            await room.service.await_labels()
+        assert waited == pytest.approx(loop.time() - begun, abs=0.05)
+        assert (after > 2) == ("config.labels_unknown" in [line["event"] for line in logs])
+        assert room.service.saw_gpus(a_scan("NVIDIA H100"))
+        assert (20 if after < 2 else 5) == room.split_count
+        await asyncio.sleep(61)
+        assert 20 == room.split_count
+
+
+@pytest.mark.parametrize(
+    ("entries", "stored"),
+    [
+        ((BIG, ANY), LastGood("0.0.9", "node-a", {"Pool": "big"})),
+        (({"name": "node-a", "devicesplitcount": 20}, ANY), None),
+        ((by("", nodelabelselector={}, devicesplitcount=20), ANY), None),
+    ],
+)
+async def test_nothing_waits_where_labels_are_kept_or_decide_nothing(tmp_path, entries, stored):
+    room = await room_with(tmp_path, *entries)
+    room.service.recall(stored)
+    begun = asyncio.get_running_loop().time()
+    await room.service.await_labels()
+
+    assert begun == asyncio.get_running_loop().time()
+    assert room.service.saw_gpus(a_scan("NVIDIA H100"))
+    assert 20 == room.split_count
+
+
+async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mended(tmp_path):
+    async with a_settings_node(tmp_path, labels={"Pool": "big"}) as node:
+        await node.edit(nodeconfig=text(BIG, SMALL, ANY))
+        assert (1, 1) == node.count()
+        assert ["config.ignored", "config.applied"] == node.said("info", "warning", "error")
+
+        node.api.label_node({"Pool": "small"})
+        await node.edit()
+        assert (0, 0) == node.count()
+        assert 20 == node.facts.sharing.value.split_count
+        assert ["ConfigRejected"] == [event.reason for event in node.events]
+        assert "splitCount: expected 1 to 10000" in node.service.trouble
+
+        await node.edit(nodeconfig=text(BIG, by("small", devicesplitcount=7), ANY))
+        assert (1, 1) == node.count()
+        assert 7 == node.facts.sharing.value.split_count
+        assert "" == node.service.trouble
+
+
+async def test_a_wrong_entry_of_another_node_is_a_warning_and_the_file_is_taken(tmp_path):
+    async with a_settings_node(tmp_path) as node:
+        wrong = {"name": "other", "operatingmode": "fast"}
+        await node.edit(nodeconfig=text(wrong, {"name": "other", "operatingmode": "remote"}, ANY))
+
+        assert 5 == node.facts.sharing.value.split_count
+        assert [] == node.events
+        assert 3 * ["config.ignored"] + ["config.applied"] == node.said("info", "warning", "error")
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_path, has_copy):
+    good = SourceFile(f"{tmp_path}/n.json", text(by("small", devicesplitcount=8)).encode())
+    stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=good)
+    room = await room_with(tmp_path, BIG, SMALL, ANY)
+    room.service.recall(stored if has_copy else None)
+    async with at_work(room.service.run):
+        asyncio.get_running_loop().call_later(0.5, room.cells.node.set, a_node(Pool="small"))
+        await room.service.await_labels()
+        assert has_copy == bool(room.service.saw_gpus(a_scan("NVIDIA H100")))
+
+    assert ["ConfigRejected"] == [event.reason for event in room.told]
+    assert has_copy != room.stop.is_set()
+    if has_copy:
+        assert 8 == room.split_count
+    else:
+        assert "splitCount: expected 1 to 10000" in str(room.service.refusal)
+
+
+# Settings that change while the agent runs: one list and one write for all of it, or none.
+#
+# And whatever is wrong with the files, what was good stays: one Event, one line in the log.
+
+
+GPU = a_uuid(0)
+GOOD = "sharing: {splitCount: 8}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "lists", "writes"),
+    [
+        ("sharing: {splitCount: 4}", 1, 1),
+        ("sharing: {memoryScaling: 2}", 0, 1),
+        ("sharing: {coreScaling: 2}", 0, 1),
+        ("sharing: {filterIndexes: [1]}", 1, 1),
+        (f"sharing: {{filterUUIDs: [{a_uuid(2)}]}}", 1, 1),
+        ("sharing: {operatingMode: mps}", 0, 1),
+        ("sharing: {operatingMode: mig}", 1, 1),
+        ("sharing: {numaTopology: true}", 1, 0),
+        ("report: {topologyScore: true}", 0, 1),
+        ("report: {profile: colon}", 0, 1),
+        ("library: {cudaLogLevel: '4'}", 0, 0),
+        ("allocation: {passDeviceSpecs: true}", 0, 0),
+        ("allocation: {unlockedPods: unique}", 0, 0),
+        ("sharing: {memoryFactor: 4}", 0, 0),
+        ("sharing: {splitCount: 4, memoryScaling: 2, filterIndexes: [1]}", 1, 1),
+        ("sharing: {splitCount: 4}\nreport: {topologyScore: true}", 1, 1),
+        ("# nothing", 0, 0),
+        ("sharing: {splitCount: 10, memoryScaling: 1, operatingMode: hami-core}", 0, 0),
+    ],
+)
+async def test_a_change_is_one_list_and_one_write_at_most(tmp_path, change, lists, writes):
+    async with a_settings_node(tmp_path) as node:
+        await node.edit(own=change)
+        assert (lists, writes) == node.count()
+        assert ["config.applied"] == node.said("info", "warning", "error")
+
+        await node.edit(own="")
+        assert (lists, writes) == node.count()
+        assert [] == node.events
+
+
+@pytest.mark.parametrize(
+    ("devices", "own", "said"),
+    [
+        ("", "", ["config.requests_unchecked"]),
+        ("nvidia: {}", "sharing: {memoryFactor: 4}", ["config.requests_unchecked"]),
+        ("nvidia: {memoryFactor: 4}", "", []),
+        ("", "scheduler: none", []),
+    ],
+)
+async def test_the_start_says_where_no_annotation_is_checked_against_requests(devices, own, said):
+    files = [SourceFile(name, text.encode()) for name, text in (("d", devices), ("o", own))]
+    room = SettingsRoom(start_of(make_plan(Sources(device_config=files[0], own=files[1]))))
+    with structlog.testing.capture_logs() as logs:
+        room.service.tell_start(room.start)
+
+    assert said == [line["event"] for line in logs]
+    before = room.cells.match.value
+    room.service.take(
+        make_plan(Sources(device_config=SourceFile("d", b"nvidia: {memoryFactor: 7}")))
+    )
+    assert 7 == room.cells.match.value.requests.memory_factor
+    assert before != room.cells.match.value
+
+
+async def test_a_lowered_split_count_shrinks_by_draining(tmp_path):
+    async with a_settings_node(tmp_path, "sharing: {splitCount: 10}") as node:
+        await node.hold(*((GPU, n) for n in (1, 5, 9)))
+        node.count()
+
+        await node.edit(own="sharing: {splitCount: 2}")
+        group = node.lists[-1].groups[0]
+        assert [f"{GPU}-{n}" for n in (1, 5, 9)] == list(group.ids)
+        assert (1, 1) == node.count()
+
+        await node.hold((GPU, 9))
+        assert [f"{GPU}-{n}" for n in (0, 9)] == list(node.lists[-1].groups[0].ids)
+        assert (1, 0) == node.count()
+
+
+async def test_a_filtered_gpu_stays_listed_until_its_last_slice_is_free(tmp_path):
+    async with a_settings_node(tmp_path) as node:
+        await node.hold((GPU, 0))
+        node.count()
+
+        await node.edit(own="sharing: {filterIndexes: [0]}")
+        assert [False, True, True, True] == [one.healthy for one in node.lists[-1].groups]
+        assert (1, 1) == node.count()
+
+        await node.hold()
+        assert 3 == len(node.lists[-1].groups)
+        assert (1, 1) == node.count()
+
+
+async def test_who_asks_is_answered_and_systemd_too(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        await node.edit(asked=True)
+        assert ["config.unchanged"] == node.said("info", "warning", "error")
+        await node.edit(asked=True, own="sharing: {splitCount: many}")
+
+        assert ["reloading", "ready"] * 2 == node.room.systemd.said
+        assert (0, 0) == node.count()
+
+
+BAD = {
+    "half": '{"nodeconfig": [{"name": "node-a", "devicesplitc',
+    "type": '{"nodeconfig": [{"name": "node-a", "devicesplitcount": "many"}]}',
+    "type-deep": '{"nodeconfig": [{"name": "a", "filterdevices": {"uuid": [1]}}]}',
+    "twice": '{"nodeconfig": [{"name": "a", "name": "b"}]}',
+    "nan": '{"nodeconfig": [{"name": "a", "devicememoryscaling": NaN}]}',
+    "infinity": '{"nodeconfig": [{"name": "a", "devicememoryscaling": 1e999}]}',
+    "negative": '{"nodeconfig": [{"name": "node-1", "devicememoryscaling": -1}]}',
+    "slices": '{"nodeconfig": [{"name": "node-1", "devicesplitcount": 1000000000}]}',
+    "junk": "\x00" * (1024 * 1024),
+    "larger": "x" * (1024 * 1024 + 1),
+    "empty": "",
+    "removed": None,
+}
+OWN_BAD = {
+    "half": "sharing: {splitCou",
+    "type": "sharing: 7",
+    "unknown": "sharing: {splitCuont: 4}",
+    "twice": "sharing: {splitCount: 4}\nsharing: {splitCount: 5}",
+    "nan": "sharing: {memoryScaling: .nan}",
+    "negative": "sharing: {splitCount: -1}",
+    "list": "sharing: {splitCount: 10000}",
+    "removed": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("nodeconfig", text) for text in BAD.values()] + [("own", text) for text in OWN_BAD.values()],
+    ids=[*BAD, *(f"own-{kind}" for kind in OWN_BAD)],
+)
+async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tmp_path, file, text):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        before = (tmp_path / file).read_text()
+        if text == OWN_BAD["list"]:  # 8 GPUs are too many for it, and 4 are not
+            node.service.saw_gpus(GPUS_8)
+        for _ in range(3):
+            await node.service.read(asked=False)
+        assert [] == node.said("info", "warning", "error")
+        await node.edit(**{file: text})
+        await node.service.read(asked=False)
+
+        assert 8 == node.facts.sharing.value.split_count
+        assert (0, 0) == node.count()
+        assert ["ConfigRejected"] == [event.reason for event in node.events]
+        assert str(tmp_path / file) in node.events[0].text
+        assert ["config.rejected"] == node.said("info", "warning", "error")
+        await node.edit(**{file: before})
+        assert ["config.unchanged"] == node.said("info", "warning", "error")
+        await node.edit(**{file: text})
+        assert 2 == len(node.events)
+        await node.edit(own="sharing: {splitCount: 4}", nodeconfig='{"nodeconfig": []}')
+        assert (4, (1, 1)) == (node.facts.sharing.value.split_count, node.count())
+        await node.edit(**{file: text})
+        assert 3 == len(node.events)
+
+
+async def test_the_copy_follows_what_is_in_force(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        file = str(tmp_path / "own")
+
+        def kept() -> tuple[object, object]:
+            copy = node.service.copy.value
+            assert copy is not None
+            assert NODE == copy.node
+            return copy.own, copy.labels
+
+        assert (SourceFile(file, GOOD.encode()), {}) == kept()
+        node.api.label_node({"pool": "big"})
+        await node.edit(own="sharing: {splitCount: many}")
+        assert (SourceFile(file, GOOD.encode()), {"pool": "big"}) == kept()
+        await node.edit(own="sharing: {splitCount: 3}")
+        assert (SourceFile(file, b"sharing: {splitCount: 3}"), {"pool": "big"}) == kept()
+
+
+POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 3}}]\n"
+
+
+@pytest.mark.parametrize(("name", "slices"), [(NODE, 3), ("another", 10)])
+async def test_labels_of_the_last_run_hold_in_the_first_list(tmp_path, name, slices):
+    stored = LastGood("0.0.9", name, {"pool": "big"})
+    async with a_settings_node(tmp_path, POOL, stored, labels={"pool": "big"}) as node:
+        assert slices == len(node.first.groups[0].ids)
+        assert 3 == node.facts.sharing.value.split_count
+
+
+async def test_a_file_that_does_not_fit_the_gpus_at_the_start_gives_way_to_the_copy(tmp_path):
+    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", GOOD.encode()))
+    async with a_settings_node(
+        tmp_path, "sharing: {splitCount: 10000}", stored, scan=GPUS_8
+    ) as node:
+        assert 8 == node.facts.sharing.value.split_count
+        assert node.service.refusal is None
+        assert ["ConfigRejected"] == [event.reason for event in node.events]
+        await node.service.read(asked=False)
+        assert 1 == len(node.events)
+
+        await node.edit(own="sharing: {splitCount: 5}")
+        assert (1, 1) == node.count()
+
+
+@pytest.mark.parametrize("own", ["sharing: {splitCount: 9999}", "sharing: {splitCount: many}"])
+async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
+    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", own.encode()))
+    many = "sharing: {splitCount: 10000}"
+    async with a_settings_node(tmp_path, many, stored, scan=GPUS_8) as node:
+        assert node.room.stop.is_set()
+        assert "10000" in str(node.service.refusal)
+        assert [] == node.lists
+        assert node.service.copy.value is None

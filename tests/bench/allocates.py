@@ -29,8 +29,7 @@ from agent.wire.v1beta1 import (
     DevicePluginStub,
 )
 from tests.bench.figures import Figure, percentile
-from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
-from tests.services.allocation.full_node import fill
+from tests.services.allocation.allocating import G1, Desk, a_desk, fill, ids, placed
 
 STEPS = {
     "kubelet": "the question to the kubelet",

@@ -192,27 +192,24 @@ async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_tim
         assert {TO_ALLOCATE: text, PHASE: "allocating"} == desk.annotations(POD)
 
 
-async def test_two_containers_within_the_quiet_time_need_one_patch():
+@pytest.mark.parametrize(
+    ("delay", "pause", "writes"),
+    [(0.0, 0.5, 1), (2.0, 1.5, 2)],
+    ids=["within the quiet time", "while a patch is under way"],
+)
+async def test_a_pod_is_patched_once_at_a_time_and_once_for_two_containers_within_the_quiet_time(
+    delay, pause, writes
+):
     async with a_desk(POD) as desk:
+        desk.api.delay = delay
         desk.answer(POD, ["a"])
-        await asyncio.sleep(0.5)
-        desk.answer(POD, ["b"])
-        await asyncio.sleep(5)
-
-        assert (1, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
-
-
-async def test_a_pod_is_patched_once_at_a_time_and_the_newer_patch_follows_the_older():
-    async with a_desk(POD) as desk:
-        desk.api.delay = 2.0
-        desk.answer(POD, ["a"])
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(pause)
         desk.answer(POD, ["b"])
         await asyncio.sleep(1)
         assert 1 == desk.api.writes
         await asyncio.sleep(5)
 
-        assert (2, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
+        assert (writes, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
 
 
 async def test_a_clock_that_was_set_back_holds_nothing_up():
@@ -483,14 +480,6 @@ async def test_each_new_lock_is_given_the_whole_time_and_a_gap_in_the_watch_star
         assert not desk.locked
 
 
-async def test_a_lock_that_goes_while_its_pod_has_the_name_outlives_nobody():
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.answer(NAMED, lock=LOCK)
-        await asyncio.sleep(1)
-
-        assert (False, {}) == (desk.locked, desk.outlived.value)
-
-
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, again):
     async with a_desk(NAMED, lock=LOCK) as desk:
@@ -512,15 +501,16 @@ async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, agai
 @pytest.mark.parametrize(
     ("error", "outlived"),
     [
+        (None, {}),
         (ApiForbidden("no", status=403), {LOCK: POD.uid}),
         (ApiThrottled("later", status=429), {}),
     ],
+    ids=["it has the name", "the node may not read it", "nobody tells of it"],
 )
-async def test_a_pod_that_the_node_may_not_read_is_gone_and_one_that_nobody_tells_of_is_not(
-    error, outlived
-):
+async def test_a_lock_outlives_a_pod_that_is_gone_for_the_node_and_no_other(error, outlived):
     async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.api.fail(error, call="get_pod")
+        if error is not None:
+            desk.api.fail(error, call="get_pod")
         desk.answer(NAMED, lock=LOCK)
         await asyncio.sleep(1)
 

@@ -2,23 +2,31 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import errno
 
 import pytest
+import structlog
 
-from agent.errors import StateError
+from agent import state as module
+from agent.cluster import NodeEvent
+from agent.errors import Refusal, RefusalReason, StateError
 from agent.ledger import State
 from agent.model import Condition, GpuUuid
+from agent.report import NodeEventQueue
 from agent.state import (
     COMMIT_DEADLINE,
     CURRENT,
     LAST_WRITE,
     RETRY,
+    NodeJournal,
     StateService,
     decode_state,
 )
-from tests.builders import G1, a_health, a_pod_uid, a_row
+from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
+from tests.fakes.clock import ManualClock
 from tests.fakes.gated_disk import GatedDisk
+from tests.services.at_work import at_work
 
 
 def row(number):
@@ -32,12 +40,8 @@ def putting(number):
 @contextlib.asynccontextmanager
 async def a_service(disk, state=None, **options):
     service = StateService(disk=disk, recovered=state or State(), boot_id="boot", **options)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(service.run())
-        try:
-            yield service
-        finally:
-            running.cancel()
+    async with at_work(service.run):
+        yield service
 
 
 async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
@@ -54,7 +58,7 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
 async def test_an_author_goes_on_before_those_who_follow_the_ledger():
     told = []
 
-    async with a_service(GatedDisk()) as service, asyncio.TaskGroup() as group:
+    async with a_service(GatedDisk()) as service:
 
         def tell(who):
             told.append((who, len(service.ledger.value.rows)))
@@ -63,12 +67,11 @@ async def test_an_author_goes_on_before_those_who_follow_the_ledger():
             async for _ in service.ledger.follow():
                 tell("follower")
 
-        following = group.create_task(follow())
-        await asyncio.sleep(0)
-        await service.commit(putting(1))
-        tell("author")
-        await asyncio.sleep(0.01)
-        following.cancel()
+        async with at_work(follow):
+            await asyncio.sleep(0)
+            await service.commit(putting(1))
+            tell("author")
+            await asyncio.sleep(0.01)
 
     assert [("follower", 0), ("author", 1), ("follower", 1)] == told
 
@@ -155,29 +158,23 @@ async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
         assert Condition.BAD is service.health[GpuUuid(G1)].condition
 
 
-async def test_the_change_of_an_author_who_gave_up_waiting_is_not_written():
+@pytest.mark.parametrize(
+    ("has_begun", "written"), [(True, ["p1"]), (False, ["p1", "p2"])], ids=["waiting", "writing"]
+)
+async def test_an_author_who_gives_up_disturbs_nobody_and_what_only_waited_is_not_written(
+    has_begun, written
+):
     disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
-        await asyncio.sleep(0.01)
+        if has_begun:  # else both changes are in one write
+            await asyncio.sleep(0.01)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await service.commit(putting(2))
         disk.gate.set()
 
-    assert ["p1"] == [one.pod for one in service.ledger.value.rows]
-
-
-async def test_an_author_who_gave_up_during_the_write_disturbs_nobody():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service, asyncio.TaskGroup() as group:
-        group.create_task(service.commit(putting(1)))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await service.commit(putting(2))
-        disk.gate.set()
-
-    assert 2 == len(service.ledger.value.rows)
+    assert written == sorted(one.pod for one in service.ledger.value.rows)
 
 
 async def test_more_changes_than_the_limit_are_refused_at_once():
@@ -349,3 +346,149 @@ async def test_a_hanging_disk_holds_up_the_stop_for_a_moment_only():
         began = asyncio.get_running_loop().time()
 
     assert LAST_WRITE == pytest.approx(asyncio.get_running_loop().time() - began)
+
+
+# The journal keeps what happened in 24 hours, the newest first, and no more than it may.
+
+
+REFUSAL = Refusal(RefusalReason.NO_LOCK, "no lock")
+
+
+def test_the_newest_comes_first_and_yesterday_is_gone():
+    clock = ManualClock(NOON)
+    journal = NodeJournal(clock, JournalDisk())
+    journal.changed(NodeEvent("GpuUnhealthy", "GPU 1", warning=True))
+    clock.advance(3600)
+    journal.changed(NodeEvent("GpuRecovered", "GPU 1", warning=False))
+
+    assert ["GpuRecovered", "GpuUnhealthy"] == [entry.reason for entry in journal.changes]
+
+    clock.advance(23 * 3600)
+    assert ["GpuRecovered"] == [entry.reason for entry in journal.changes]
+
+
+def test_a_refusal_names_the_container_if_it_is_known():
+    journal = NodeJournal(ManualClock(NOON), JournalDisk())
+    row = a_row()
+    journal.refused(REFUSAL, None)
+    journal.refused(REFUSAL, row)
+
+    known, unknown = journal.refusals
+    assert ("HA-2005", "no lock", NOON) == (known.reason, known.text, known.at)
+    assert (row.namespace, row.pod, row.key.container) == (
+        known.namespace,
+        known.pod,
+        known.container,
+    )
+    assert ("", "", "") == (unknown.namespace, unknown.pod, unknown.container)
+
+
+def test_a_pod_that_is_refused_for_ever_takes_no_more_room_than_the_limit():
+    journal = NodeJournal(ManualClock(NOON), JournalDisk())
+    for _ in range(module.LIMIT + 7):
+        journal.refused(REFUSAL, None)
+
+    assert module.LIMIT == len(journal.refusals)
+
+
+def test_every_event_that_is_queued_is_a_change_and_one_that_is_repeated_is_not():
+    journal = NodeJournal(ManualClock(NOON), JournalDisk())
+    queue = NodeEventQueue(journal.changed)
+    event = NodeEvent("ConfigApplied", "applied", warning=False)
+    queue.say(event)
+    queue.say(event)
+
+    assert ["ConfigApplied"] == [entry.reason for entry in journal.changes]
+
+
+async def test_a_restart_forgets_nothing_and_a_quiet_node_writes_nothing():
+    clock, disk = ManualClock(NOON), JournalDisk()
+    journal = NodeJournal(clock, disk)
+    async with running(journal):
+        journal.changed(NodeEvent("GpuUnhealthy", "GPU 1", warning=True))
+        await asyncio.sleep(module.PERIOD)
+        journal.refused(REFUSAL, a_row())
+    writes = disk.writes
+
+    clock.advance(3600)
+    later = NodeJournal(clock, disk)
+    await later.recall()
+    async with running(later):
+        await asyncio.sleep(10 * module.PERIOD)
+        assert writes == disk.writes
+        later.changed(NodeEvent("GpuRecovered", "GPU 1", warning=False))
+    assert ["GpuRecovered", "GpuUnhealthy"] == [entry.reason for entry in later.changes]
+    assert ["HA-2005"] == [entry.reason for entry in later.refusals]
+    assert NOON == later.since
+
+    clock.advance(24 * 3600)
+    assert () == later.refusals
+    assert NOON + dt.timedelta(hours=1) == later.since
+
+
+async def test_a_pod_that_is_refused_again_and_again_is_written_once_in_a_while():
+    disk = JournalDisk()
+    journal = NodeJournal(ManualClock(NOON), disk)
+    async with running(journal):
+        for _ in range(100):
+            journal.refused(REFUSAL, None)
+            await asyncio.sleep(module.PERIOD / 50)
+
+    assert 3 >= disk.writes
+
+
+async def test_a_journal_that_cannot_be_read_begins_anew_and_is_written_again():
+    disk = JournalDisk({module.FILE: b"{"})
+    journal = NodeJournal(ManualClock(NOON), disk)
+    with structlog.testing.capture_logs() as logs:
+        await journal.recall()
+    assert ["journal.unreadable"] == [line["event"] for line in logs]
+
+    async with running(journal):
+        journal.refused(REFUSAL, None)
+    later = NodeJournal(ManualClock(NOON), disk)
+    await later.recall()
+    assert 1 == len(later.refusals)
+
+
+async def test_a_disk_that_cannot_be_written_stops_nothing():
+    disk = JournalDisk()
+    journal = NodeJournal(ManualClock(NOON), disk)
+    disk.fail = True
+    async with running(journal):
+        journal.refused(REFUSAL, None)
+        await asyncio.sleep(module.PERIOD)
+        disk.fail = False
+        journal.refused(REFUSAL, None)
+        await asyncio.sleep(module.PERIOD)
+
+    assert 1 == disk.writes
+
+
+@contextlib.asynccontextmanager
+async def running(journal):
+    """The journal at work, stopped as the agent stops it."""
+    async with at_work(journal.run):
+        await asyncio.sleep(0)
+        yield
+        await asyncio.sleep(0)
+
+
+class JournalDisk:
+    """The state directory in memory. `fail`: it cannot be written."""
+
+    place = "memory"
+
+    def __init__(self, files=()):
+        self.files = dict(files)
+        self.writes = 0
+        self.fail = False
+
+    async def read(self, name):
+        return self.files.get(name)
+
+    async def replace(self, name, data, *, keep=None):
+        if self.fail:
+            raise StateError("the disk is full")
+        self.files[name] = data
+        self.writes += 1

@@ -30,6 +30,14 @@ def a_state(generation, machine=MACHINE):
     return State(generation, "boot-1", machine, Ledger(rows))
 
 
+ENCODED = {generation: StateEncoder().encode(a_state(generation)) for generation in (1, 2)}
+
+
+FRESH = State(boot_id="boot-2", machine_id=MACHINE)
+NEWER = b'{"kind":"hami-agent-state","version":9,"checksum":"","data":{}}'
+OLDER = NEWER.replace(b"9", b"8")
+
+
 async def a_disk(current, previous=None):
     disk = MemoryDisk()
     for name, content in ((CURRENT, current), (PREVIOUS, previous)):
@@ -43,26 +51,25 @@ async def recovered(disk):
     return await recover(disk, boot_id="boot-2", machine_id=MACHINE)
 
 
-async def test_the_newest_generation_is_read_without_a_word():
-    disk = await a_disk(StateEncoder().encode(a_state(2)), StateEncoder().encode(a_state(1)))
-
+@pytest.mark.parametrize(
+    ("current", "previous", "state", "kept"),
+    [
+        (ENCODED[2], ENCODED[1], a_state(2), {CURRENT, PREVIOUS}),
+        (None, None, FRESH, set()),
+    ],
+    ids=["the newest generation", "a new node"],
+)
+async def test_what_is_whole_or_absent_is_taken_without_a_word(current, previous, state, kept):
+    disk = await a_disk(current, previous)
     found = await recovered(disk)
 
-    assert (a_state(2), "") == (found.state, found.notice)
+    assert (state, "") == (found.state, found.notice)
+    assert kept == set(disk.files.names)
 
 
-async def test_a_new_node_begins_empty_without_a_word():
-    found = await recovered(MemoryDisk())
-
-    assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
-    assert "" == found.notice
-
-
-@pytest.mark.parametrize(
-    "current", [b"", b"\0" * 40, StateEncoder().encode(a_state(2))[:-20], None]
-)
+@pytest.mark.parametrize("current", [b"", b"\0" * 40, ENCODED[2][:-20], None])
 async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current):
-    disk = await a_disk(current, StateEncoder().encode(a_state(1)))
+    disk = await a_disk(current, ENCODED[1])
 
     found = await recovered(disk)
 
@@ -72,23 +79,47 @@ async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current
 
 
 async def test_the_unusable_content_is_kept_aside():
-    disk = await a_disk(b"rubbish", StateEncoder().encode(a_state(1)))
+    disk = await a_disk(b"rubbish", ENCODED[1])
 
     await recovered(disk)
 
     assert b"rubbish" == await disk.read(UNREADABLE)
-    assert StateEncoder().encode(a_state(1)) == await disk.read(CURRENT)
+    assert ENCODED[1] == await disk.read(CURRENT)
     assert a_state(1) == (await recovered(disk)).state
 
 
-async def test_the_state_of_another_machine_is_not_ours():
-    foreign = StateEncoder().encode(a_state(2, machine="machine-9"))
-    disk = await a_disk(foreign, foreign)
+FOREIGN = StateEncoder().encode(a_state(2, machine="machine-9"))
+
+
+@pytest.mark.parametrize(
+    ("generations", "code", "state", "said"),
+    [
+        ((FOREIGN, FOREIGN), 0, FRESH, ["belongs to another machine"]),
+        ((b"x", b"y"), 0, FRESH, ["rebuilding", CURRENT, PREVIOUS]),
+        ((b"x", ENCODED[1]), errno.EROFS, a_state(1), ["EROFS"]),
+        ((NEWER, OLDER), errno.ENOSPC, FRESH, [f"{UNREADABLE} cannot be written: ENOSPC"]),
+        (
+            (NEWER, OLDER),
+            0,
+            FRESH,
+            [
+                "it has version 9",
+                f"{CURRENT} is kept as {UNREADABLE}",
+                f"{PREVIOUS} is kept as {PREVIOUS_UNREADABLE}",
+            ],
+        ),
+    ],
+    ids=["another machine's", "both unusable", "read-only", "full", "of a newer version"],
+)
+async def test_what_cannot_be_used_or_kept_aside_is_said(generations, code, state, said):
+    disk = await a_disk(*generations)
+    if code:
+        disk.faults.fail_at(0, code, times=99)
 
     found = await recovered(disk)
 
-    assert Ledger() == found.state.ledger
-    assert "belongs to another machine" in found.notice
+    assert state == found.state
+    assert [] == [text for text in said if text not in found.notice]
 
 
 @pytest.mark.parametrize(
@@ -104,25 +135,6 @@ async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written,
     assert (a_state(2, machine=kept), "") == (found.state, found.notice)
 
 
-async def test_two_unusable_generations_make_a_fresh_state_with_a_notice():
-    found = await recovered(await a_disk(b"x", b"y"))
-
-    assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
-    assert "rebuilding" in found.notice
-    assert CURRENT in found.notice
-    assert PREVIOUS in found.notice
-
-
-async def test_a_disk_that_takes_no_write_does_not_hinder_the_fall_back():
-    disk = await a_disk(b"x", StateEncoder().encode(a_state(1)))
-    disk.faults.fail_at(0, errno.EROFS, times=50)
-
-    found = await recovered(disk)
-
-    assert a_state(1) == found.state
-    assert "EROFS" in found.notice
-
-
 class Unreadable(MemoryDisk):
     """A bad sector under each of `names`."""
 
@@ -136,7 +148,7 @@ class Unreadable(MemoryDisk):
 
 async def test_a_bad_sector_under_the_newest_generation_costs_only_that():
     disk = Unreadable()
-    await disk.replace(PREVIOUS, StateEncoder().encode(a_state(1)))
+    await disk.replace(PREVIOUS, ENCODED[1])
 
     assert a_state(1) == (await recovered(disk)).state
 
@@ -158,16 +170,21 @@ async def generations(disk, count):
     """Commit rows one by one until the process dies; return how many were acknowledged."""
     service = StateService(disk=disk, recovered=State(machine_id=MACHINE), boot_id="boot-1")
     for number in range(count):
-        waiting = service.commit(putting(number))
-        step = waiting.send(None)
-        assert step is not None
         try:
-            await service.flush()
+            await flushed(service, putting(number))
         except Killed:
             return number
-        finally:
-            waiting.close()
     return count
+
+
+async def flushed(service, change):
+    """The change is made and written, without the service at work."""
+    waiting = service.commit(change)
+    assert waiting.send(None) is not None
+    try:
+        await service.flush()
+    finally:
+        waiting.close()
 
 
 async def steps_of(count):
@@ -194,7 +211,7 @@ async def test_at_whatever_step_the_power_fails_what_was_acknowledged_is_there(s
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_only_good_generation_outlives_a_power_failure_while_it_is_put_back(seed):
-    good = StateEncoder().encode(a_state(2))
+    good = ENCODED[2]
     whole = await a_disk(b"rubbish", good)
     await recovered(whole)
     for step in range(whole.faults.steps):
@@ -210,13 +227,10 @@ async def test_the_only_good_generation_outlives_a_power_failure_while_it_is_put
 
 
 async def test_the_write_after_a_fall_back_keeps_a_good_generation_beside_it():
-    disk = await a_disk(b"rubbish", StateEncoder().encode(a_state(1)))
+    disk = await a_disk(b"rubbish", ENCODED[1])
     found = await recovered(disk)
     service = StateService(disk=disk, recovered=found.state, boot_id="boot-2")
-    waiting = service.commit(lambda ledger: ledger.drop(row.key for row in ledger.rows))
-    waiting.send(None)
-    await service.flush()
-    waiting.close()
+    await flushed(service, lambda ledger: ledger.drop(row.key for row in ledger.rows))
     await disk.replace(CURRENT, b"torn")
 
     assert a_state(1).ledger == (await recovered(disk)).state.ledger
@@ -257,36 +271,16 @@ async def test_a_clock_that_was_not_set_moves_nothing(before):
     assert {G1: health} == found.state.health
 
 
-NEWER = b'{"kind":"hami-agent-state","version":9,"checksum":"","data":{}}'
-OLDER = NEWER.replace(b"9", b"8")
-
-
-async def write(disk, state):
-    service = StateService(disk=disk, recovered=state, boot_id="boot-2")
-    waiting = service.commit(putting(service.generation))
-    waiting.send(None)
-    await service.flush()
-    waiting.close()
-
-
 async def test_generations_of_a_newer_version_outlive_the_writes_of_this_one():
     disk = await a_disk(NEWER, OLDER)
     found = await recovered(disk)
     for _ in range(3):
-        await write(disk, found.state)
+        service = StateService(disk=disk, recovered=found.state, boot_id="boot-2")
+        await flushed(service, putting(service.generation))
         found = await recovered(disk)
 
     assert NEWER == await disk.read(UNREADABLE)
     assert OLDER == await disk.read(PREVIOUS_UNREADABLE)
-
-
-async def test_where_they_are_kept_is_said():
-    found = await recovered(await a_disk(NEWER, OLDER))
-
-    assert Ledger() == found.state.ledger
-    assert "it has version 9" in found.notice
-    assert f"{CURRENT} is kept as {UNREADABLE}" in found.notice
-    assert f"{PREVIOUS} is kept as {PREVIOUS_UNREADABLE}" in found.notice
 
 
 @pytest.mark.parametrize(
@@ -300,20 +294,3 @@ async def test_a_single_generation_is_kept_too(current, previous, kept):
 
     assert (current or previous) == await disk.read(kept)
     assert {CURRENT if current else PREVIOUS, kept} == set(disk.files.names)
-
-
-async def test_a_disk_that_keeps_nothing_aside_is_said():
-    disk = await a_disk(NEWER, OLDER)
-    disk.faults.fail_at(0, errno.ENOSPC, times=99)
-
-    found = await recovered(disk)
-
-    assert f"{UNREADABLE} cannot be written: ENOSPC" in found.notice
-
-
-async def test_a_new_node_keeps_nothing():
-    disk = MemoryDisk()
-
-    await recover(disk, boot_id="b", machine_id=MACHINE)
-
-    assert {} == disk.files.names

@@ -14,11 +14,22 @@ from agent.app.front import Front
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.hami.pod import held_lock
 from agent.kit.cell import Cell
-from agent.ledger import EditSettings, KubeletEpoch, Ledger, State
-from agent.model import Inventory, SliceId, slice_id
+from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, State
+from agent.model import Inventory, Share, SliceId, slice_id
 from agent.settle import Effect, EffectKind, SettlementFacts, owed
 from agent.state import StateService
-from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
+from tests.builders import (
+    NODE,
+    NOON,
+    a_container,
+    a_gpu,
+    a_lock,
+    a_pod,
+    a_pod_uid,
+    a_row,
+    a_shared_gpu,
+    an_inventory,
+)
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, FakeWitness
@@ -168,11 +179,15 @@ class Desk:
         self.node.set(NodeView(NODE, "uid", "2", annotations))
         return lock
 
+    def admit(self, pod: PodView) -> None:
+        """The watch shows the pod, and the kubelet begins to admit it."""
+        self.see(pod)
+        self.witness.admit(pod)
+
     def bind(self, pod: PodView) -> PodView:
         """The scheduler placed the pod here and the kubelet begins to admit it."""
-        self.see(pod)
         self.lock(pod)
-        self.witness.admit(pod)
+        self.admit(pod)
         return pod
 
     def effects(self, kind: EffectKind) -> list[Effect]:
@@ -226,3 +241,44 @@ async def a_desk(
     desk = Desk(state or State(), disk or GatedDisk(), unlocked)
     async with at_work(desk.state.run), at_work(desk.shares.run):
         yield desk
+
+
+# A node whose pods hold slices already.
+
+
+def running(number: int, containers: int) -> PodView:
+    """A pod whose containers all run on GPUs."""
+    asking = tuple(
+        a_container(name=f"c{each}", running_id=f"cri-{number}-{each}")
+        for each in range(containers)
+    )
+    return placed(number, containers=asking, reusable_name=False)
+
+
+async def fill(desk: Desk, pods: int, containers: int, gpus: int, slices: int) -> None:
+    """Pods that run, each container with a slice; the first GPU has its even part of them."""
+    desk.inventory.set(
+        an_inventory(
+            gpus=[a_shared_gpu(gpu=a_gpu(index=n), split_count=slices) for n in range(gpus)]
+        )
+    )
+    there = [running(number, containers) for number in range(1, pods + 1)]
+    desk.see(*there)
+    alive = {one.running_id or "" for pod in there for one in pod.containers}
+    desk.containers.alive = alive | (desk.containers.alive or set())
+    rows = tuple(
+        msgspec.structs.replace(
+            a_row(),
+            key=ContainerKey(pod.uid, container.name),
+            holder=Holder(pod.namespace, pod.name, container.name),
+            shares=(Share(a_gpu(index=number % gpus).uuid, 1, 0),),
+            slice_ids=ids(number // gpus, gpu=number % gpus),
+            epoch=EPOCH,
+            confirmed=True,
+            lock=f"2026-09-01T11:00:00Z,{pod.namespace},{pod.name}",
+        )
+        for number, (pod, container) in enumerate(
+            (pod, container) for pod in there for container in pod.containers
+        )
+    )
+    await desk.state.commit(lambda _: Ledger(rows))

@@ -16,6 +16,8 @@ from agent.model import SliceId
 from tests.builders import a_container, a_row, an_inventory
 from tests.machine.sides import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
+from tests.services.allocation.plain_node import a_node
+from tests.unit.core.allocation import plain_scene
 from tests.unit.core.allocation.refusals import PASSING, check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED
 
@@ -25,6 +27,19 @@ DOOR = frozenset(
     {RefusalReason.MALFORMED_REQUEST, RefusalReason.EMPTY_REQUEST, RefusalReason.STOPPING}
 )
 """Closed by the door itself: tests/doors/test_plugin_bad_input.py and test_plugin_server.py."""
+
+
+SCENES: list[tuple[Scene, RefusalReason, str, str, str]] = []
+
+
+def closes(gate: RefusalReason, wrong: str, todo: str, pod: str = "") -> Callable[[Scene], Scene]:
+    """The scene closes that gate, which says what is wrong and what to do, of which pod."""
+
+    def noted(scene: Scene) -> Scene:
+        SCENES.append((scene, gate, wrong, todo, pod))
+        return scene
+
+    return noted
 
 
 async def refused(call: Awaitable[object]) -> Refusal:
@@ -40,18 +55,25 @@ async def a_bound_pod() -> AsyncIterator[Desk]:
         yield desk
 
 
+@closes(RefusalReason.WITNESS_SILENT, "no such socket", "controller starts it again")
 async def the_kubelet_is_silent() -> Refusal:
     async with a_bound_pod() as desk:
         desk.witness.failures = [KubeletError("no such socket")] * 3
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(RefusalReason.OUT_OF_TIME, "did not say in time which pod", "controller starts it again")
 async def the_kubelet_hangs() -> Refusal:
     async with a_bound_pod() as desk:
         desk.witness.hung = True
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(
+    RefusalReason.OUT_OF_TIME,
+    "did not let the agent read the kubelet's checkpoint in time",
+    "check the node and its disk",
+)
 async def the_kubelets_file_cannot_be_read() -> Refusal:
     async with a_bound_pod() as desk:
         desk.witness.supported = False  # then it reads the file
@@ -59,6 +81,7 @@ async def the_kubelets_file_cannot_be_read() -> Refusal:
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(RefusalReason.STARVED, "too little CPU", "raise its CPU request")
 async def the_agent_is_starved() -> Refusal:
     async def ask() -> Refusal:
         async with a_desk() as desk, starved(0.01):
@@ -68,6 +91,7 @@ async def the_agent_is_starved() -> Refusal:
     return await _alone(ask)
 
 
+@closes(RefusalReason.STARVED, "too little CPU", "raise its CPU request")
 async def the_agent_is_starved_at_the_kubelets_file() -> Refusal:
     async def ask() -> Refusal:
         async with a_bound_pod() as desk, starved(0.01):
@@ -88,12 +112,14 @@ async def _alone(ask: Callable[[], Coroutine[object, object, Refusal]]) -> Refus
     return await asyncio.to_thread(run)
 
 
+@closes(RefusalReason.PODS_UNKNOWN, "could not ask the API server", "controller starts it again")
 async def the_api_server_is_away() -> Refusal:
     async with a_desk() as desk:
         desk.refresh_error = ApiError("connection refused")
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(RefusalReason.OVERLAP, "several containers at once", "asks again for main of pod", POD)
 async def two_calls_overlap() -> Refusal:
     async with a_bound_pod() as desk:
         await desk.service.allocate(ids(1))
@@ -113,12 +139,14 @@ async def two_calls_overlap() -> Refusal:
         return replay.result()
 
 
+@closes(RefusalReason.STATE_UNWRITABLE, "ENOSPC", "ask the operator to check the node's disk")
 async def the_disk_is_full() -> Refusal:
     async with a_bound_pod() as desk:
         desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(RefusalReason.STATE_UNWRITABLE, "the disk has not answered", "ask the operator")
 async def the_disk_hangs() -> Refusal:
     async with a_bound_pod() as desk:
         desk.disk.gate.clear()
@@ -127,156 +155,67 @@ async def the_disk_hangs() -> Refusal:
         return refusal
 
 
+@closes(RefusalReason.HOST_DIRECTORY, "read-only", "hook path")
 async def a_directory_cannot_be_made() -> Refusal:
     async with a_bound_pod() as desk:
         desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(
+    RefusalReason.NO_LIBRARY, "/usr/local/vgpu/libvgpu.so missing", "ask the operator to install it"
+)
 async def the_library_is_missing() -> Refusal:
     async with a_bound_pod() as desk:
         desk.hooks.missing = ("/usr/local/vgpu/libvgpu.so",)
         return await refused(desk.service.allocate(ids(1)))
 
 
+@closes(RefusalReason.OTHER_GPU_BOOKED, "booked slices of", "create the pod again")
 async def the_kubelet_booked_another_gpu() -> Refusal:
     return mismatch(a_row(slice_ids=ids(0, gpu=1), offered=True))
 
 
-def plainly(*texts: str) -> Scene:
-    async def ask() -> Refusal:
-        with pytest.raises(Refusal) as caught:
-            plain.grant(tuple(map(SliceId, texts)), an_inventory(count=1), ())
-        return caught.value
-
-    return ask
-
-
-SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
-    "silent": (
-        RefusalReason.WITNESS_SILENT,
-        the_kubelet_is_silent,
-        "no such socket",
-        "controller starts it again",
-        "",
-    ),
-    "hanging": (
-        RefusalReason.OUT_OF_TIME,
-        the_kubelet_hangs,
-        "did not say in time which pod",
-        "controller starts it again",
-        "",
-    ),
-    "no file": (
-        RefusalReason.OUT_OF_TIME,
-        the_kubelets_file_cannot_be_read,
-        "did not let the agent read the kubelet's checkpoint in time",
-        "check the node and its disk",
-        "",
-    ),
-    "starved, no file": (
-        RefusalReason.STARVED,
-        the_agent_is_starved_at_the_kubelets_file,
-        "too little CPU",
-        "raise its CPU request",
-        "",
-    ),
-    "starved": (
-        RefusalReason.STARVED,
-        the_agent_is_starved,
-        "too little CPU",
-        "raise its CPU request",
-        "",
-    ),
-    "cut off": (
-        RefusalReason.PODS_UNKNOWN,
-        the_api_server_is_away,
-        "could not ask the API server",
-        "controller starts it again",
-        "",
-    ),
-    "overlapping": (
-        RefusalReason.OVERLAP,
-        two_calls_overlap,
-        "several containers at once",
-        "asks again for main of pod",
-        POD,
-    ),
-    "full disk": (
-        RefusalReason.STATE_UNWRITABLE,
-        the_disk_is_full,
-        "ENOSPC",
-        "ask the operator to check the node's disk",
-        "",
-    ),
-    "hanging disk": (
-        RefusalReason.STATE_UNWRITABLE,
-        the_disk_hangs,
-        "the disk has not answered",
-        "ask the operator",
-        "",
-    ),
-    "no directory": (
-        RefusalReason.HOST_DIRECTORY,
-        a_directory_cannot_be_made,
-        "read-only",
-        "hook path",
-        "",
-    ),
-    "no library": (
-        RefusalReason.NO_LIBRARY,
-        the_library_is_missing,
-        "/usr/local/vgpu/libvgpu.so missing",
-        "ask the operator to install it",
-        "",
-    ),
-    "other GPU": (
-        RefusalReason.OTHER_GPU_BOOKED,
-        the_kubelet_booked_another_gpu,
-        "booked slices of",
-        "create the pod again",
-        "",
-    ),
-    "plain: no slice": (
+PLAIN: tuple[tuple[RefusalReason, str, str, list[str]], ...] = (
+    (
         RefusalReason.UNKNOWN_SLICE,
-        plainly("GPU"),
         "'GPU', which is not the id of a slice",
         "ask the operator",
-        "",
+        ["GPU"],
     ),
-    "plain: a high number": (
-        RefusalReason.UNKNOWN_SLICE,
-        plainly(f"{G1}-10"),
-        "has only 10 slices",
-        "create the pod again",
-        "",
-    ),
-    "plain: twice": (
+    (RefusalReason.UNKNOWN_SLICE, "has only 10 slices", "create the pod again", [f"{G1}-10"]),
+    (
         RefusalReason.REPEATED_SLICE,
-        plainly(f"{G1}-1", f"{G1}-1"),
         "2 times in one request",
         "create the pod again",
-        "",
+        [f"{G1}-1"] * 2,
     ),
-    "plain: too many": (
+    (
         RefusalReason.TOO_MANY_SLICES,
-        plainly(*(f"{G1}-{n}" for n in range(10_001))),
         "10001 slices",
         "ask for fewer",
-        "",
+        [f"{G1}-{n}" for n in range(10_001)],
     ),
-}
+)
 
 
-@pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
-async def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(scene):
-    gate, ask, wrong, todo, pod = scene
+@pytest.mark.parametrize(("gate", "wrong", "todo", "texts"), PLAIN)
+def test_the_gate_of_plain_mode_closes_and_says_so_too(gate, wrong, todo, texts):
+    with pytest.raises(Refusal) as caught:
+        plain.grant(tuple(map(SliceId, texts)), an_inventory(count=1), ())
 
+    check_refusal(caught.value, gate, wrong=wrong, todo=todo)
+
+
+@pytest.mark.parametrize(("ask", "gate", "wrong", "todo", "pod"), SCENES)
+async def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(ask, gate, wrong, todo, pod):
     check_refusal(await ask(), gate, wrong=wrong, todo=todo, pod=pod)
 
 
 def test_each_gate_has_a_scene_that_closes_it():
-    assert set(RefusalReason) == DECIDED | DOOR | {scene[0] for scene in SCENES.values()}
+    assert set(RefusalReason) == DECIDED | DOOR | {row[1] for row in SCENES} | {
+        row[0] for row in PLAIN
+    }
 
 
 def test_what_the_runbook_calls_passing_are_gates():
@@ -285,3 +224,66 @@ def test_what_the_runbook_calls_passing_are_gates():
         < PASSING
         < set(RefusalReason)
     )
+
+
+# Without HAMi-core on the node no limit would be kept: such an answer is none.
+
+
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
+
+
+async def refused_without_library(asked):
+    with pytest.raises(Refusal) as caught:
+        await asked
+    assert RefusalReason.NO_LIBRARY is caught.value.gate
+    assert caught.value.transient
+    return caught.value.sentence
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+async def test_a_container_is_refused_with_what_is_missing_and_nothing_is_written(disabled):
+    """Also one that wants no HAMi-core: its mounts would stand in the way of the installation."""
+    async with a_desk() as desk:
+        desk.bind(placed(1, containers=(a_container(control_disabled=disabled),)))
+        desk.hooks.missing = (LIBRARY,)
+
+        sentence = await refused_without_library(desk.service.allocate(ids(1)))
+
+        assert LIBRARY in sentence
+        assert "ask the operator to install it" in sentence
+        assert ((), set()) == (desk.ledger.rows, desk.hooks.names)
+
+
+async def test_a_container_that_would_not_load_it_is_refused_and_one_that_wants_none_is_served():
+    async with a_desk() as desk:
+        desk.hooks.preload = "/opt/vgpu/libvgpu.so\n"
+        desk.bind(placed(1))
+        sentence = await refused_without_library(desk.service.allocate(ids(1)))
+        desk.witness.forget(placed(1))
+        desk.bind(placed(2, containers=(a_container(control_disabled=True),)))
+        await desk.service.allocate(ids(1))
+
+        assert f"make {LIBRARY} its only line" in sentence
+        assert ["train-2"] == [row.pod for row in desk.ledger.rows]
+
+
+async def test_a_container_that_was_answered_before_is_answered_again():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        first = await desk.service.allocate(ids(1))
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        desk.hooks.missing = (LIBRARY,)
+
+        assert first == await desk.service.allocate(ids(1))
+
+
+async def test_plain_mode_needs_it_for_limits_alone():
+    async with a_node() as node:
+        node.hooks.missing = (LIBRARY,)
+        await refused_without_library(node.service.allocate(plain_scene.ids(1)))
+        assert () == node.rows
+    async with a_node(limits=False) as node:
+        node.hooks.missing = (LIBRARY,)
+
+        await node.service.allocate(plain_scene.ids(1))

@@ -2,19 +2,21 @@
 
 import asyncio
 import datetime as dt
+import itertools
 
 import msgspec
 import pytest
 
-from agent.cluster import Phase, Role
+from agent.allocate.candidates import UnlockedPods
+from agent.cluster import NodeView, Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BOOKING
-from agent.ledger import KubeletEpoch
+from agent.ledger import ContainerKey, KubeletEpoch
 from agent.reconcile.rules import Adoption
 from agent.settle import EffectKind
 from agent.state import CURRENT, decode_state
-from tests.builders import a_container
-from tests.services.allocation.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
+from tests.builders import NODE, a_container, a_lock
+from tests.services.allocation.allocating import EPOCH, G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
 
 async def outcome(desk, *numbers):
@@ -158,8 +160,7 @@ async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks
         row = await desk.shares.adopt(Adoption(pod, pod.containers[0], ()))
         assert row is not None
         await desk.state.commit(lambda ledger: ledger.put(row))
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
 
         edits = await desk.service.allocate(ids(9))
 
@@ -168,35 +169,33 @@ async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks
         assert {("replay", ""): 1} == desk.results
 
 
+SHARE = f"{G1},NVIDIA,1,1:;"
+
+
 @pytest.mark.parametrize(
-    ("text", "containers"),
+    ("text", "container", "hanging"),
     [
-        ("GPU-elsewhere,NVIDIA,1,1:;", (a_container(),)),
-        (f"{G1},NVIDIA,1,1:;{G1},NVIDIA,1,1:;", (a_container(),)),
+        ("GPU-elsewhere,NVIDIA,1,1:;", "main", ""),
+        (SHARE * 2, "main", ""),
+        (SHARE, "main", "facts"),
+        (SHARE, "other", ""),
     ],
-    ids=["a GPU that is not here", "other groups than containers"],
+    ids=[
+        "a GPU that is not here",
+        "other groups than containers",
+        "a hook path that hangs",
+        "a container that the scheduler wrote nothing for",
+    ],
 )
-async def test_a_holder_that_cannot_be_understood_is_not_adopted(text, containers):
+async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nobody(
+    text, container, hanging
+):
     async with a_desk() as desk:
-        pod = placed(1, text, containers=containers)
-
-        assert None is await desk.shares.adopt(Adoption(pod, pod.containers[0], ids(3)))
-
-
-async def test_a_hook_path_that_hangs_keeps_nobody_from_looking_at_the_other_holders():
-    async with a_desk() as desk:
-        desk.hooks.hanging = "facts"
-        pod = placed(1)
+        desk.hooks.hanging = hanging
+        found = Adoption(placed(1, text), a_container(name=container), ids(3))
 
         async with asyncio.timeout(60):
-            assert None is await desk.shares.adopt(Adoption(pod, pod.containers[0], ids(3)))
-
-
-async def test_a_container_that_the_scheduler_wrote_nothing_for_is_not_adopted():
-    async with a_desk() as desk:
-        pod = placed(1)
-
-        assert None is await desk.shares.adopt(Adoption(pod, a_container(name="other"), ids(3)))
+            assert None is await desk.shares.adopt(found)
 
 
 async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():
@@ -253,3 +252,188 @@ async def test_a_put_off_replay_waits_until_the_kubelet_has_booked_the_other_ans
 
         new, put_off = ended
         assert BOOKING == pytest.approx(put_off - new)
+
+
+# An Allocate is answered with what the scheduler wrote, once it is on disk.
+
+
+def envs(edits):
+    return dict(edits.envs)
+
+
+def shown_later(desk, pod):
+    """Another Node's view comes first."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.05, desk.node.set, NodeView(NODE, "uid", "9"))
+    loop.call_later(0.1, desk.lock, pod)
+
+
+def shown_on_opening(desk, pod):
+    desk.looked = lambda: desk.lock(pod)
+
+
+@pytest.mark.parametrize("show", [shown_on_opening, shown_later])
+async def test_a_lock_that_the_watch_shows_when_it_is_opened_or_a_moment_later_is_enough(show):
+    async with a_desk() as desk:
+        pod = placed(1)
+        desk.admit(pod)
+        show(desk, pod)
+
+        assert G1 == envs(await desk.service.allocate(ids(4)))["NVIDIA_VISIBLE_DEVICES"]
+
+
+async def test_the_last_container_settles_the_pod_at_once_and_releases_its_lock():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+
+        await desk.service.allocate(ids(4))
+
+        (settle,) = desk.effects(EffectKind.SETTLE_POD)
+        (release,) = desk.effects(EffectKind.RELEASE_LOCK)
+        assert ("success", (0,), pod.uid) == (settle.phase, settle.groups, settle.pod_uid)
+        assert desk.ledger.rows[0].answered_at == settle.due
+        assert a_lock(namespace="team-a", name="train-1").value == release.value
+
+
+async def test_a_container_before_the_last_settles_its_group_after_a_second_of_quiet():
+    async with a_desk() as desk:
+        share = f"{G1},NVIDIA,1000,10:"
+        containers = (a_container(name="a"), a_container(name="b", count=0), a_container(name="c"))
+        pod = desk.bind(placed(1, f"{share};;{share};", containers=containers))
+
+        await desk.service.allocate(ids(4))
+
+        (settle,) = desk.effects(EffectKind.SETTLE_POD)
+        assert ("", (0,)) == (settle.phase, settle.groups)
+        assert 1 == (settle.due - desk.ledger.rows[0].answered_at).total_seconds()
+        assert [] == desk.effects(EffectKind.RELEASE_LOCK)
+
+        desk.witness.admit(pod, a=ids(4)[0])
+        await desk.service.allocate(ids(5))
+
+        (settle,) = desk.effects(EffectKind.SETTLE_POD)
+        assert ("success", (0, 2)) == (settle.phase, settle.groups)
+        assert 1 == len(desk.effects(EffectKind.RELEASE_LOCK))
+
+
+@pytest.mark.parametrize("annotations", [{}, {"hami.io/mutex.lock": "2026-09-01T12:00:00Z"}])
+async def test_a_lock_that_is_not_the_pods_is_left_alone(annotations):
+    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
+        pod = desk.bind(placed(1))
+        desk.node.set(NodeView(NODE, "uid", "3", annotations))
+
+        await desk.service.allocate(ids(4))
+
+        assert [pod.uid] == [effect.pod_uid for effect in desk.effects(EffectKind.SETTLE_POD)]
+        assert [] == desk.effects(EffectKind.RELEASE_LOCK)
+
+
+# The sequences that an allocation is guarded against.
+
+
+async def test_the_peak_of_an_init_container_stays_reserved_and_is_counted_once():
+    async with a_desk() as desk:
+        await beside_an_init_peak(desk)
+        desk.bind(placed(2, f"{G1},NVIDIA,22000,10:;"))
+
+        before = desk.disk.writes, desk.ledger
+        assert RefusalReason.MEMORY_EXCEEDED is await outcome(desk, 0)
+        assert before == (desk.disk.writes, desk.ledger)
+
+        desk.bind(placed(3, f"{G1},NVIDIA,21559,10:;"))
+        desk.witness.forget(placed(2))
+        await desk.service.allocate(ids(3))
+
+
+async def beside_an_init_peak(desk):
+    """A pod of 60000 MiB in its init container and 50000 then; the kubelet asks for another one."""
+    containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
+    text = f"{G1},NVIDIA,60000,10:;{G1},NVIDIA,50000,10:;"
+    pod = desk.bind(placed(1, text, containers=containers))
+    await desk.service.allocate(ids(1))
+    desk.records.keys = frozenset({desk.ledger.rows[0].key})
+    await desk.service.allocate(ids(1))
+    desk.witness.admit(pod, app=ids(1)[0])
+    done = msgspec.structs.replace(containers[0], has_run=True, succeeded=True)
+    return msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=(done, containers[1]))
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["the watch shows it", "it is late"])
+async def test_the_room_of_an_init_peak_is_given_out_once_the_init_containers_have_succeeded(
+    is_late,
+):
+    async with a_desk() as desk:
+        over = await beside_an_init_peak(desk)
+        if is_late:
+            desk.unseen.append(over)
+        else:
+            desk.see(over)
+        desk.bind(placed(2, f"{G1},NVIDIA,31559,10:;"))
+
+        await desk.service.allocate(ids(3))
+
+        assert is_late == desk.refreshes
+
+
+async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_one():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        later = desk.clock.now() + dt.timedelta(seconds=5)
+        again = desk.lock(pod, later)
+        noted = {**pod.annotations, "hami.io/bind-time": str(int(later.timestamp()))}
+        desk.see(msgspec.structs.replace(pod, annotations=noted))
+
+        await desk.service.allocate(ids(4))
+
+        assert [again.value] == [one.value for one in desk.effects(EffectKind.RELEASE_LOCK)]
+
+
+async def test_an_answer_of_this_kubelet_counts_where_its_checkpoint_cannot_be_read():
+    containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
+    pod = placed(1, f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;", containers=containers)
+    async with a_desk() as desk:
+        desk.bind(pod)
+        desk.records.keys = None
+        first = await desk.service.allocate(ids(1))
+
+        second = await desk.service.allocate(ids(2, gpu=1))
+
+    assert first != second
+    assert ["init", "app"] == [row.key.container for row in desk.ledger.rows]
+
+
+KINDS = tuple((role, count) for role in (Role.INIT, Role.SIDECAR, Role.APP) for count in (0, 1, 2))
+
+
+async def test_each_container_gets_its_own_group_wherever_those_without_gpus_stand():
+    for layout in itertools.product(KINDS, repeat=3):
+        apps = [role is Role.APP for role, _ in layout]
+        if apps != sorted(apps) or not any(count for role, count in layout if role is Role.APP):
+            continue
+        containers = tuple(
+            a_container(name=f"c{place}", role=role, count=count)
+            for place, (role, count) in enumerate(layout)
+        )
+        text = "".join(
+            f"{G1},NVIDIA,{100 + place},1:" * one.count + ";"
+            for place, one in enumerate(containers)
+        )
+        async with a_desk() as desk:
+            pod = desk.bind(placed(1, text, containers=containers))
+            held: dict[str, str] = {}
+            recorded = frozenset[ContainerKey]()
+            for one in pod.gpu_containers:
+                answer = dict((await desk.service.allocate(ids(*range(one.count)))).envs)
+                place = int(one.name[1:])
+                assert f"{100 + place}m" == answer["CUDA_DEVICE_MEMORY_LIMIT_0"], layout
+                row = desk.ledger.rows[-1]
+                assert (one.name, place, one.role) == (row.key.container, row.group, row.role)
+                if one.role is Role.INIT:
+                    recorded |= {row.key}
+                    desk.records.keys = recorded
+                else:
+                    held[one.name] = ids(len(held))[0]
+                desk.witness.admit(pod, **held)
+            (settle,) = desk.effects(EffectKind.SETTLE_POD)
+            asking = tuple(place for place, one in enumerate(containers) if one.count)
+            assert ("success", asking) == (settle.phase, settle.groups)

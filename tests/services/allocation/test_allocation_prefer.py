@@ -7,7 +7,10 @@ import pytest
 from agent.allocate.candidates import UnlockedPods
 from agent.allocate.inquiry import PREFER_BUDGET, WATCH_PAUSE
 from agent.errors import KubeletError
-from tests.builders import a_container
+from agent.model import SliceId
+from tests import builders
+from tests.builders import a_container, a_gpu, a_shared_gpu, an_inventory
+from tests.hami_vectors import Vector, cases, vectors
 from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
 OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
@@ -37,8 +40,7 @@ async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_wa
 async def test_a_pod_that_is_served_without_a_lock_is_steered_at_once():
     async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
         pod = placed(1, f"{G2},NVIDIA,3000,30:;")
-        desk.see(pod)
-        desk.witness.admit(pod)
+        desk.admit(pod)
         began = asyncio.get_running_loop().time()
 
         assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
@@ -88,8 +90,7 @@ async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(troubl
     async with a_desk() as desk:
         if trouble == "stray":
             stray = placed(1, annotations={})
-            desk.see(stray)
-            desk.witness.admit(stray)
+            desk.admit(stray)
         if trouble == "failing":
             desk.bind(placed(1))
             desk.witness.failures = [KubeletError("gone")] * 9
@@ -185,3 +186,50 @@ async def test_while_dead_containers_may_be_asking_one_list_answers_for_all_pods
 
         assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
         assert (1, []) == (desk.witness.lists, desk.witness.asked)
+
+
+# GetPreferredAllocation against HAMi's own choices.
+
+
+NEVER_AN_ERROR = {
+    "preferred_allocation-172": "no slice of the annotated GPU is free",
+    "preferred_allocation-173": "fewer GPUs are annotated than slices are asked for",
+    "preferred_allocation-174": "what must be included is of another GPU",
+}
+
+
+async def preferred(vector: Vector) -> tuple[SliceId, ...]:
+    """What is answered for a pod that the scheduler gave the annotated GPUs."""
+    given = vector.given
+    size = given["size"]
+    text = "".join(
+        f"{one['UUID']},NVIDIA,{one['Usedmem']},{one['Usedcores']}:" for one in given["annotated"]
+    )
+    async with a_desk() as desk:
+        gpus = [
+            a_gpu(uuid=uuid, index=number) for number, uuid in enumerate((builders.G1, builders.G2))
+        ]
+        desk.inventory.set(an_inventory(gpus=[a_shared_gpu(gpu=gpu) for gpu in gpus], generation=2))
+        desk.bind(placed(1, text + ";", containers=(a_container(count=size),)))
+        return await desk.service.prefer(
+            tuple(given["available"]), tuple(given["mustInclude"] or ()), size
+        )
+
+
+@pytest.mark.parametrize("vector", cases("preferred_allocation", without=NEVER_AN_ERROR), ids=str)
+async def test_the_ids_are_the_ones_that_hami_prefers(vector: Vector):
+    assert vector.expected["deviceIDs"] == list(await preferred(vector))
+
+
+@pytest.mark.parametrize("name", NEVER_AN_ERROR)
+async def test_where_hami_fails_the_pod_as_many_ids_are_preferred_and_allocate_decides(name):
+    """An error here fails the admission, and the kubelet forgets to free the ids."""
+    vector = vectors("preferred_allocation")[name]
+    assert vector.expected["error"]
+
+    chosen = await preferred(vector)
+
+    must = vector.given["mustInclude"] or []
+    assert vector.given["size"] == len(set(chosen))
+    assert must == list(chosen[: len(must)])
+    assert set(chosen) <= set(vector.given["available"])

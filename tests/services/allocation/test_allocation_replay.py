@@ -1,16 +1,19 @@
 """A container that was answered before gets the same bytes again."""
 
 import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 import pytest
 
 from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import State
+from agent.ledger import KubeletEpoch, State
 from agent.model import Condition
-from tests.builders import a_container, a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
+from tests.builders import NOON, a_container, a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
 
 
 async def answered(desk, pod):
@@ -129,31 +132,6 @@ async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later()
         assert first == await desk.service.allocate(ids(9))
 
 
-async def test_a_replay_is_refused_even_when_the_other_call_comes_while_it_is_being_written():
-    async with a_desk() as desk:
-        await answered(desk, placed(1, phase=Phase.RUNNING))
-        new = placed(
-            2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),)
-        )
-        desk.hooks.gate.clear()
-
-        async def replayed():
-            with pytest.raises(Refusal) as caught:
-                await desk.service.allocate(ids(9))
-            return caught.value.gate
-
-        async with asyncio.TaskGroup() as group:
-            replaying = group.create_task(replayed())
-            await asyncio.sleep(0.01)
-            desk.bind(new)
-            first_answer = group.create_task(desk.service.allocate(ids(5, 6)))
-            await asyncio.sleep(0.01)
-            desk.hooks.gate.set()
-
-        assert RefusalReason.OVERLAP is replaying.result()
-        assert f"{G1}" in dict(first_answer.result().envs)["NVIDIA_VISIBLE_DEVICES"]
-
-
 async def test_a_container_that_runs_is_not_taken_for_one_that_is_asked_for_again():
     async with a_desk() as desk:
         running = a_container(running_id="containerd://a")
@@ -214,8 +192,7 @@ async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in
         await desk.service.allocate(ids(2))
         desk.epoch = NEXT_EPOCH
         desk.records.keys = frozenset()  # the checkpoint is lost
-        desk.witness.admit(pod)
-        desk.see(pod)
+        desk.admit(pod)
         desk.lock(None)
         desk.containers.alive = {"containerd://app"}
 
@@ -225,3 +202,198 @@ async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in
         new = desk.bind(placed(2))
         answer = await desk.service.allocate(ids(5))
         assert any(new.uid in mount.host_path for mount in answer.mounts)
+
+
+# Several containers of a pod are dead after a lost checkpoint: which one does the kubelet mean?
+#
+# It starts them in the order of the spec, beside its other work, goes on behind one that was
+# refused, and comes back to that one later. At a pod's admission alone the order is certain.
+
+
+TEXT = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;"
+NAMES = ("a", "b")
+SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
+
+
+class Pod:
+    """A pod that ran, and what its containers were answered; the kubelet lost its records."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        containers = tuple(a_container(name=name) for name in NAMES)
+        self.view = placed(1, TEXT, containers=containers)
+        self.answers: dict[str, object] = {}
+
+    async def start(self) -> None:
+        desk = self.desk
+        desk.bind(self.view)
+        self.answers["a"] = await desk.service.allocate(ids(1))
+        desk.witness.admit(self.view, a=ids(1)[0])
+        self.answers["b"] = await desk.service.allocate(ids(2, gpu=1))
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        self.live()
+
+    def live(self, *running: str) -> None:
+        """These run, the others are dead; the kubelet knows the pod without any ids."""
+        self._show(set(running), lambda name: {"running_id": name if name in running else None})
+
+    def say(self, **changes: object) -> None:
+        """All containers are dead, and this is what the pod's status says of each."""
+        self._show(set(), lambda _: changes)
+
+    def end(self, ran: str, *, alive: bool) -> None:
+        """By the status one container runs, and the other one ended long ago."""
+        ended = {"started_at": NOON - 2 * HOUR, "running_id": None}
+        self._show(
+            {ran} if alive else set(),
+            lambda name: ended | ({"running_id": name} if name == ran else {}),
+        )
+
+    def _show(self, alive: set[str], said: Callable[[str], Mapping[str, object]]) -> None:
+        containers = tuple(
+            msgspec.structs.replace(one, has_run=True, **said(one.name))
+            for one in self.view.containers
+        )
+        self.desk.containers.alive = alive
+        self.desk.admit(
+            msgspec.structs.replace(self.view, phase=Phase.RUNNING, containers=containers)
+        )
+
+    async def ask(self, number: int = 9) -> str:
+        """The container whose answer is given, or the gate that closed."""
+        try:
+            edits = await self.desk.service.allocate(ids(number))
+        except Refusal as refusal:
+            return refusal.gate.name
+        return next(name for name, answer in self.answers.items() if answer == edits)
+
+
+@contextlib.asynccontextmanager
+async def a_pod_with_dead_containers() -> AsyncIterator[Pod]:
+    async with a_desk() as desk:
+        pod = Pod(desk)
+        await pod.start()
+        yield pod
+
+
+UNKNOWN = RefusalReason.MANY_PODS_ADMITTED.name
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["the status is late", "the status says so"])
+async def test_of_two_that_died_under_this_kubelet_neither_is_guessed_until_one_lives(late):
+    async with a_pod_with_dead_containers() as pod:
+        await asyncio.sleep(60)
+        if late:
+            pod.say(running_id="before", started_at=NOON - HOUR)
+        else:
+            pod.live()
+
+        assert UNKNOWN == await pod.ask()
+        assert UNKNOWN == await pod.ask(8)
+        pod.live("a")
+        assert "b" == await pod.ask()
+
+
+async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
+    async with a_pod_with_dead_containers() as pod:
+        await asyncio.sleep(60)
+        pod.live("a")
+        pod.desk.containers.alive = None
+
+        assert "b" == await pod.ask()
+
+
+async def test_dead_containers_that_ask_for_different_counts_are_served_in_any_order():
+    text = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:{G1},NVIDIA,500,5:;"
+    async with a_desk() as desk:
+        pod = Pod(desk)
+        counts = (a_container(name="a"), a_container(name="b", count=2))
+        pod.view = placed(1, text, containers=counts)
+        desk.bind(pod.view)
+        answers = {"a": await desk.service.allocate(ids(1))}
+        desk.witness.admit(pod.view, a=ids(1)[0])
+        answers["b"] = await desk.service.allocate(ids(2, 3))
+        desk.epoch = NEXT_EPOCH
+        pod.live()
+
+        assert answers["b"] == await desk.service.allocate(ids(5, 6))
+        assert answers["a"] == await desk.service.allocate(ids(4))
+
+
+async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order():
+    async with a_pod_with_dead_containers() as pod:
+        pod.desk.containers.pods = frozenset()
+        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
+        pod.say(started_at=NOON - HOUR)
+        await asyncio.sleep(0.1)
+
+        assert "a" == await pod.ask()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("first", ["a", "b"])
+async def test_of_a_pod_that_was_not_dead_when_the_kubelet_started_only_a_living_one_tells(
+    first, alive
+):
+    """A status may be out of date: what ended long ago may have been started again."""
+    async with a_pod_with_dead_containers() as pod:
+        pod.end(first, alive=True)
+        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
+        await asyncio.sleep(0.1)
+        pod.end(first, alive=alive)
+
+        assert (("b" if first == "a" else "a") if alive else UNKNOWN) == await pod.ask()
+
+
+async def test_an_agent_that_met_the_kubelet_late_does_not_know_what_was_refused_before():
+    async with an_agent_that_is_late(60) as late:
+        late.live()
+        assert UNKNOWN == await late.ask()
+
+        late.live("a")
+        assert "b" == await late.ask()
+
+
+@contextlib.asynccontextmanager
+async def an_agent_that_is_late(seconds: int = 2) -> AsyncIterator[Pod]:
+    """It starts so long after the kubelet, which has lost its records; all containers are dead."""
+    async with a_pod_with_dead_containers() as pod:
+        ledger, disk, answers = pod.desk.ledger, pod.desk.disk, pod.answers
+    async with a_desk(State(generation=1, ledger=ledger), disk) as desk:
+        late = Pod(desk)
+        late.answers = answers
+        desk.epoch = KubeletEpoch(7, NEXT_EPOCH.ctime_ns - seconds * 10**9)
+        yield late
+
+
+@pytest.mark.parametrize("late", [0, 2])
+async def test_after_a_reboot_with_a_lost_checkpoint_an_agent_that_was_there_serves_in_order(late):
+    async with an_agent_that_is_late(late) as pod:
+        pod.desk.containers.pods = frozenset()
+        pod.say(running_id="before", started_at=NOON - HOUR)
+        await asyncio.sleep(0.1)
+
+        if late:  # the kubelet may have admitted the pod without asking
+            assert UNKNOWN == await pod.ask()
+            return
+        assert "a" == await pod.ask()
+        pod.desk.witness.admit(pod.view, a=ids(9)[0])
+        assert "b" == await pod.ask(8)
+
+
+@pytest.mark.parametrize("running", [(), ("a",), ("b",)])
+async def test_a_container_whose_gpu_is_lost_is_not_confused_with_the_other(running):
+    async with a_pod_with_dead_containers() as pod:
+        inventory = pod.desk.inventory.value
+        pod.desk.inventory.set(
+            msgspec.structs.replace(
+                inventory, gpus=tuple(gpu for gpu in inventory.gpus if gpu.uuid != G1)
+            )
+        )
+        pod.live(*running)
+
+        first, second = await pod.ask(), await pod.ask(8)
+
+        expected = {(): (UNKNOWN, UNKNOWN), ("a",): ("b", "b"), ("b",): ("BAD_GPU", "BAD_GPU")}
+        assert expected[running] == (first, second)

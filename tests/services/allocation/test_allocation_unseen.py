@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from agent.allocate.inquiry import API_BUDGET, LOCK_PAUSE
-from agent.cluster import NodeView, Phase
+from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, Ledger, State
 from agent.settle import EffectKind
 from tests.builders import NODE, a_container, a_lock, a_row, a_share
-from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
+from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
 OLD = placed(1, f"{G1},NVIDIA,6000,20:;")
 NEW = placed(2, f"{G1},NVIDIA,2000,20:;")
@@ -77,8 +77,7 @@ async def test_an_old_answer_is_given_again_after_a_list_only_where_a_newcomer_m
 async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod_being_admitted():
     async with a_desk(LOST) as desk:
         desk.refresh_error = ApiError("away")
-        desk.see(OLD)
-        desk.witness.admit(OLD)
+        desk.admit(OLD)
         desk.containers.pods = frozenset()
         desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
         await asyncio.sleep(0.1)
@@ -87,8 +86,7 @@ async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod
 
     async with a_desk(LOST) as desk:
         desk.refresh_error = ApiError("away")
-        desk.see(RAN)
-        desk.witness.admit(RAN)
+        desk.admit(RAN)
         with pytest.raises(Refusal) as refused:
             await desk.service.allocate(ids(0))
 
@@ -97,34 +95,30 @@ async def test_without_the_api_server_an_old_answer_is_given_again_only_to_a_pod
 
 async def test_a_preference_for_an_old_answer_asks_nobody_but_the_kubelet():
     async with a_desk(LOST) as desk:
-        desk.see(OLD)
-        desk.witness.admit(OLD)
+        desk.admit(OLD)
 
         await desk.service.prefer(ids(0, 1), (), 1)
 
         assert (0, [], 0) == (desk.refreshes, desk.gets, desk.node_gets)
 
 
-async def test_a_pod_whose_name_can_return_is_refused_where_nobody_says_whose_it_is():
+@pytest.mark.parametrize("is_away", [True, False], ids=["nobody says whose it is", "it is its own"])
+async def test_a_pod_whose_name_can_return_costs_one_get_and_is_served_where_the_name_is_its_own(
+    is_away,
+):
     async with a_desk() as desk:
         desk.bind(NAMED)
-        desk.names[NAMED.key] = ApiError("away")
-
-        with pytest.raises(Refusal) as refused:
+        if is_away:
+            desk.names[NAMED.key] = ApiError("away")
+            with pytest.raises(Refusal) as refused:
+                await desk.service.allocate(ids(0))
+            assert RefusalReason.PODS_UNKNOWN is refused.value.gate
+        else:
             await desk.service.allocate(ids(0))
 
-        assert RefusalReason.PODS_UNKNOWN is refused.value.gate
-        assert (0, [NAMED.key], ()) == (desk.refreshes, desk.gets, desk.ledger.rows)
-
-
-async def test_a_pod_whose_name_can_return_costs_one_get():
-    async with a_desk() as desk:
-        desk.bind(NAMED)
-
-        await desk.service.allocate(ids(0))
-
         assert (0, [NAMED.key], 0) == (desk.refreshes, desk.gets, desk.node_gets)
-        assert [NAMED.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+        rows = [] if is_away else [NAMED.uid]
+        assert rows == [row.key.pod_uid for row in desk.ledger.rows]
 
 
 async def test_where_the_get_shows_another_pod_its_own_share_is_given():
@@ -146,8 +140,7 @@ async def test_where_the_get_shows_another_pod_its_own_share_is_given():
 
 async def test_a_lock_that_the_watch_has_not_shown_is_read_once_before_a_refusal():
     async with a_desk() as desk:
-        desk.see(NEW)
-        desk.witness.admit(NEW)
+        desk.admit(NEW)
         lock = a_lock(namespace=NEW.namespace, name=NEW.name).value
         desk.unseen_node = NodeView(NODE, "uid", "9", {"hami.io/mutex.lock": lock})
 
@@ -204,3 +197,48 @@ async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next():
         await desk.service.allocate(ids(2))
 
     assert {("ok", ""): 1} == {key: n for key, n in desk.results.items() if key[0] == "ok"}
+
+
+# An agent restarted while the API server is away says so, and answers nobody.
+
+
+async def answered():
+    """The ledger of an agent that answered a pod, on disk; then kubelet and agent died."""
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        edits = await desk.service.allocate(ids(4))
+        return pod, edits, desk.ledger, desk.disk
+
+
+def cut_off(desk):
+    desk.pods.set(PodTable())
+    desk.node.set(None)
+    desk.refresh_error = ApiError("connection refused")
+    desk.epoch = NEXT_EPOCH
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["it was answered", "another pod"])
+async def test_whoever_asks_is_refused_for_the_moment_with_the_true_reason(number):
+    _, _, ledger, disk = await answered()
+    async with a_desk(State(generation=1, ledger=ledger), disk) as desk:
+        cut_off(desk)
+        desk.witness.admit(placed(number))
+
+        with pytest.raises(Refusal) as caught:
+            await desk.service.allocate(ids(5))
+
+        assert (RefusalReason.PODS_UNKNOWN, True) == (caught.value.gate, caught.value.transient)
+        assert "could not ask the API server" in caught.value.sentence
+        assert ledger == desk.ledger
+
+
+async def test_a_list_that_comes_in_time_is_what_decides():
+    pod, first, ledger, disk = await answered()
+    async with a_desk(State(generation=1, ledger=ledger), disk) as desk:
+        cut_off(desk)
+        desk.witness.admit(pod)
+        desk.refresh_error, desk.unseen = None, [pod]
+        silence = desk.silent = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, silence.set)
+
+        assert first == await desk.service.allocate(ids(9))

@@ -3,16 +3,22 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
+from agent.allocate.room import GpuUse
 from agent.cluster import NodeView
 from agent.errors import ApiError
 from agent.hami.pod import former_locks
 from agent.kit.cell import Cell
-from agent.kube.watches import NodeWatch
+from agent.kube.watches import NodeWatch, RecentlyRegistered
+from agent.model import Inventory
+from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
+from tests.services.at_work import at_work
 
 
 @contextlib.asynccontextmanager
@@ -25,11 +31,9 @@ async def following(
         api.create_node()
     view: Cell[NodeView | None] = Cell(None)
     node = NodeWatch(api, view, NoChance())
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(node.run())
+    async with at_work(node.run):
         await asyncio.sleep(0.1)
         yield api, node, view
-        task.cancel()
 
 
 async def test_the_watch_shows_the_node_without_a_read_and_what_becomes_of_it():
@@ -204,33 +208,29 @@ async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
         assert created == view.value
 
 
-async def test_a_watch_that_does_not_open_says_nothing_of_the_node():
-    api = FakeApi()
+class BreakingWatch(FakeApi):
+    """From the second watch on each breaks before it could show the Node."""
+
+    async def watch_node(self):
+        async for change in super().watch_node():
+            yield change
+            if change.opened and self.calls["watch_node"] > 1:
+                raise ApiError("reset")
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["it does not open", "it breaks at once"])
+async def test_a_watch_that_shows_nothing_says_nothing_of_the_node(breaks):
+    api = BreakingWatch() if breaks else FakeApi()
     node = api.create_node()
 
     async with following(api) as (_, _, view):
-        api.begin_outage()
-        await asyncio.sleep(0.1)
-        api.end_outage()
-        api.delay = 300.0
-        await asyncio.sleep(200)
-
-        assert node == view.value
-
-
-async def test_a_watch_that_breaks_before_it_could_show_the_node_says_nothing_of_it():
-    class Breaking(FakeApi):
-        async def watch_node(self):
-            async for change in super().watch_node():
-                yield change
-                if change.opened and self.calls["watch_node"] > 1:
-                    raise ApiError("reset")
-
-    api = Breaking()
-    node = api.create_node()
-
-    async with following(api) as (_, _, view):
-        api.end_watches()
+        if breaks:
+            api.end_watches()
+        else:
+            api.begin_outage()
+            await asyncio.sleep(0.1)
+            api.end_outage()
+            api.delay = 300.0
         await asyncio.sleep(200)
 
         assert node == view.value
@@ -245,10 +245,7 @@ def went(view: Cell[NodeView | None]) -> list[str]:
 
 
 async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
-    api = FakeApi()
-    api.create_node()
-
-    async with following(api) as (_, _, view):
+    async with following() as (api, _, view):
         for name in ("a", "b"):
             api.edit_node({LOCK: f"2026-09-01T12:00:00Z,team-a,{name}"})
             await asyncio.sleep(1)
@@ -264,12 +261,47 @@ async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
 
 
 async def test_a_get_shows_the_node_before_its_watch_does():
-    api = FakeApi()
-    api.create_node()
-
-    async with following(api) as (_, node, view):
+    async with following() as (api, node, view):
         api.lag = 60.0
         changed = api.edit_node({LOCK: "2026-09-01T12:00:00Z,team-a,a"})
         await node.refresh()
 
         assert changed == view.value
+
+
+# What was registered stays sellable for a minute, to the greater of both amounts.
+
+
+GPU = a_gpu()
+
+
+def of(mib: int, core_percent: int = 100) -> Inventory:
+    return an_inventory(
+        gpus=(a_shared_gpu(gpu=GPU, registered_mib=mib, core_percent=core_percent),)
+    )
+
+
+@asynccontextmanager
+async def remembering(cell: Cell[Inventory]) -> AsyncIterator[RecentlyRegistered]:
+    recent = RecentlyRegistered(cell)
+    async with at_work(recent.run):
+        await asyncio.sleep(0)
+        yield recent
+
+
+async def test_a_lowered_amount_still_counts_for_a_minute_each_amount_by_itself() -> None:
+    cell = Cell(of(2000, 50))
+    async with remembering(cell) as recent:
+        cell.set(of(1000, 100))
+        await asyncio.sleep(59)
+        assert recent.greatest() == {GPU.uuid: GpuUse(2000, 100)}
+        await asyncio.sleep(2)
+        assert recent.greatest() == {GPU.uuid: GpuUse(1000, 100)}
+
+
+async def test_a_change_counts_before_anybody_has_followed_it() -> None:
+    cell = Cell(of(1000))
+    async with remembering(cell) as recent:
+        cell.set(of(3000))
+
+        assert recent.greatest() == {GPU.uuid: GpuUse(3000, 100)}

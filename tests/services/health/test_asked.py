@@ -5,8 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
+from agent.errors import DriverError
 from agent.health.xids import HealthSettings, read_switches
-from agent.model import NO_INDEX, WITHHELD, Condition, ProbeOutcome, Scan
+from agent.model import NO_INDEX, WITHHELD, Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.health.watching import G0, G1, HealthBench, running
 
@@ -34,21 +35,17 @@ async def test_a_recheck_asks_the_gpu_now_and_judges_the_answer(name):
         assert found.missing
 
 
-async def test_a_recheck_finds_a_lost_gpu_by_its_index():
+@pytest.mark.parametrize(
+    ("index", "name", "found"),
+    [(1, "1", 1), (NO_INDEX, str(NO_INDEX), None), (NO_INDEX, G1, NO_INDEX)],
+)
+async def test_a_recheck_finds_a_lost_gpu_by_its_index_where_that_is_known(index, name, found):
     async with running() as bench:
-        lost = a_shared_gpu(gpu=a_gpu(index=1), present=False)
+        lost = a_shared_gpu(gpu=a_gpu(index=index, uuid=G1), present=False)
         bench.inventory.set(an_inventory(gpus=(a_shared_gpu(), lost)))
 
-        assert G1 == (await bench.watch.recheck("1")).gpu.uuid
-
-
-async def test_a_gpu_of_unknown_index_is_rechecked_by_its_uuid_alone():
-    async with running() as bench:
-        gone = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=G1, name=""), present=False)
-        bench.inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
-
-        assert await bench.watch.recheck(str(NO_INDEX)) is None
-        assert NO_INDEX == (await bench.watch.recheck(G1)).gpu.index
+        check = await bench.watch.recheck(name)
+        assert (found and (G1, found)) == (check and (check.gpu.uuid, check.gpu.index))
 
 
 async def test_a_recheck_cuts_no_rest_short():
@@ -120,3 +117,189 @@ async def test_what_a_boot_has_mended_is_remembered_as_mended():
 
     assert Condition.OK is bench.memory[G0].condition
     assert {} == HealthBench(recalled={G0: ILL}).memory
+
+
+# A GPU that an operator has released: not served, not asked, and as it was when taken back.
+
+
+async def test_a_released_gpu_is_not_served_and_not_asked():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        found = await bench.watch.release("1")
+        bench.driver.probes.clear()
+        bench.driver.xid(G1, 48)
+        await asyncio.sleep(100)
+
+        assert found
+        assert ((G1,), "") == (found.gpus, found.obstacle)
+        assert {G1} == bench.driver.released
+        assert ["ok", "unmonitored", "ok"] == bench.conditions
+        assert (False, "released") == (bench.of(G1).serving, bench.of(G1).cause)
+        assert G1 not in bench.driver.probes
+        assert Cause.RELEASED == bench.memory[G1].cause
+        assert [False] == [g.healthy for g in bench.slices.value.groups if g.uuid == G1]
+
+
+async def test_a_recheck_takes_it_back_and_looks_at_all():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        await bench.watch.release(G1)
+        wanted = bench.scans_wanted
+        found = await bench.watch.recheck("1")
+
+        assert found
+        assert ("ok", True, ()) == (found.after.condition.value, found.serving, found.missing)
+        assert set() == bench.driver.released
+        assert bench.scans_wanted > wanted
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.REFUSED])
+async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
+    async with running() as bench:
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+        told = len(bench.verdicts)
+        bench.driver.outcomes[G1] = outcome
+        await bench.watch.recheck("1")
+        await asyncio.sleep(20)
+
+        later = [one[G1].serving for one in bench.verdicts[told:] if G1 in one]
+        assert later
+        assert not any(later)
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.FAILED])
+async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
+    async with running() as bench:
+        bench.driver.outcomes[G1] = outcome
+        await asyncio.sleep(100)
+        was, told = bench.conditions[1], len(bench.verdicts)
+        await bench.watch.release("1")
+        await bench.watch.recheck("1")
+        await asyncio.sleep(20)
+
+        assert was == bench.conditions[1]
+        texts = [one[G1].text for one in bench.verdicts[told:] if G1 in one]
+        assert not any("is served again" in text for text in texts)
+
+
+async def test_where_health_checks_are_off_it_is_taken_back_to_that():
+    async with running(HealthSettings(switches=read_switches("all", ""))) as bench:
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+        assert not bench.of(G1).serving
+        await bench.watch.recheck("1")
+
+        assert (True, "off") == (bench.of(G1).serving, bench.of(G1).cause)
+
+
+async def test_all_are_released_at_once():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        found = await bench.watch.release("all")
+
+        assert found
+        assert 3 == len(found.gpus) == len(bench.driver.released)
+        assert bench.driver.released_everything
+        assert ["unmonitored"] * 3 == bench.conditions
+
+
+async def test_what_holds_a_gpu_is_said_and_nothing_is_placed_on_it_all_the_same():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.release_failure = DriverError("a call has not come back")
+        found = await bench.watch.release("1")
+
+        assert found
+        assert "a call has not come back" == found.obstacle
+        assert not bench.of(G1).serving
+
+
+async def test_there_is_no_gpu_of_that_name():
+    async with running() as bench:
+        assert await bench.watch.release("9") is None
+
+
+def serving_and_deaf(bench) -> list[bool]:
+    """At each publication of a GPU that is served again: whether no stream was open."""
+    seen, publish = [], bench.watch._hand_on
+
+    def judged(health):
+        seen.extend(not bench.driver.listening for one in health.values() if one.serving)
+        publish(health)
+
+    bench.watch._hand_on = judged
+    return seen
+
+
+@pytest.mark.parametrize("away", [2.0, 18.0, 200.0])
+@pytest.mark.parametrize("opening", [0.0, 0.3, 0.9])
+async def test_all_gpus_that_are_taken_back_are_served_once_their_xids_are_heard(away, opening):
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.opening = opening
+        await bench.watch.release("all")
+        bench.driver.failure = DriverError("all GPUs are released")
+        bench.driver.break_events()
+        await asyncio.sleep(away)
+        seen = serving_and_deaf(bench)
+        bench.driver.failure = None
+        bench.driver.released.clear()
+
+        found = await bench.watch.recheck("0")
+
+        assert found
+        assert (True, "ok", ()) == (found.serving, found.after.condition.value, found.missing)
+        bench.driver.xid(G0, 48)
+        await asyncio.sleep(0.5)
+        assert not bench.of(G0).serving
+        for name in ("1", "2"):
+            await bench.watch.recheck(name)
+        await asyncio.sleep(0.5)
+        assert ["bad", "ok", "ok"] == bench.conditions
+        assert seen
+        assert not any(seen)
+
+
+@pytest.mark.parametrize("away", [150.0, 400.0])
+async def test_after_an_outage_of_the_driver_gpus_are_served_once_their_xids_are_heard(away):
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.failure = DriverError("the driver is gone")
+        bench.driver.break_events()
+        await asyncio.sleep(away)
+        assert not bench.of(G0).serving
+        seen = serving_and_deaf(bench)
+        bench.driver.failure = None
+        bench.watch.scanned(await bench.driver.scan())
+        await asyncio.sleep(12)
+
+        assert ["ok"] * 3 == bench.conditions
+        assert seen
+        assert not any(seen)
+
+
+async def test_a_driver_without_events_serves_a_gpu_that_is_taken_back_a_second_later():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+        bench.driver.opening = 1e9
+        bench.driver.break_events()
+        await asyncio.sleep(60)
+        began = asyncio.get_running_loop().time()
+
+        found = await bench.watch.recheck("1")
+
+        assert found
+        assert found.serving
+        assert 1.0 == pytest.approx(asyncio.get_running_loop().time() - began, abs=0.01)
+
+
+async def test_a_stream_that_breaks_at_once_is_not_opened_again_with_every_scan():
+    async with running() as bench:
+        bench.watch._changed = lambda: bench.watch.scanned(Scan("570.1", ()))
+        bench.driver.failure = DriverError("no events")
+        bench.driver.break_events()
+        await asyncio.sleep(31.6)
+
+        assert 7 == bench.driver.streams

@@ -3,16 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
 from agent.cluster import NodeCondition, NodeEvent, Phase, PodTable
 from agent.errors import ApiError
+from agent.health.judge import switched_off
+from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
-from agent.model import Condition, Inventory
-from agent.report import CALM, GpuCondition, GpuEvents
+from agent.model import NO_INDEX, Condition, GpuFault, Inventory, Scan, SharingSettings, Trouble
+from agent.report import CALM, WAKING, GpuCondition, GpuEvents, LeftOut
 from tests.builders import (
     NOON,
     a_gpu,
@@ -25,7 +28,9 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
-from tests.fakes.clock import LoopClock
+from tests.fakes.clock import LoopClock, ManualClock
+from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 WELL = a_health()
 BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
@@ -45,77 +50,60 @@ def telling(inventory, say, rows=(), pods=None) -> GpuEvents:
 
 @contextlib.asynccontextmanager
 async def running(service) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(service.run())
+    async with at_work(service.run):
         await asyncio.sleep(0.01)
         yield
-        task.cancel()
 
 
-async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
-    said: list[NodeEvent] = []
-    inventory = Cell(Inventory())
-    async with running(telling(inventory, said.append)):
-        inventory.set(holding(BAD, WELL))
-        await asyncio.sleep(0.01)
-        inventory.set(holding(BAD, BAD, generation=2))
-        await asyncio.sleep(0.01)
-        inventory.set(holding(WELL, BAD, generation=3))
-        await asyncio.sleep(0.01)
-
-    assert ["GpuUnhealthy", "GpuRecovered"] == [event.reason for event in said]
+SILENT = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
+FREE = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
+UNASKED = msgspec.structs.replace(FREE, cause="driver")
 
 
-async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_lasts():
+@pytest.mark.parametrize(
+    ("first", "steps"),
+    [
+        (
+            Inventory(),
+            [
+                ([BAD, WELL], 0.01, []),
+                ([BAD, BAD], 0.01, ["GpuUnhealthy"]),
+                ([WELL, BAD], 0.01, ["GpuUnhealthy", "GpuRecovered"]),
+            ],
+        ),
+        (
+            holding(WELL),
+            [
+                *[
+                    ([SILENT], 5, ["GpuDriverUnresponsive"]),
+                    ([WELL], CALM - 1, ["GpuDriverUnresponsive"]),
+                ]
+                * 100,
+                ([WELL], 2, ["GpuDriverUnresponsive", "GpuRecovered"]),
+                ([WELL], 10 * CALM, ["GpuDriverUnresponsive", "GpuRecovered"]),
+            ],
+        ),
+        (
+            holding(FREE),
+            [
+                ([UNASKED], 1, []),
+                ([WELL], 2 * CALM, ["GpuRecovered"]),
+                ([FREE], 1, ["GpuRecovered", "GpuReleased"]),
+                ([UNASKED], 2 * CALM, ["GpuRecovered", "GpuReleased", "GpuUnhealthy"]),
+            ],
+        ),
+        (holding(BAD), [([], CALM - 1, []), ([], 10 * CALM, ["GpuInventoryChanged"])]),
+    ],
+    ids=["known at the start", "it stutters", "taken back", "ill and gone for good"],
+)
+async def test_what_changes_is_said_once_and_what_may_turn_again_when_it_lasts(first, steps):
     said: list[str] = []
-    inventory = Cell(holding(WELL))
-    silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
-    events = telling(inventory, lambda event: said.append(event.reason))
-    async with running(events):
-        for turn in range(100):
-            inventory.set(holding(silent, generation=2 * turn + 2))
-            await asyncio.sleep(5)
-            inventory.set(holding(WELL, generation=2 * turn + 3))
-            await asyncio.sleep(CALM - 1)
-        assert ["GpuDriverUnresponsive"] == said
-        await asyncio.sleep(2)
-        assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
-        await asyncio.sleep(10 * CALM)
-
-    assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
-
-
-async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy():
-    said: list[str] = []
-    free = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
-    unasked = msgspec.structs.replace(free, cause="driver")
-    inventory = Cell(holding(free))
-    events = telling(inventory, lambda event: said.append(event.reason))
-    async with running(events):
-        inventory.set(holding(unasked, generation=2))
-        await asyncio.sleep(1)
-        inventory.set(holding(WELL, generation=3))
-        await asyncio.sleep(2 * CALM)
-        assert ["GpuRecovered"] == said
-        inventory.set(holding(free, generation=4))
-        await asyncio.sleep(1)
-        inventory.set(holding(unasked, generation=5))
-        await asyncio.sleep(2 * CALM)
-
-    assert ["GpuRecovered", "GpuReleased", "GpuUnhealthy"] == said
-
-
-async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_later():
-    said: list[str] = []
-    inventory = Cell(holding(BAD))
-    events = telling(inventory, lambda event: said.append(event.text))
-    async with running(events):
-        inventory.set(an_inventory(gpus=(), generation=2))
-        await asyncio.sleep(CALM - 1)
-        assert [] == said
-        await asyncio.sleep(10 * CALM)
-
-    assert [f"no longer shared: GPU 0 ({a_uuid(0)})"] == said
+    inventory = Cell(first)
+    async with running(telling(inventory, lambda event: said.append(event.reason))):
+        for generation, (healths, seconds, expected) in enumerate(steps, 2):
+            inventory.set(holding(*healths, generation=generation))
+            await asyncio.sleep(seconds)
+            assert expected == said
 
 
 async def test_telling_ends_with_the_inventory():
@@ -198,3 +186,154 @@ async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told
         await asyncio.sleep(0.01)
 
     assert told == [event.pod for event in said if event.reason == "GpuDegradedForPod"]
+
+
+# A GPU that is not shared is told in one Event, with the reason; its neighbours are shared.
+
+
+BROKEN = GpuFault("index 1", "Unknown Error")
+TAIL = "; if this lasts, reset it or reboot the node [GpuLeftOut]"
+
+
+class LeftOutBench:
+    """A driver, the inventory, and what is said of it."""
+
+    def __init__(self) -> None:
+        self.driver = ScriptedDriver([a_gpu(index=0)])
+        self.inventory = Cell(Inventory())
+        self.events: list[NodeEvent] = []
+        self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), ManualClock())
+        self.discovery = Discovery(self.driver, self.keeper.found)
+        self.left_out = LeftOut(self.keeper.left_out, self.inventory, self.events.append)
+
+    @property
+    def indexes(self) -> list[int]:
+        return [shared.gpu.index for shared in self.inventory.value.gpus]
+
+    async def rescan(self) -> None:
+        self.discovery.rescan()
+        await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def leaving_out(*faults: GpuFault) -> AsyncIterator[LeftOutBench]:
+    bench = LeftOutBench()
+    bench.driver.faults = list(faults)
+    async with at_work(bench.keeper.run, bench.discovery.run, bench.left_out.run):
+        await asyncio.sleep(1)
+        yield bench
+
+
+async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
+    async with leaving_out(BROKEN) as bench:
+        await asyncio.sleep(3600)
+
+        assert [0] == bench.indexes
+        (event,) = bench.events
+        assert ("GpuLeftOut", True) == (event.reason, event.warning)
+        assert (
+            "GPU index 1 is not shared: Unknown Error; if this lasts, reset it or reboot the node "
+            "[GpuLeftOut]"
+        ) == event.text
+        assert bench.driver.scans > 50
+
+
+async def test_a_gpu_in_mig_mode_and_one_of_unknown_memory_are_told_apart():
+    async with leaving_out() as bench:
+        bench.driver.gpus += [a_gpu(index=1, mig_enabled=True), a_gpu(index=2, memory_mib=None)]
+        await bench.rescan()
+
+        assert [0] == bench.indexes
+        assert bench.events[0].text.startswith(
+            f"GPU {a_uuid(1)} is not shared: it is in MIG mode, which is not shared yet; "
+        )
+        assert "preconfiguredMemory" in bench.events[1].text
+        assert 2 == len(bench.events)
+        bench.driver.gpus.append(a_gpu(index=3, name=""))
+        await bench.rescan()
+        assert [a_uuid(3) in event.text for event in bench.events] == [False, False, True]
+        assert "name" in bench.events[2].text
+        assert [0] == bench.indexes
+
+
+async def test_it_is_told_again_when_it_comes_back_to_that_or_the_reason_is_another():
+    async with leaving_out(BROKEN) as bench:
+        bench.driver.faults = []
+        await bench.rescan()
+        bench.driver.faults = [BROKEN]
+        await bench.rescan()
+        bench.driver.faults = [GpuFault("index 1", "Not Supported")]
+        await bench.rescan()
+
+        assert ["Unknown Error", "Unknown Error", "Not Supported"] == [
+            event.text.partition(": ")[2].removesuffix(TAIL) for event in bench.events
+        ]
+
+
+async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
+    async with leaving_out() as bench:
+        bench.keeper.found(Scan("570.1", (), tuple(GpuFault(f"index {n}", "x") for n in range(16))))
+        await asyncio.sleep(1)
+
+        assert [] == bench.indexes
+        assert 16 == len(bench.events)
+
+
+@pytest.mark.parametrize(
+    ("judged", "gpus", "lost", "told"),
+    [
+        ({}, [a_gpu(index=2)], (0, 7), [7]),
+        ({a_uuid(0): switched_off(NOON)}, [], (0,), [0]),
+    ],
+    ids=["its health tells of it", "nobody looks after health"],
+)
+async def test_a_lost_gpu_that_was_shared_is_told_here_only_where_its_health_is_not(
+    judged, gpus, lost, told
+):
+    async with leaving_out() as bench:
+        bench.keeper.judged(judged)
+        bench.driver.gpus = gpus
+        bench.driver.faults = [GpuFault(a_uuid(n), "GPU is lost", Trouble.LOST) for n in lost]
+        await bench.rescan()
+
+        assert [f"GPU {a_uuid(n)} is not shared: GPU is lost{TAIL}" for n in told] == [
+            event.text for event in bench.events
+        ]
+
+
+async def test_what_the_health_of_a_gpu_says_is_not_said_here_as_well():
+    async with leaving_out() as bench:
+        bench.keeper.judged({a_uuid(1): a_health(condition=Condition.BAD)})
+        for text, why in (("GPU requires restart", Trouble.RESET), ("GPU is lost", Trouble.LOST)):
+            bench.driver.faults = [GpuFault(a_uuid(1), text, why)]
+            await bench.rescan()
+
+        assert [0, NO_INDEX] == bench.indexes
+        assert [] == bench.events
+
+
+async def test_a_gpu_that_does_not_answer_is_told_of_when_that_lasts_and_not_when_it_wakes():
+    async with leaving_out() as bench:
+        waking = [GpuFault(f"index {n}", "no answer in time", Trouble.SILENT) for n in (7, 8)]
+        bench.driver.faults = waking
+        await bench.rescan()
+        await asyncio.sleep(WAKING / 2)
+        assert [] == bench.events
+        bench.driver.faults = waking[:1]
+        await bench.rescan()
+        await asyncio.sleep(WAKING)
+
+        assert ["GPU index 7 is not shared: no answer in time"] == [
+            event.text.partition(";")[0] for event in bench.events
+        ]
+
+
+async def test_it_ends_with_its_cell():
+    said: list[NodeEvent] = []
+    silent = GpuFault("index 1", "no answer in time", Trouble.SILENT)
+    cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN, silent))
+    cell.close()
+
+    await LeftOut(cell, Cell(Inventory()), said.append).run()
+
+    assert 1 == len(said)

@@ -8,19 +8,23 @@ import pytest
 import structlog
 
 from agent.errors import DriverError
-from agent.health.watch import MOST_STRANGE, OPENING
+from agent.health.watch import MOST_KNOWN, MOST_STRANGE, OPENING
+from agent.inventory import Discovery
 from agent.model import (
     Condition,
     DriverEvent,
     EventKind,
     GpuFault,
     GpuSigns,
+    GpuUuid,
     Health,
     ProbeOutcome,
     Scan,
     Trouble,
 )
 from tests.builders import a_gpu, a_health, a_uuid
+from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 from tests.services.health.watching import G0, G1, G2, HealthBench, running
 
 ALL = (G0, G1, G2)
@@ -179,12 +183,202 @@ async def test_one_line_is_logged_per_change():
 async def test_a_first_stream_that_never_opens_is_noticed():
     bench = HealthBench()
     bench.driver.opening = 3600.0
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(bench.watch.run())
+    async with at_work(bench.watch.run):
         await asyncio.sleep(OPENING - 0.2)
         assert ["ok"] * 3 == bench.conditions
         await asyncio.sleep(10)
-        task.cancel()
 
     assert ["unmonitored"] * 3 == bench.conditions
     assert "does not open" in bench.of(G0).text
+
+
+# A driver that fails alike for all GPUs condemns none; another session is tried once.
+
+
+class Breaking(ScriptedDriver):
+    """Fails as a whole behind the next probe of `last_well`, once that is set."""
+
+    last_well = None
+
+    async def probe(self, uuid):
+        probe = await super().probe(uuid)
+        if uuid == self.last_well:
+            self.last_well = None
+            self.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
+        return probe
+
+
+@pytest.mark.parametrize("last_well", [G0, G1])
+async def test_a_driver_that_fails_in_the_middle_of_a_round_condemns_no_gpu(last_well):
+    async with running(driver=Breaking()) as bench:
+        await asyncio.sleep(1)
+        bench.driver.last_well = last_well
+        await asyncio.sleep(20)
+        during = bench.conditions
+        bench.driver.outcomes = {}
+        await asyncio.sleep(11)
+
+        assert ["unmonitored"] * 3 == during
+        assert ["ok"] * 3 == bench.conditions
+
+
+async def test_a_recheck_of_one_gpu_condemns_it_for_nothing_that_all_say():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
+        found = await bench.watch.recheck("1")
+
+        assert found
+        assert ("unmonitored", True) == (found.after.condition.value, found.serving)
+        assert "the driver reports the same for all GPUs" in found.after.text
+
+
+def faults(*uuids, trouble=Trouble.FAILED) -> list[GpuFault]:
+    return [GpuFault(uuid, "Unknown Error", trouble) for uuid in uuids]
+
+
+async def looked_at(driver: ScriptedDriver, seconds: float) -> tuple[Discovery, list[Scan]]:
+    found: list[Scan] = []
+    discovery = Discovery(driver, found.append)
+    async with at_work(discovery.run):
+        await asyncio.sleep(seconds)
+    return discovery, found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "problem"),
+    [
+        ([], {"faults": faults(G0, G1)}, "the driver reports the same for all GPUs: Unknown Error"),
+        ([a_gpu()], {"failure": DriverError("Unknown Error")}, "Unknown Error"),
+    ],
+    ids=["all fail alike", "the new session fails"],
+)
+async def test_a_scan_that_says_nothing_of_one_gpu_is_the_drivers_failure(gpus, changes, problem):
+    driver = ScriptedDriver(gpus)
+    vars(driver).update(changes)
+    discovery, found = await looked_at(driver, 5)
+
+    assert ([], problem) == (found, discovery.problem.value)
+
+
+@pytest.mark.parametrize(
+    ("mended", "trouble", "seconds", "lost"),
+    [(True, Trouble.FAILED, 5, []), (False, Trouble.LOST, 0.5, [True])],
+    ids=["mended by it", "at fault itself"],
+)
+async def test_a_scan_is_repeated_in_another_session_before_it_counts(
+    mended, trouble, seconds, lost
+):
+    driver = ScriptedDriver()
+    driver.renewable, driver.mended_by_renewal = True, mended
+    driver.faults = faults(G0, trouble=trouble)
+    _, found = await looked_at(driver, seconds)
+
+    assert [lost] == [[fault.lost for fault in scan.faults] for scan in found]
+    assert 1 == driver.renewals
+
+
+# Storms: few lists, few lines, right counts.
+
+
+STORM, TICKS = 10_000, 1_000
+
+
+async def storm(bench, *xids: tuple[GpuUuid, int], seconds: int = 1) -> None:
+    """10,000 XIDs a second, of each in turn, a few in each millisecond."""
+    events = [DriverEvent(EventKind.XID, uuid, number) for uuid, number in xids]
+    for tick in range(TICKS * seconds):
+        first = tick * STORM // TICKS
+        bench.driver.report(
+            *(events[n % len(events)] for n in range(first, first + STORM // TICKS))
+        )
+        await asyncio.sleep(1 / TICKS)
+    await asyncio.sleep(0.2)
+
+
+async def test_a_storm_of_one_gpu_is_one_list_and_every_xid_is_counted():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        await storm(bench, (G0, 48), seconds=3)
+
+        assert before + 1 == bench.slices.value.generation
+        assert (((G0, "48"), 3 * STORM),) == bench.watch.xid_events.items()
+        assert (((G0, "ok", "bad"), 1),) == bench.watch.transitions.items()
+        assert ["bad", "ok", "ok"] == bench.conditions
+        assert len(bench.verdicts) <= 8
+
+
+async def test_a_storm_of_all_gpus_is_one_list():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        await storm(bench, (G0, 48), (G1, 79), (G2, 31), (G2, 119))
+
+        assert before + 1 == bench.slices.value.generation
+        assert ["bad"] * 3 == bench.conditions
+        assert STORM == sum(count for _, count in bench.watch.xid_events.items())
+
+
+@pytest.mark.parametrize(
+    ("xid", "pause", "lists"),
+    [(79, 0.001, 1), (48, 0.012, 2)],  # the second one comes too late for the first list
+)
+async def test_gpus_that_are_struck_one_after_the_other_are_one_list_for_each_window(
+    xid, pause, lists
+):
+    async with running() as bench:
+        before = bench.slices.value.generation
+        for uuid in (G0, G1, G2):
+            bench.driver.xid(uuid, xid)
+            await asyncio.sleep(pause)
+        await asyncio.sleep(0.2)
+
+        assert before + lists == bench.slices.value.generation
+        assert ["bad"] * 3 == bench.conditions
+
+
+async def test_a_storm_is_one_line_a_second_and_says_how_many_were_left_out():
+    with structlog.testing.capture_logs() as lines:
+        async with running() as bench:
+            await storm(bench, (G0, 31), seconds=3)
+
+    told = [line["suppressed"] for line in lines if line["event"] == "gpu.xid"]
+    assert 4 <= len(told) <= 5
+    assert [0, 0] == told[:2]
+    assert STORM - STORM // 100 <= told[2] <= STORM + STORM // 100
+
+
+async def test_the_first_xid_of_each_number_on_each_gpu_has_its_line():
+    with structlog.testing.capture_logs() as lines:
+        async with running() as bench:
+            for _ in range(2):
+                for uuid, number in ((G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)):
+                    bench.driver.xid(uuid, number)
+                    await asyncio.sleep(0.01)
+
+    told = [(line["gpu"], line["xid"]) for line in lines if line["event"] == "gpu.xid"]
+    assert [(G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)] == told[:5]
+    assert len(told) <= 6
+
+
+async def test_gpus_that_are_lost_one_after_the_other_within_a_round_are_one_list():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        bench.driver.outcomes = dict.fromkeys((G0, G1), ProbeOutcome.LOST)
+        bench.driver.report(DriverEvent(EventKind.CHANGED))
+        await asyncio.sleep(0.3)
+
+        assert before + 1 == bench.slices.value.generation
+        assert ["lost", "lost", "ok"] == bench.conditions
+
+
+async def test_a_driver_that_invents_gpus_fills_no_memory():
+    async with running() as bench:
+        for number in range(3, MOST_KNOWN + 50):
+            bench.driver.xid(a_uuid(number), 48)
+        await asyncio.sleep(0.1)
+        bench.driver.xid(G0, 48)
+        await asyncio.sleep(0.1)
+
+        assert MOST_KNOWN < len(bench.memory) + 3
+        assert len(bench.memory) <= MOST_KNOWN + 3
+        assert "bad" == bench.conditions[0]

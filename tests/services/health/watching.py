@@ -11,6 +11,7 @@ from agent.model import Health, Inventory, Scan, SharingSettings, SliceList
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(n) for n in range(3))
 
@@ -64,12 +65,6 @@ class HealthBench:
 @asynccontextmanager
 async def running(*args, **kwargs):
     bench = HealthBench(*args, **kwargs)
-    async with asyncio.TaskGroup() as tasks:
-        running_tasks = [
-            tasks.create_task(bench.watch.run()),
-            tasks.create_task(bench.listing.run()),
-        ]
+    async with at_work(bench.watch.run, bench.listing.run):
         await asyncio.sleep(0.001)
         yield bench
-        for task in running_tasks:
-            task.cancel()

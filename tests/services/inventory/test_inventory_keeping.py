@@ -26,6 +26,7 @@ from agent.model import (
 )
 from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import START, ManualClock
+from tests.services.at_work import at_work
 
 # A keeper of the inventory with its cells and its lists.
 
@@ -133,12 +134,10 @@ def test_a_scan_or_a_verdict_raises_the_generation_once_and_only_if_it_is_new(be
 
 
 async def test_new_settings_are_obeyed_at_once(bench):
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(bench.keeper.run())
+    async with at_work(bench.keeper.run):
         await asyncio.sleep(1)
         bench.settings.set(SharingSettings(split_count=2))
         await asyncio.sleep(0.01)
-        running.cancel()
 
     assert [2, 2] == [gpu.split_count for gpu in bench.inventory.value.gpus]
 
@@ -370,15 +369,13 @@ async def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows
     bench = KeepingBench(SharingSettings(numa_topology=True))
     bench.scan(*gpus(0, 1, 2), a_gpu(index=3, numa=1))
     lists = [bench.slices.value]
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(bench.listing.run())
+    async with at_work(bench.listing.run):
         for number in range(3):
             bench.keeper.judged({a_uuid(number): BAD})
         await asyncio.sleep(1)
         lists.append(bench.slices.value)
         bench.keeper.judged({G0: a_health(condition=Condition.BAD, text="another text")})
         await asyncio.sleep(1)
-        task.cancel()
 
     assert lists[-1] == bench.slices.value
     assert [1, 2] == [listed.generation for listed in lists]

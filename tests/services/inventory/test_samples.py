@@ -3,17 +3,47 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
-from agent.errors import DriverMissing
-from agent.inventory import KEPT, ROWS, SAMPLE_PERIOD, Samples
+from agent.allocate.service import DISK_BUDGET, AllocateStep
+from agent.errors import (
+    DriverError,
+    DriverMissing,
+    PermissionFault,
+    Refusal,
+    RefusalReason,
+    StateError,
+)
+from agent.inventory import (
+    CHECK_PERIOD,
+    KEPT,
+    LEAST,
+    ROWS,
+    SAMPLE_PERIOD,
+    Discovery,
+    NodeCheck,
+    Samples,
+    Withholder,
+)
 from agent.kit.cell import Cell
-from agent.model import Cause, Condition, GpuSample, GpuUuid, Inventory, ProbeOutcome
+from agent.model import (
+    Cause,
+    Condition,
+    GpuFault,
+    GpuSample,
+    GpuUuid,
+    Inventory,
+    ProbeOutcome,
+    Scan,
+    Trouble,
+)
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import START, LoopClock
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 
 G0, G1 = a_uuid(0), a_uuid(1)
 SILENT = msgspec.structs.replace(a_health(condition=Condition.UNMONITORED), cause=Cause.DRIVER)
@@ -54,11 +84,9 @@ class SamplesBench:
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[SamplesBench]:
     bench = SamplesBench()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(bench.samples.run())
+    async with at_work(bench.samples.run):
         await asyncio.sleep(0.001)
         yield bench
-        task.cancel()
 
 
 async def test_each_gpu_is_asked_every_few_seconds_and_a_quarter_of_an_hour_is_kept_in_order():
@@ -152,3 +180,241 @@ async def test_the_newest_sample_has_all_and_the_history_the_use_alone(told, kep
 
     assert newest
     assert (told, kept, newest.at) == (newest.sample, last.sample, last.at)
+
+
+# Scans: at start, on demand, every minute; a driver that fails costs nothing that was found.
+
+
+@asynccontextmanager
+async def discovering(driver: ScriptedDriver):
+    """A discovery that runs, and the moments at which it handed on a scan."""
+    found: list[float] = []
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+
+    def take(scan: Scan) -> None:
+        assert tuple(driver.gpus) == scan.gpus
+        found.append(round(loop.time() - start, 3))
+
+    discovery = Discovery(driver, take)
+    async with at_work(discovery.run):
+        yield discovery, found
+
+
+async def test_it_scans_at_once_every_minute_and_on_demand_once_for_several_wishes():
+    async with discovering(ScriptedDriver([a_gpu()])) as (discovery, found):
+        await asyncio.sleep(7)
+        assert discovery.problem.value is None
+        discovery.rescan()
+        discovery.rescan()
+        await asyncio.sleep(120)
+
+    assert [0, 7, 60, 120] == found
+
+
+@pytest.mark.parametrize(
+    ("failure", "problem", "back"),
+    [
+        (DriverMissing("no library"), "no library", 91),  # tried at 0, 1, 3, 7, 15, 31, 61, 91
+        (None, "did not answer", 81),  # 0, 11, 23, 37 and 55 hang for 10 s each
+    ],
+)
+async def test_a_driver_that_fails_or_hangs_is_asked_again_after_growing_delays(
+    failure, problem, back
+):
+    driver = ScriptedDriver()
+    driver.failure, driver.hung = failure, failure is None
+    async with discovering(driver) as (discovery, found):
+        assert "not been asked" in (discovery.problem.value or "")
+        await asyncio.sleep(62.5)
+        assert problem in (discovery.problem.value or "")
+        assert [] == found
+        driver.failure, driver.hung = None, False
+        await asyncio.sleep(30)
+
+    assert ([back], None) == (found, discovery.problem.value)
+
+
+async def test_a_wish_while_the_driver_fails_makes_no_delay_longer():
+    driver = ScriptedDriver()
+    driver.failure = DriverError("oops")
+    async with discovering(driver) as (discovery, found):
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            discovery.rescan()
+        await asyncio.sleep(0.1)
+        driver.failure = None
+        await asyncio.sleep(1.2)
+
+    assert [1.6] == found
+
+
+async def test_after_a_success_the_delays_start_over():
+    driver = ScriptedDriver()
+    async with discovering(driver) as (discovery, found):
+        await asyncio.sleep(59)
+        driver.failure = DriverError("oops")
+        await asyncio.sleep(1.5)
+        assert "oops" == discovery.problem.value
+        driver.failure = None
+        await asyncio.sleep(1)
+
+    assert [0, 61] == found
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+async def test_a_gpu_for_which_the_driver_fails_is_asked_for_sooner_than_one_that_needs_a_hand(
+    trouble,
+):
+    driver = ScriptedDriver()
+    driver.faults = [GpuFault("index 0", "Unknown Error", trouble)]
+    async with discovering(driver) as (_, found):
+        await asyncio.sleep(4)
+        driver.faults, driver.gpus = [], [a_gpu()]
+        await asyncio.sleep(130)
+
+    may_pass = trouble in {Trouble.LOST, Trouble.FAILED}
+    assert [0, *((1, 3, 7) if may_pass else ()), 60, 120] == found
+
+
+# How often the node is looked at, and what is told; the scenes are those of tests/app.
+
+
+SOON = CHECK_PERIOD + 0.01
+
+
+class FullPlace:
+    """Something that is looked at: well, wrong, or hanging."""
+
+    def __init__(self) -> None:
+        self.error = None
+        self.looks = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def check(self) -> None:
+        self.looks += 1
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class WithheldRoom:
+    def __init__(self) -> None:
+        self.disk, self.library = FullPlace(), FullPlace()
+        self.told = []
+        self.changes = []
+        looks = (
+            NodeCheck(AllocateStep.WRITE, self.disk.check),
+            NodeCheck(AllocateStep.HOOK, self.library.check),
+        )
+        self.cue = lambda: None
+        self.withholder = Withholder(looks, self._withhold, self.told.append, (self._follow,))
+
+    async def _follow(self, look):
+        self.cue = look
+        await asyncio.Event().wait()
+
+    def _withhold(self, state):
+        self.changes.append((asyncio.get_running_loop().time(), state))
+
+    @property
+    def withheld(self):
+        return bool(self.withholder.reasons.value)
+
+    @property
+    def reasons(self):
+        return self.withholder.reasons.value
+
+
+@contextlib.asynccontextmanager
+async def a_room():
+    room = WithheldRoom()
+    async with at_work(room.withholder.run):
+        await asyncio.sleep(0)
+        yield room
+
+
+async def test_what_is_cued_withholds_at_once_with_one_event_and_what_is_not_within_a_period():
+    async with a_room() as room:
+        await asyncio.sleep(11)
+        room.library.error = Refusal(RefusalReason.NO_LIBRARY, "libvgpu.so is missing.")
+        room.cue()
+        await asyncio.sleep(0.001)
+        assert room.withheld
+        await asyncio.sleep(600)
+        (event,) = room.told
+        assert ("NothingOffered", True) == (event.reason, event.warning)
+        assert event.text.endswith("no slice is on offer: libvgpu.so is missing. [HA-5005]")
+        room.library.error = None
+        await asyncio.sleep(LEAST + 0.01)
+        assert not room.withheld
+        await asyncio.sleep(12)
+        room.disk.error = PermissionFault("others may write there")
+        await asyncio.sleep(CHECK_PERIOD)
+        assert room.withheld
+
+
+async def test_a_storm_of_refusals_makes_two_looks_a_second():
+    async with a_room() as room:
+        await asyncio.sleep(1)
+        looks = room.disk.looks
+        for _ in range(1000):
+            room.withholder.look()
+            await asyncio.sleep(0.01)
+
+        assert room.disk.looks - looks <= 10 / LEAST + 1
+
+
+async def test_a_disk_that_is_full_now_and_then_changes_the_list_twice_a_second_at_most():
+    async with a_room() as room:
+        for number in range(1000):
+            room.disk.error = None if number % 2 else StateError("/state is full.")
+            room.withholder.look()
+            await asyncio.sleep(0.1)
+
+        assert 0 < len(room.changes) <= 100 / LEAST + 1
+
+
+async def test_another_refusal_is_a_reason_to_look_and_nothing_more():
+    async with a_room() as room:
+        await asyncio.sleep(1)
+        looks = room.disk.looks
+        room.withholder.refused(str(Refusal(RefusalReason.NO_LOCK, "Pod a holds no lock.")))
+        await asyncio.sleep(0.01)
+
+        assert not room.withheld
+        assert looks + 1 == room.disk.looks
+
+
+async def test_all_that_is_wrong_is_told_each_once_with_its_id():
+    async with a_room() as room:
+        room.disk.error = StateError("/state is full")
+        room.library.error = PermissionFault("others may write there [P-KUBELET]")
+        await asyncio.sleep(SOON)
+        first, second = room.reasons
+        assert "(/state is full)" in first
+        assert first.endswith("[HA-5001]")
+        assert second.endswith("[P-KUBELET]")
+        room.disk.error = room.library.error
+        await asyncio.sleep(SOON)
+
+        assert (second,) == room.reasons
+        assert 1 == len(room.told)
+
+
+async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
+    async with a_room() as room:
+        await asyncio.sleep(0.1)
+        room.disk.answers.clear()
+        await asyncio.sleep(CHECK_PERIOD + DISK_BUDGET)
+        (reason,) = room.reasons
+        assert "the disk has not answered in time" in reason
+        looks = room.library.looks
+        await asyncio.sleep(60)
+
+        assert looks + 100 < room.library.looks
+        assert 2 == room.disk.looks
+        room.disk.answers.set()
+        await asyncio.sleep(0.01)
+        assert not room.withheld

@@ -1,6 +1,5 @@
 """Which GPUs are shared and how they are listed, against HAMi v2.10's own code."""
 
-import asyncio
 import json
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,6 +19,7 @@ from agent.wire.v1beta1 import Device, ListAndWatchResponse
 from tests.builders import G1, NODE, a_gpu, a_health
 from tests.fakes.clock import ManualClock
 from tests.hami_vectors import Vector, cases, vectors
+from tests.services.at_work import at_work
 
 # Which GPUs HAMi's `filterdevices` keeps out: from its config.json to what is shared.
 
@@ -96,10 +96,8 @@ async def test_one_gpu_becomes_the_devices_that_hami_lists(vector: Vector):
     keeper.judged({gpu.uuid: a_health(condition=Condition.BAD)})
     keeper.found(Scan("570.1", (gpu,)))
 
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(Listing(inventory, keeper.held, slices).run())
+    async with at_work(Listing(inventory, keeper.held, slices).run):
         await slices.until(lambda listed: listed.generation > 0)
-        task.cancel()
 
     frame = encode_list(slices.value)
     assert vector.expected == [

@@ -319,20 +319,6 @@ async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_
         assert [(False, EPOCH)] == [(row.confirmed, row.epoch) for row in scene.rows]
 
 
-async def test_a_disk_that_took_nothing_is_tried_again_at_the_next_look():
-    async with a_scene(msgspec.structs.replace(ROW, epoch=NEXT)) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-        assert [False] == [row.confirmed for row in scene.rows]
-        scene.disk.faults.revive()
-
-        await asyncio.sleep(PERIOD)
-
-        assert [True] == [row.confirmed for row in scene.rows]
-
-
 async def test_drift_and_unconfirmed_rows_are_counted():
     other = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
     silent = a_row(pod_uid=other.uid, pod=other.name, epoch=EPOCH)
@@ -346,15 +332,6 @@ async def test_drift_and_unconfirmed_rows_are_counted():
         await asyncio.sleep(2 * PERIOD)
 
         assert (1, 1) == (scene.reconcile.drifted.value, scene.reconcile.unconfirmed.value)
-
-
-async def test_a_row_that_changed_while_it_was_looked_at_keeps_its_change():
-    replayed = msgspec.structs.replace(ROW, slice_ids=(slice_id(G1, 8),), epoch=NEXT)
-    async with a_scene(ROW) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        await scene.see_while_it_changes(replayed, POD)
-
-        assert (replayed,) == scene.rows
 
 
 OFFERED = msgspec.structs.replace(ROW, offered=True)
@@ -381,24 +358,38 @@ async def test_a_mismatch_is_counted_within_three_seconds_and_once_even_by_a_new
         assert [(NEXT, True)] == [(row.epoch, row.mismatched) for row in scene.rows]
 
 
-async def test_a_mismatch_that_could_not_be_written_is_counted_at_the_next_look():
-    async with a_scene(OFFERED) as scene:
-        scene.witness.admit(POD, main=ELSEWHERE)
+@pytest.mark.parametrize(
+    ("row", "held"),
+    [(msgspec.structs.replace(ROW, epoch=NEXT), SLICE), (OFFERED, ELSEWHERE)],
+    ids=["of the kubelet before", "mismatched"],
+)
+async def test_what_a_disk_did_not_take_is_written_and_counted_at_the_next_look(row, held):
+    async with a_scene(row) as scene:
+        scene.witness.admit(POD, main=held)
         scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
         scene.see(POD)
         await asyncio.sleep(0.1)
-        assert 0 == counted(scene)
+        assert ([False], 0) == ([row.confirmed for row in scene.rows], counted(scene))
         scene.disk.faults.revive()
 
         await asyncio.sleep(PERIOD)
 
-        assert 1 == counted(scene)
+        assert [True] == [row.confirmed for row in scene.rows]
+        assert (held == ELSEWHERE) == counted(scene)
 
 
-async def test_a_mismatched_row_that_was_answered_anew_meanwhile_is_not_told():
-    replayed = msgspec.structs.replace(OFFERED, slice_ids=(slice_id(ROW.shares[0].uuid, 3),))
-    async with a_scene(OFFERED) as scene:
-        scene.witness.admit(POD, main=ELSEWHERE)
+@pytest.mark.parametrize(
+    ("row", "held", "changes"),
+    [
+        (ROW, SLICE, {"slice_ids": (slice_id(G1, 8),), "epoch": NEXT}),
+        (OFFERED, ELSEWHERE, {"slice_ids": (slice_id(ROW.shares[0].uuid, 3),)}),
+    ],
+    ids=["confirmed", "mismatched"],
+)
+async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(row, held, changes):
+    replayed = msgspec.structs.replace(row, **changes)
+    async with a_scene(row) as scene:
+        scene.witness.admit(POD, main=held)
         await scene.see_while_it_changes(replayed, POD)
 
         assert ((replayed,), 0) == (scene.rows, counted(scene))

@@ -4,12 +4,24 @@ All on virtual time, without sockets.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from agent.errors import KubeletError, PermissionFault, RegistrationRefused
-from agent.kubelet.register import RegistrationState
+from agent.kit.cell import Cell
+from agent.kubelet.register import (
+    LOOK_AGAIN,
+    SETTLE,
+    KubeletWatch,
+    Registration,
+    RegistrationState,
+    Rivals,
+)
+from agent.ledger import KubeletEpoch
 from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
+from tests.services.at_work import at_work
 
 SERVING = RegistrationState(
     registered=True, stream=True, text="registered, the kubelet takes our lists"
@@ -18,6 +30,20 @@ SERVING = RegistrationState(
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@contextlib.asynccontextmanager
+async def registered(seconds: float = 60) -> AsyncIterator[tuple[KubeletSide, Registration]]:
+    """A registration that has served for a while."""
+    side = KubeletSide.started()
+    async with a_registration(side) as registration:
+        await asyncio.sleep(seconds)
+        yield side, registration
+
+
+async def registered_anew(registration: Registration) -> None:
+    await registration.state.until(lambda state: not state.registered)
+    await registration.state.until(lambda state: state == SERVING)
 
 
 async def test_it_registers_at_once_and_says_so():
@@ -48,24 +74,34 @@ async def test_an_absent_kubelet_is_waited_for_without_a_busy_loop():
         assert ((("start",), 1),) == registration.registrations.items()
 
 
-async def test_a_stream_that_ends_is_back_within_a_second():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-        lost = now()
-        side.streams.set(0)
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
+@pytest.mark.parametrize(
+    ("act", "least", "most", "binds", "reason"),
+    [
+        (lambda side, _: side.streams.set(0), 0.05, 0.075, 1, "stream_lost"),
+        (lambda side, _: side.remove(side.endpoint), 0, 0.2, 2, "socket_lost"),
+        (lambda _, registration: registration.renew(), 0, 0.3, 2, "rival_gone"),
+        (lambda side, _: side.resource.set("example.com/vgpu"), 0, 0.3, 2, "renamed"),
+    ],
+    ids=["its stream ends", "its socket vanishes", "it is renewed", "another name"],
+)
+async def test_what_ends_a_registration_is_followed_by_the_next_at_once_on_a_new_socket_if_need_be(
+    act, least, most, binds, reason
+):
+    async with registered() as (side, registration):
+        began, old, before = now(), side.endpoint, registration.registration_id
+        act(side, registration)
+        await registered_anew(registration)
 
-        assert 0.05 <= now() - lost <= 0.075
-        assert 1 == side.binds
-        assert (("stream_lost",), 1) in registration.registrations.items()
+        assert least <= now() - began <= most
+        assert (binds, 2) == (side.binds, len(side.calls))
+        assert (binds == 2) == (old != side.endpoint)
+        assert registration.registration_id not in {None, before}
+        assert side.resource.value == side.registered
+        assert ((reason,), 1) in registration.registrations.items()
 
 
 async def test_a_stream_that_ends_with_the_kubelet_is_waited_for():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         side.stop_kubelet()
         looked = side.looks
         await asyncio.sleep(600)
@@ -82,32 +118,15 @@ async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_s
             await asyncio.sleep(60)
             side.start_kubelet()
             began = now()
-            await registration.state.until(lambda state: not state.registered)
-            await registration.state.until(lambda state: state == SERVING)
+            await registered_anew(registration)
 
             assert began == now()
             assert restart + 1 == side.binds == len(side.calls)
         assert (("kubelet_restart",), 20) in registration.registrations.items()
 
 
-async def test_a_socket_of_ours_that_vanishes_is_made_anew():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-        began = now()
-        side.remove(side.endpoint)
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert now() - began < 0.2
-        assert 2 == side.binds
-        assert (("socket_lost",), 1) in registration.registrations.items()
-
-
 async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
-    side = KubeletSide.started()
-    async with a_registration(side):
-        await asyncio.sleep(60)
+    async with registered() as (side, _):
         side.files.clear()
         await asyncio.sleep(5.5)
 
@@ -115,9 +134,7 @@ async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
 
 
 async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_register():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
+    async with registered() as (side, registration):
         side.touch_kubelet()
         await asyncio.sleep(60)
 
@@ -126,9 +143,7 @@ async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_r
 
 
 async def test_other_names_in_the_directory_cause_no_look():
-    side = KubeletSide.started()
-    async with a_registration(side):
-        await asyncio.sleep(1)
+    async with registered(1) as (side, _):
         looked = side.looks
         for name in ("kubelet_internal_checkpoint", ".123456", "nvidia-gpu.sock", "DEPRECATION"):
             side.report(name)
@@ -138,9 +153,7 @@ async def test_other_names_in_the_directory_cause_no_look():
 
 
 async def test_after_an_overflow_everything_is_looked_at():
-    side = KubeletSide.started()
-    async with a_registration(side):
-        await asyncio.sleep(1)
+    async with registered(1) as (side, _):
         side.files.clear()
         side.report("")
         await asyncio.sleep(1)
@@ -167,21 +180,6 @@ async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
         assert 2 == side.binds
 
 
-async def test_a_renewal_registers_a_new_socket_under_an_open_stream():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-        old, before = side.endpoint, registration.registration_id
-        registration.renew()
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert old != side.endpoint
-        assert 2 == side.binds == len(side.calls)
-        assert registration.registration_id not in {None, before}
-        assert (("rival_gone",), 1) in registration.registrations.items()
-
-
 async def test_a_renewal_without_a_stream_changes_nothing():
     side = KubeletSide()
     async with a_registration(side) as registration:
@@ -191,22 +189,6 @@ async def test_a_renewal_without_a_stream_changes_nothing():
         await registration.state.until(lambda state: state == SERVING)
 
         assert 1 == side.binds == len(side.calls)
-
-
-async def test_another_name_is_registered_by_a_new_socket_at_once():
-    side = KubeletSide()
-    side.start_kubelet()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-        old, began = side.endpoint, now()
-        side.resource.set("example.com/vgpu")
-        await registration.state.until(lambda state: not state.registered)
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert ("example.com/vgpu", 2) == (side.registered, len(side.calls))
-        assert old != side.endpoint
-        assert now() - began < 0.3
-        assert (("renamed",), 1) in registration.registrations.items()
 
 
 async def test_a_name_that_comes_while_the_kubelet_is_away_is_the_one_that_is_registered():
@@ -302,15 +284,23 @@ async def test_already_connected_with_an_open_stream_is_success():
         assert registration.state.value.registered
 
 
-async def test_a_register_that_hangs_is_given_up_after_15_seconds_and_tried_again():
+@pytest.mark.parametrize(
+    ("delay", "reply", "texts"),
+    [
+        (1000, 15.0, ("no answer within 15 s",)),
+        (0, 5.0, ("opened no stream", "waiting for the kubelet's stream")),
+    ],
+    ids=["it hangs", "it is accepted without a stream"],
+)
+async def test_a_register_that_leads_to_nothing_is_given_up_and_tried_again(delay, reply, texts):
     side = KubeletSide.started()
-    side.delay = 1000
+    side.delay, side.answer = delay, lambda: None
     async with a_registration(side) as registration:
         await asyncio.sleep(100)
 
-        assert backed_off(gaps(side.calls), reply=15.0)
+        assert backed_off(gaps(side.calls), reply=reply)
         assert 1 == side.binds
-        assert "no answer within 15 s" in registration.state.value.text
+        assert any(text in registration.state.value.text for text in texts)
 
 
 async def test_a_kubelet_that_takes_nine_seconds_is_waited_for():
@@ -338,18 +328,6 @@ async def test_a_stream_that_opens_before_the_answer_counts():
         assert registration.state.value.registered
 
 
-async def test_an_accepted_register_without_a_stream_is_repeated_after_5_seconds():
-    side = KubeletSide.started()
-    side.answer = lambda: None
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-
-        assert backed_off(gaps(side.calls), reply=5.0)
-        assert "opened no stream" in registration.state.value.text or (
-            "waiting for the kubelet's stream" in registration.state.value.text
-        )
-
-
 @pytest.mark.parametrize("delay", [0.0, 0.5])
 async def test_a_stream_that_came_and_went_is_not_waited_for(delay: float):
     side = KubeletSide.started()
@@ -374,11 +352,11 @@ async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable
         for life in (1, 1, 1, 1, 11, 1):
             await registration.state.until(lambda state: state.registered and state.stream)
             await asyncio.sleep(life)
-            lost = asyncio.get_running_loop().time()
+            lost = now()
             side.streams.set(0)
             await registration.state.until(lambda state: not state.registered)
             await registration.state.until(lambda state: state.registered)
-            waits.append(asyncio.get_running_loop().time() - lost)
+            waits.append(now() - lost)
 
     assert backed_off(waits[:4])
     assert backed_off(waits[4:])
@@ -409,3 +387,164 @@ async def test_one_line_is_logged_for_each_change(capsys: pytest.CaptureFixture[
     assert ["registration.failed", "registration.serving"] == [
         word for line in lines for word in line.split() if word.startswith("registration.")
     ]
+
+
+# Which kubelet is there: its socket's inode and ctime, published as they change.
+
+
+async def test_a_new_kubelet_is_a_new_epoch() -> None:
+    side = KubeletSide()
+    kubelet = KubeletWatch(side)
+    async with at_work(kubelet.run):
+        side.start_kubelet()
+        first = await kubelet.epoch.until(lambda epoch: epoch is not None)
+        side.start_kubelet()
+        second = await kubelet.epoch.until(lambda epoch: epoch not in {None, first})
+        side.stop_kubelet()
+        await kubelet.epoch.until(lambda epoch: epoch is None)
+
+    assert first != second
+
+
+async def test_whatever_comes_or_goes_in_the_directory_is_passed_on() -> None:
+    side, heard = KubeletSide(), asyncio.Queue[str]()
+    kubelet = KubeletWatch(side, heard.put_nowait)
+    async with at_work(kubelet.run):
+        for name in ("ours.sock", "nvidia-gpu.sock", ""):
+            side.report(name)
+        assert ["ours.sock", "nvidia-gpu.sock", ""] == [await heard.get() for _ in range(3)]
+
+
+async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:
+    side = KubeletSide()
+    kubelet = KubeletWatch(side)
+    side.touch_kubelet()
+
+    assert kubelet.epoch.value is None
+    assert kubelet.now() == side.present
+
+
+async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> None:
+    class Broken(KubeletSide):
+        def epoch(self) -> KubeletEpoch | None:
+            raise KubeletError("no access")
+
+    kubelet = KubeletWatch(Broken())
+    kubelet.epoch.set(KubeletEpoch(1, 2))
+
+    assert kubelet.now() == KubeletEpoch(1, 2)
+
+
+async def test_a_watch_that_ends_is_an_error() -> None:
+    class Ending(KubeletSide):
+        async def changes(self):
+            yield ""
+
+    with pytest.raises(KubeletError, match="directory ended"):
+        await KubeletWatch(Ending()).run()
+
+
+# Another plugin for our resource that comes and goes: told once, and the registration renewed.
+
+
+SOON = 2 * SETTLE
+LATER = LOOK_AGAIN + SOON
+CONFLICT = ["PluginConflict"]
+
+
+class Side:
+    """Plays the other plugin's socket and our registration."""
+
+    path = "/d/nvidia-gpu.sock"
+    names = ("nvidia-gpu.sock",)
+
+    def __init__(self, *, answers: bool | None = None) -> None:
+        self.resource = Cell("nvidia.com/gpu")
+        self.is_answering = answers
+        self.registration_id: int | None = 0
+        self.renewed = 0
+        self.said: list[str] = []
+        self.heard: Callable[[str], None] = lambda _: None
+
+    def answers(self) -> bool | None:
+        return self.is_answering
+
+    def renew(self) -> None:
+        self.renewed += 1
+        self.registration_id = self.renewed
+
+    def becomes(self, answers: bool | None) -> None:  # noqa: FBT001 -- as `answers()` says it
+        self.is_answering = answers
+        self.heard("nvidia-gpu.sock")
+
+    def stops(self) -> None:
+        """Our registration is over, as when the kubelet stops."""
+        self.registration_id = None
+
+    def registers(self) -> None:
+        self.registration_id = 7
+
+
+@contextlib.asynccontextmanager
+async def watched(side: Side):
+    rivals = Rivals(side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
+    side.heard = rivals.heard
+    async with at_work(rivals.run):
+        await asyncio.sleep(SOON)
+        yield
+
+
+def comes(side: Side) -> None:
+    side.becomes(True)
+
+
+def goes(side: Side) -> None:
+    side.becomes(None)
+
+
+def is_killed(side: Side) -> None:
+    """Its socket stays, and nobody is told."""
+    side.is_answering = False
+
+
+@pytest.mark.parametrize(
+    ("answers", "steps", "renewed", "said"),
+    [
+        (None, [comes, SOON, 60], 0, CONFLICT),
+        (None, [comes, SOON, goes, SOON], 1, CONFLICT),
+        (None, [comes, SOON, goes, SOON, 60], 1, CONFLICT),
+        (None, [comes, SOON, is_killed, LATER], 1, CONFLICT),
+        (None, [comes, goes, SOON], 1, []),
+        (True, [goes, Side.stops, LATER], 0, []),
+        (False, [goes, LATER], 0, []),
+        (True, [Side.stops, LATER, goes, SOON], 0, []),
+        (True, [Side.stops, LATER, goes, SOON, comes, LATER], 0, CONFLICT),
+        (True, [Side.stops, LATER, goes, Side.registers, SOON], 0, []),
+        (True, [Side.stops, LATER, goes, Side.registers, SOON, comes, LATER], 0, CONFLICT),
+        (True, [Side.registers, LATER, goes, SOON], 1, []),
+    ],
+    ids=[
+        "it is told once when it comes",
+        "when it is gone the registration is renewed",
+        "and only once",
+        "one that is killed is missed soon although its socket stays",
+        "one that came and went between two looks counts",
+        "a stream that ended with it is renewed already",
+        "a dead socket that is removed disturbs nobody",
+        "a starting kubelet sweeps the socket of a living one",
+        "which makes it anew",
+        "a kubelet that knows us again swept it",
+        "and that one makes it anew",
+        "one that goes after the kubelet's start is missed",
+    ],
+)
+async def test_another_plugin_is_told_once_and_missed_when_it_goes(answers, steps, renewed, said):
+    side = Side(answers=answers)
+    async with watched(side):
+        for step in steps:
+            if callable(step):
+                step(side)
+            else:
+                await asyncio.sleep(step)
+
+    assert (renewed, said) == (side.renewed, side.said)

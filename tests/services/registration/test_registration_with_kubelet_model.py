@@ -22,6 +22,7 @@ from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
+from tests.services.at_work import at_work
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -73,15 +74,8 @@ async def a_node(
     if kubelet:
         await node.kubelet.start()
     try:
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(node.door.server.run()),
-                group.create_task(node.directory.run()),
-                group.create_task(node.registration.run()),
-            ]
+        async with at_work(node.door.server.run, node.directory.run, node.registration.run):
             yield node
-            for task in running:
-                task.cancel()
     finally:
         await node.kubelet.stop()
 

@@ -16,6 +16,7 @@ from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
+from tests.services.at_work import at_work
 
 COLON = ReportSettings(ReportProfile.COLON)
 SCORED = ReportSettings(topology_score=True)
@@ -77,14 +78,20 @@ class Reporting:
 
 @contextlib.asynccontextmanager
 async def reporting(
-    api: FakeApi,
+    api: FakeApi | None = None,
     *,
     inventory: Inventory | None = None,
     settings: ReportSettings | None = None,
     chance: float = 0.0,
     through: NodeApi | None = None,
 ) -> AsyncIterator[Reporting]:
-    """Both services run while the block does, `through` another port to the Node."""
+    """Both services run while the block does, `through` another port to the Node.
+
+    Without an API server of the test's own the Node is bare.
+    """
+    if api is None:
+        api = FakeApi()
+        api.create_node()
     port = through or api
     found = Cell(an_inventory() if inventory is None else inventory)
     view: Cell[NodeView | None] = Cell(None)
@@ -94,11 +101,8 @@ async def reporting(
     chosen = Cell(ReportSettings() if settings is None else settings)
     cells = ReportCells(found, view, node.returns, chosen, state)
     reporter = Reporter(port, cells, node.saw, events.append, LoopClock(), Chance(chance))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(node.run()), group.create_task(reporter.run())]
+    async with at_work(node.run, reporter.run):
         yield Reporting(api, found, view, chosen, state, reporter, events)
-        for task in tasks:
-            task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -106,8 +110,6 @@ async def reported(
     *, inventory: Inventory | None = None, settings: ReportSettings | None = None
 ) -> AsyncIterator[Reporting]:
     """A Node that holds the inventory; one write was made."""
-    api = FakeApi()
-    api.create_node()
-    async with reporting(api, inventory=inventory, settings=settings) as room:
+    async with reporting(inventory=inventory, settings=settings) as room:
         await room.settled()
         yield room

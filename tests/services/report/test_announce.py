@@ -1,10 +1,10 @@
 """Events about the Node: in order, best effort, bounded; and which ones cordons make."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
+import pytest
 import structlog
 
 from agent.cluster import CORDON, NodeEvent, NodeView
@@ -13,6 +13,7 @@ from agent.kit.cell import Cell
 from agent.model import NO_INDEX
 from agent.report import LIMIT, Announcer, CordonEvents, NodeEventQueue
 from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
+from tests.services.at_work import at_work
 
 
 class EventsApi:
@@ -32,70 +33,45 @@ def event(text: str, reason: str = "GpuUnhealthy") -> NodeEvent:
     return NodeEvent(reason, text, warning=True)
 
 
-@asynccontextmanager
-async def announcing(api: EventsApi, notices: NodeEventQueue) -> AsyncIterator[None]:
-    announcer = Announcer(api, notices)  # type: ignore[arg-type]
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(announcer.run())
-        yield
-        task.cancel()
+def announcing(api: EventsApi, notices: NodeEventQueue) -> AbstractAsyncContextManager[None]:
+    return at_work(Announcer(api, notices).run)  # type: ignore[arg-type]
 
 
-async def test_events_are_posted_in_order() -> None:
-    api, notices = EventsApi(), NodeEventQueue()
-    notices.say(event("a"))
+@pytest.mark.parametrize(
+    ("answers", "texts", "posted"),
+    [
+        ([], "ab", {1: ["a", "b"]}),
+        ([ApiError("down")], "ab", {4.9: [], 0.2: ["a", "b"]}),
+        ([ApiForbidden("no", status=403)], "ab", {1: ["b"]}),
+        ([], "aaa", {1: ["a"]}),
+    ],
+    ids=["in order", "again before the next", "dropped where refused", "not twice in a row"],
+)
+async def test_events_are_posted(answers, texts, posted) -> None:
+    api, notices = EventsApi(*answers), NodeEventQueue()
+    first, *others = texts
+    notices.say(event(first))
     async with announcing(api, notices):
-        notices.say(event("b"))
-        await asyncio.sleep(1)
+        for text in others:
+            notices.say(event(text))
+        for seconds, expected in posted.items():
+            await asyncio.sleep(seconds)
+            assert api.posted == expected
 
-    assert api.posted == ["a", "b"]
-    assert notices.unposted.items() == ()  # whoever posts counts them
-
-
-async def test_an_event_that_failed_is_posted_again_before_the_next() -> None:
-    api, notices = EventsApi(ApiError("down")), NodeEventQueue()
-    notices.say(event("a"))
-    notices.say(event("b"))
-    async with announcing(api, notices):
-        await asyncio.sleep(4.9)
-        assert api.posted == []
-        await asyncio.sleep(0.2)
-
-    assert api.posted == ["a", "b"]
-
-
-async def test_an_event_that_the_server_refuses_is_dropped() -> None:
-    api, notices = EventsApi(ApiForbidden("no", status=403)), NodeEventQueue()
-    notices.say(event("a"))
-    notices.say(event("b"))
-    async with announcing(api, notices):
-        await asyncio.sleep(1)
-
-    assert api.posted == ["b"]
+    if not answers:
+        assert notices.unposted.items() == ()  # whoever posts counts them
 
 
 async def test_without_an_api_server_events_are_said_in_the_log_and_counted() -> None:
     notices = NodeEventQueue()
     with structlog.testing.capture_logs() as said:
-        async with asyncio.TaskGroup() as group:
-            logging = group.create_task(Announcer(None, notices).run())
+        async with at_work(Announcer(None, notices).run):
             notices.say(event("a"))
             notices.say(msgspec.structs.replace(event("b"), warning=False))
             await asyncio.sleep(1)
-            logging.cancel()
 
     assert [("a", "warning"), ("b", "info")] == [(one["text"], one["log_level"]) for one in said]
     assert ((("GpuUnhealthy", "logged"), 2),) == notices.unposted.items()
-
-
-async def test_the_same_thing_is_not_said_twice_in_a_row() -> None:
-    api, notices = EventsApi(), NodeEventQueue()
-    for _ in range(3):
-        notices.say(event("a"))
-    async with announcing(api, notices):
-        await asyncio.sleep(1)
-
-    assert api.posted == ["a"]
 
 
 async def test_a_full_line_drops_the_oldest() -> None:
@@ -123,13 +99,11 @@ async def said(*views: NodeView | None, inventory=GPUS) -> list[tuple[str, str]]
     """Reason and text of the Events while the Node is seen like this, one view after another."""
     node: Cell[NodeView | None] = Cell(None)
     events: list[NodeEvent] = []
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(CordonEvents(node, Cell(inventory), events.append).run())
+    async with at_work(CordonEvents(node, Cell(inventory), events.append).run):
         for view in views:
             await asyncio.sleep(0)
             node.set(view)
             await asyncio.sleep(0.01)
-        node.close()
     assert not any(event.warning for event in events)
     return [(event.reason, event.text) for event in events]
 
@@ -144,17 +118,18 @@ async def test_a_cordon_and_its_end_are_events_that_name_the_gpu():
     assert [begun, ended] == await said(a_view(None), a_view(G1), a_view(None))
 
 
-async def test_what_was_cordoned_before_the_start_is_not_news():
-    assert [] == await said(a_view(f"{G0},{G1}"))
-    assert ["GpuUncordoned"] == [reason for reason, _ in await said(a_view(G0), a_view(""))]
-
-
-async def test_a_node_that_is_away_for_a_while_is_no_change():
-    assert [] == await said(a_view(G0), None, a_view(G0))
-
-
-async def test_words_that_name_no_gpu_of_this_node_make_no_event():
-    assert [] == await said(a_view(None), a_view("GPU-x,y"))
+@pytest.mark.parametrize(
+    ("views", "reasons"),
+    [
+        ([a_view(f"{G0},{G1}")], []),
+        ([a_view(G0), a_view("")], ["GpuUncordoned"]),
+        ([a_view(G0), None, a_view(G0)], []),
+        ([a_view(None), a_view("GPU-x,y")], []),
+    ],
+    ids=["before the start", "its end", "a node that is away for a while", "no GPU of this node"],
+)
+async def test_what_was_known_before_or_names_no_gpu_is_no_event(views, reasons):
+    assert reasons == [reason for reason, _ in await said(*views)]
 
 
 async def test_a_gpu_without_an_index_is_named_by_its_uuid():

@@ -24,6 +24,7 @@ from tests.builders import a_gpu, a_uuid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver
+from tests.services.at_work import at_work
 from tests.services.report.reporting import SCORED, Chance
 
 HOUR = 3600.0
@@ -58,24 +59,17 @@ class IdleAgent:
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for service in (
-                *(self.keeper.run, self.discovery.run, self.health.run),
-                *(self.listing.run, self.node.run, self.reporter.run),
-            ):
-                group.create_task(service())
-
 
 @contextlib.asynccontextmanager
 async def running(agent: IdleAgent) -> AsyncIterator[IdleAgent]:
     """The agent, once it has reported."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(agent.run())
+    async with at_work(
+        *(agent.keeper.run, agent.discovery.run, agent.health.run),
+        *(agent.listing.run, agent.node.run, agent.reporter.run),
+    ):
         async with asyncio.timeout(60):
             await agent.state.until(lambda state: state.reported)
         yield agent
-        task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -135,20 +129,10 @@ async def ended_watches(agent: IdleAgent) -> None:
         await asyncio.sleep(60)
 
 
-async def a_lost_place(agent: IdleAgent) -> None:
-    agent.api.fail(ApiGone("too old", status=410), count=3, call="watch_node")
-    agent.api.forget_history()
-
-
 async def an_outage(agent: IdleAgent) -> None:
     agent.api.begin_outage()
     await asyncio.sleep(600)
     agent.api.end_outage()
-
-
-async def a_refused_watch(agent: IdleAgent) -> None:
-    agent.api.fail(ApiError("forbidden", status=403), count=5, call="watch_node")
-    agent.api.end_watches()
 
 
 async def equal_scans(agent: IdleAgent) -> None:
@@ -159,36 +143,10 @@ async def equal_scans(agent: IdleAgent) -> None:
     agent.discovery.rescan()
 
 
-async def turned_scans(agent: IdleAgent) -> None:
-    agent.driver.gpus.reverse()
-    agent.discovery.rescan()
-
-
-async def another_driver_version(agent: IdleAgent) -> None:
-    agent.driver.version = "580.1"
-    agent.discovery.rescan()
-
-
 async def a_silent_moment_of_the_driver(agent: IdleAgent) -> None:
     agent.driver.failure = DriverError("the driver is being updated")
     await asyncio.sleep(20)
     agent.driver.failure = None
-
-
-async def a_harmless_xid(agent: IdleAgent) -> None:
-    """13 and 31 are the application's fault."""
-    agent.driver.xid(a_uuid(0), 13)
-    agent.driver.xid(a_uuid(0), 31)
-
-
-async def equal_settings(agent: IdleAgent) -> None:
-    agent.sharing.set(SharingSettings())
-    agent.report.set(ReportSettings())
-
-
-async def a_setting_of_lists_alone(agent: IdleAgent) -> None:
-    """What only the kubelet is told is no matter of the scheduler's."""
-    agent.sharing.set(SharingSettings(filter_uuids=frozenset({"GPU-of-another-node"})))
 
 
 async def slices_that_are_taken_and_given_back(agent: IdleAgent) -> None:
@@ -199,27 +157,58 @@ async def slices_that_are_taken_and_given_back(agent: IdleAgent) -> None:
 
 
 Happening = Callable[[IdleAgent], Coroutine[object, object, None]]
-NOTHINGS: tuple[Happening, ...] = (
-    heartbeats,
-    foreign_labels,
-    foreign_annotations,
-    a_schedulers_handshake,
-    ended_watches,
-    a_lost_place,
-    an_outage,
-    a_refused_watch,
-    equal_scans,
-    turned_scans,
-    another_driver_version,
-    a_silent_moment_of_the_driver,
-    a_harmless_xid,
-    equal_settings,
-    a_setting_of_lists_alone,
-    slices_that_are_taken_and_given_back,
-)
 
 
-@pytest.mark.parametrize("happening", NOTHINGS, ids=lambda one: one.__name__)
+def at_once(*steps: Callable[[IdleAgent], object]) -> Happening:
+    """All of it happens in one moment."""
+
+    async def happening(agent: IdleAgent) -> None:
+        for step in steps:
+            step(agent)
+
+    return happening
+
+
+OTHER_NODES = SharingSettings(filter_uuids=frozenset({"GPU-of-another-node"}))
+NOTHINGS: dict[str, Happening] = {
+    "heartbeats": heartbeats,
+    "foreign labels": foreign_labels,
+    "foreign annotations": foreign_annotations,
+    "a scheduler's handshake": a_schedulers_handshake,
+    "ended watches": ended_watches,
+    "a lost place": at_once(
+        lambda agent: agent.api.fail(ApiGone("too old", status=410), count=3, call="watch_node"),
+        lambda agent: agent.api.forget_history(),
+    ),
+    "an outage": an_outage,
+    "a refused watch": at_once(
+        lambda agent: agent.api.fail(ApiError("no", status=403), count=5, call="watch_node"),
+        lambda agent: agent.api.end_watches(),
+    ),
+    "equal scans": equal_scans,
+    "turned scans": at_once(
+        lambda agent: agent.driver.gpus.reverse(), lambda agent: agent.discovery.rescan()
+    ),
+    "another driver version": at_once(
+        lambda agent: setattr(agent.driver, "version", "580.1"),
+        lambda agent: agent.discovery.rescan(),
+    ),
+    "a silent moment of the driver": a_silent_moment_of_the_driver,
+    # 13 and 31 are the application's fault.
+    "harmless XIDs": at_once(
+        *(lambda agent, number=number: agent.driver.xid(a_uuid(0), number) for number in (13, 31))
+    ),
+    "equal settings": at_once(
+        lambda agent: agent.sharing.set(SharingSettings()),
+        lambda agent: agent.report.set(ReportSettings()),
+    ),
+    # What only the kubelet is told is no matter of the scheduler's.
+    "a setting of lists alone": at_once(lambda agent: agent.sharing.set(OTHER_NODES)),
+    "slices that are taken and given back": slices_that_are_taken_and_given_back,
+}
+
+
+@pytest.mark.parametrize("happening", NOTHINGS.values(), ids=NOTHINGS)
 async def test_what_changes_nothing_writes_nothing(happening: Happening):
     async with settled(8) as agent:
         await happening(agent)
@@ -232,8 +221,9 @@ async def test_what_changes_nothing_writes_nothing(happening: Happening):
 async def test_all_of_it_in_a_row_writes_nothing():
     async with settled(16, SCORED) as agent:
         agent.report.set(SCORED)
-        for happening in (each for each in NOTHINGS if each is not equal_settings):
-            await happening(agent)
+        for name, happening in NOTHINGS.items():
+            if name != "equal settings":
+                await happening(agent)
         await asyncio.sleep(HOUR)
 
         assert 1 == agent.api.writes

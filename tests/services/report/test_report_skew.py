@@ -16,8 +16,8 @@ from agent.hami.register import ReportProfile, ReportSettings, report_of
 from agent.model import Condition, GpuUuid, Inventory
 from agent.sandbox.scheduler.registry import Registry, Version
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
+from tests.services.at_work import at_work
 from tests.services.report.reporting import Reporting, reporting
 
 INTERVAL = 15.0
@@ -52,17 +52,12 @@ class SkewedScheduler:
         self._clock = LoopClock()
         self._allocatable = 0
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._count())
-            group.create_task(self._look())
-
-    async def _count(self) -> None:
+    async def count(self) -> None:
         async for inventory in self.room.inventory.follow():
             await asyncio.sleep(self._kubelet)
             self._allocatable = sum(gpu.split_count for gpu in inventory.gpus if gpu.serving)
 
-    async def _look(self) -> NoReturn:
+    async def look(self) -> NoReturn:
         while True:
             node = self.room.api.node
             if node is not None:
@@ -99,18 +94,14 @@ async def scheduled(
     version: Version, *, kubelet: float = KUBELET, chance: float = 0.0
 ) -> AsyncIterator[SkewedScheduler]:
     """A node that the scheduler knows, just after one of its looks."""
-    api = FakeApi()
-    api.create_node()
     settings = ReportSettings(PROFILES[version])
-    async with reporting(api, settings=settings, chance=chance) as room:
+    async with reporting(settings=settings, chance=chance) as room:
         await room.settled()
         scheduler = SkewedScheduler(room, version, kubelet)
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(scheduler.run())
+        async with at_work(scheduler.count, scheduler.look):
             await asyncio.sleep(10 * INTERVAL + 0.01)
             assert scheduler.knows(room.inventory.value)
             yield scheduler
-            task.cancel()
 
 
 def ill(inventory: Inventory) -> Inventory:
