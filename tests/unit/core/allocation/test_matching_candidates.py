@@ -33,6 +33,7 @@ from tests.unit.core.allocation.matching_scene import (
     G2,
     NOW_KUBELET,
     OLD_KUBELET,
+    RAN,
     a_scene,
     annotated,
     ask,
@@ -42,12 +43,13 @@ from tests.unit.core.allocation.matching_scene import (
     knowing,
     named_pod,
     refused_by,
+    row_of,
     with_bad_gpu,
     without_witness,
 )
 
 POD = named_pod(1)
-ROW = a_row(pod_uid=POD.uid, pod=POD.name, epoch=NOW_KUBELET, shares=(a_share(uuid=G1),))
+ROW = row_of(POD, epoch=NOW_KUBELET)
 TWO = annotated(f"{G1},NVIDIA,100,10:;{G1},NVIDIA,200,10:;")
 
 
@@ -263,7 +265,7 @@ OTHER = named_pod(2)
 def test_a_row_takes_room_while_its_pod_is_there_and_the_kubelet_knows_it(
     pods, known, epoch, is_free
 ) -> None:
-    row = a_row(pod_uid=OTHER.uid, pod=OTHER.name, epoch=epoch, confirmed=True, shares=(FULL,))
+    row = row_of(OTHER, epoch=epoch, confirmed=True, shares=(FULL,))
     scene = changed(a_scene(POD, *pods, rows=(row,), lock=POD), listed=True)
     held = holding(OTHER, main=f"{G1}-0")
     absent = (OTHER,) if known == "no" else ()
@@ -311,12 +313,8 @@ def test_the_group_of_the_second_container_is_not_the_first_ones() -> None:
 
 def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way() -> None:
     holder = named_pod(2, phase=Phase.RUNNING)
-    row = a_row(
-        pod_uid=holder.uid,
-        pod=holder.name,
-        shares=(a_share(uuid=G1, memory_mib=80000),),
-        epoch=NOW_KUBELET,
-        confirmed=True,
+    row = row_of(
+        holder, shares=(a_share(uuid=G1, memory_mib=80000),), epoch=NOW_KUBELET, confirmed=True
     )
     pod = pod_with(f"{G1},NVIDIA,3000,30:;")
     scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
@@ -330,13 +328,7 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
 
 def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
     holder = named_pod(2, phase=Phase.RUNNING)
-    row = a_row(
-        pod_uid=holder.uid,
-        pod=holder.name,
-        shares=(a_share(uuid=G2),),
-        epoch=NOW_KUBELET,
-        confirmed=True,
-    )
+    row = row_of(holder, shares=(a_share(uuid=G2),), epoch=NOW_KUBELET, confirmed=True)
     pod = pod_with(f"{G1},NVIDIA,90000,30:;")
 
     refused_by(
@@ -347,7 +339,7 @@ def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
 
 def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
-    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    row = row_of(pod)
     scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
 
     assert granted(with_bad_gpu(scene)).replay == row
@@ -356,11 +348,9 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
     refused_by(changed(lost, listed=True), RefusalReason.BAD_GPU)
 
 
-def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on_a_vanished() -> (
-    None
-):
+def test_a_container_starts_again_on_a_filtered_gpu_but_not_on_a_vanished_one() -> None:
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
-    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    row = row_of(pod)
     scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
     whole, split = a_gpu(index=0), a_gpu(index=0, mig_enabled=True)
     filtered, vanished, in_mig_mode = (
@@ -382,11 +372,6 @@ def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
 
 
 # What the kubelet's word is worth: it takes up many pods at once, and answers by name.
-
-
-def row_of(pod: PodView, **changes: object) -> Row:
-    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    return msgspec.structs.replace(row, **changes)
 
 
 YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
@@ -456,8 +441,7 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     scene = changed(knowing(scene, holding(owner)), records_read=True)
     assert granted(scene).candidate.pod == owner
 
-    dead = msgspec.structs.replace(a_container(), has_run=True)
-    started, answered = named_pod(60, containers=(dead,)), named_pod(61)
+    started, answered = named_pod(60, containers=(RAN,)), named_pod(61)
     old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
     old = changed(knowing(old, holding(owner)), records_read=True)
     assert ask(old) == AskKubelet(*started.key)
@@ -519,9 +503,7 @@ def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kube
     refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
 
 
-def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
-    None
-):
+def test_an_answer_with_ids_for_a_later_container_is_not_about_a_pod_that_begins() -> None:
     pod = named_pod(1, containers=(a_container(name="first"), a_container()))
     booked = holding(pod, main=f"{G1}-0")
     row = row_of(pod, key=ContainerKey(pod.uid, "first"))
