@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from agent.kit.turns import BEGUN, BOOKING, CLOSE, MOST, Turns
+from agent.kit.turns import BEGUN, BOOKING, MOST, Turns
 
 
 @pytest.fixture
@@ -81,15 +81,6 @@ async def test_who_waits_for_the_others_leaves_after_those_that_may_be_granted(t
             await turns.until_alone(turn)
 
     assert 1 + BOOKING == pytest.approx(asyncio.get_running_loop().time() - start)
-
-
-async def test_two_that_begin_at_once_may_have_come_in_the_other_order(turns):
-    turns.begin().ids = frozenset("a")
-    with turns.asked(["b"]) as second:
-        assert second.doubted
-    await asyncio.sleep(2 * CLOSE)
-    with turns.asked(["c"]) as third:
-        assert not third.doubted
 
 
 async def test_one_that_follows_an_answer_at_once_is_in_no_doubt(turns):

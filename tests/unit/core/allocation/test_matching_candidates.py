@@ -22,6 +22,7 @@ from tests.builders import (
     NOON,
     a_container,
     a_gpu,
+    a_health,
     a_pod,
     a_row,
     a_share,
@@ -44,7 +45,6 @@ from tests.unit.core.allocation.matching_scene import (
     named_pod,
     refused_by,
     row_of,
-    with_bad_gpu,
     without_witness,
 )
 
@@ -337,30 +337,31 @@ def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
     )
 
 
-def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
+WHOLE = a_gpu(index=0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_given_again"),
+    [
+        (a_shared_gpu(gpu=WHOLE, health=a_health(condition=Condition.BAD)), True),
+        (a_shared_gpu(gpu=WHOLE, present=False), True),
+        (a_shared_gpu(gpu=WHOLE, health=a_health(condition=Condition.LOST)), False),
+        (a_shared_gpu(gpu=WHOLE, present=False, there=False), False),
+        (a_shared_gpu(gpu=a_gpu(index=0, mig_enabled=True), present=False), False),
+    ],
+    ids=["bad", "filtered out since", "lost", "vanished", "in MIG mode"],
+)
+def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, is_given_again) -> None:
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
     row = row_of(pod)
     scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
+    scene = changed(scene, inventory=an_inventory(gpus=(gpu,)))
 
-    assert granted(with_bad_gpu(scene)).replay == row
-    lost = with_bad_gpu(scene, Condition.LOST)
-    assert ListPods() == ask(changed(lost, listed=False))  # a pod that was not seen may be asking
-    refused_by(changed(lost, listed=True), RefusalReason.BAD_GPU)
-
-
-def test_a_container_starts_again_on_a_filtered_gpu_but_not_on_a_vanished_one() -> None:
-    pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
-    row = row_of(pod)
-    scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
-    whole, split = a_gpu(index=0), a_gpu(index=0, mig_enabled=True)
-    filtered, vanished, in_mig_mode = (
-        an_inventory(gpus=(a_shared_gpu(gpu=gpu, present=False, there=there),))
-        for gpu, there in ((whole, True), (whole, False), (split, True))
-    )
-
-    assert granted(changed(scene, inventory=filtered)).replay == row
-    refused_by(changed(scene, inventory=vanished), RefusalReason.BAD_GPU)
-    refused_by(changed(scene, inventory=in_mig_mode), RefusalReason.BAD_GPU)
+    if is_given_again:
+        assert granted(scene).replay == row
+    else:
+        assert ListPods() == ask(changed(scene, listed=False))  # another pod may be asking
+        refused_by(scene, RefusalReason.BAD_GPU)
 
 
 def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
@@ -538,6 +539,7 @@ BUSY = KubeletStart(begun=frozenset({named_pod(1).uid}))
         pytest.param({}, {}, KubeletStart(), "", id="the agent came late"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, IDLE, "a", id="both dead: in order"),
         pytest.param(STILL_SAID, RAN_BEFORE, IDLE, "a", id="the status is out of date"),
+        pytest.param(STILL_SAID, STILL_SAID, IDLE, "a", id="after a reboot, out of date both"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, BUSY, "", id="one may have been started untold"),
         pytest.param(STILL_SAID, RAN_BEFORE, BUSY, "", id="neither is said to run"),
         pytest.param(SINCE_OVER, RAN_BEFORE, IDLE, "", id="it started and ended since"),
@@ -572,20 +574,3 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
         return
     sentence = refused_by(scene, RefusalReason.MANY_PODS_ADMITTED).sentence
     assert sentence.endswith("delete the pod, and its controller makes a new one.")
-
-
-def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_since() -> None:
-    def scene(**status: object):
-        ran = tuple(
-            msgspec.structs.replace(a_container(name=name), **status) for name in ("a", "b")
-        )
-        pod = named_pod(1, containers=ran)
-        rows = tuple(row_of(pod, key=ContainerKey(pod.uid, one.name)) for one in ran)
-        kubelet = KubeletView(YOUNG, frozenset(), start=IDLE)
-        base = knowing(a_scene(pod, rows=rows), holding(pod))
-        return changed(
-            base, kubelet=kubelet, records_read=True, checked=frozenset({"gone"}), listed=True
-        )
-
-    assert "a" == granted(scene(**STILL_SAID)).candidate.container.name
-    refused_by(scene(**SINCE_OVER), RefusalReason.MANY_PODS_ADMITTED)

@@ -252,12 +252,6 @@ def test_a_node_that_could_not_be_read_blames_no_scheduler() -> None:
         refused_by(unread, RefusalReason.PODS_UNKNOWN)
 
 
-def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
-    scene = changed(a_scene(POD, lock=POD), claimed=frozenset({POD.uid}), listed=True)
-
-    refused_by(scene, RefusalReason.NO_POD_ADMITTED)
-
-
 def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_after_a_list() -> None:
     scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
     assert ask(scene) == ListPods()
@@ -325,23 +319,6 @@ def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> Non
     scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
 
     assert granted(scene, settings=UNIQUE).candidate.pod == POD
-
-
-def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
-    pod = named_pod(1, containers=(a_container(running_id="containerd://abc"),))
-    row = row_of(pod, shares=POD.groups[0] if POD.groups else ())
-    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
-    assert ask(scene) == CheckRunning(frozenset({"containerd://abc"}))
-    checked = changed(
-        scene, checked=frozenset({"containerd://abc"}), listed=True, records_read=True
-    )
-    alive = changed(
-        checked,
-        kubelet=type(scene.kubelet)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),
-    )
-
-    assert granted(checked).replay == row
-    refused_by(alive, RefusalReason.NO_POD_ADMITTED)
 
 
 def test_an_init_container_sends_to_the_file_for_it_is_listed_nowhere_else() -> None:
@@ -559,14 +536,6 @@ def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_count
     assert scene.lock.value == granted(changed(shown, waited=True, node_read=True)).lock
     newer = a_lock(name=POD.name, stamp=NOON + dt.timedelta(seconds=1))
     assert newer.value == granted(changed(shown, lock=newer)).lock
-
-
-def test_a_pod_whose_name_can_return_is_looked_at_once_before_it_is_answered() -> None:
-    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    assert ask(scene) == LookAtPod(*RETURNING.key)
-
-    same = changed(scene, pod_uids_read={RETURNING.key: RETURNING.uid})
-    assert granted(same).candidate.pod == RETURNING
 
 
 @pytest.mark.parametrize(

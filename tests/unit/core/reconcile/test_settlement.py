@@ -253,17 +253,6 @@ def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
         assert (PROVED if goes else []) == after
 
 
-@pytest.mark.parametrize("stale", [True, False])
-@pytest.mark.parametrize("reusable", [True, False])
-def test_a_stale_view_does_not_show_who_has_a_name_now(stale, reusable):
-    settled = changed(POD, annotations=SUCCESS, reusable_name=reusable)
-
-    kinds = told(owed(a_scene(settled, ledger=answered("main"), stale=stale)))
-
-    assert (RELEASED[0] in kinds) == (not (stale and reusable))
-    assert ("settle-pod success + lock" in kinds) == reusable
-
-
 def test_a_legacy_lock_is_nobodys():
     scene = a_scene(changed(POD, phase=Phase.FAILED))
 
