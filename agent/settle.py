@@ -228,7 +228,8 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
 
     The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
     separate watches. So the owner is found in one of three ways:
-    - A pod on this node was answered under exactly this lock.
+    - A pod was answered under exactly this lock; if it is gone, a patch with its UID shows that no
+      other pod has the name.
     - For another owner on this node, a patch with its UID shows that no other pod has the name;
       also for such a one, while the view is stale and the name can return.
     - If the owner is not here, or asks for no GPU of ours, the lock must have stood for UNCLAIMED.
@@ -239,6 +240,11 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     if lock is None or lock.owner is None:
         return ()
     owner = facts.table.named(*lock.owner)
+    rows = facts.ledger.rows_by(Decider.SCHEDULER)
+    answered = next((row.key.pod_uid for row in rows if row.lock == lock.value), None)
+    if owner is None and answered is not None and not facts.table.stale:
+        # Its pod went while no agent ran: the patch with its UID shows whether the name is free.
+        return (Effect(EffectKind.SETTLE_POD, answered, *lock.owner, facts.now, value=lock.value),)
     if owner is None or not (owner.gpu_containers or owner.terminal):
         is_left = not facts.table.stale and facts.standing >= UNCLAIMED
         return (_release(lock, NOBODY, facts.now),) if is_left else ()

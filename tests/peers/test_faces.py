@@ -41,6 +41,7 @@ from tests.peers.lab.pods import (
 )
 from tests.peers.lab.servers import NODE_PATH, NODES, OTHER_NODE, OWN_POD, PODS, marks, real_server
 from tests.peers.lab.settings import NODE_CONFIG, QUIET, ask_to_reload, node_config, open_files
+from tests.peers.lab.site import NAMESPACE as SITE_NAMESPACE
 from tests.peers.lab.space import hierarchies, until, until_answer
 from tests.shape.typed import runs_of
 
@@ -296,7 +297,7 @@ async def conditioned(binaries, tools, tmp_path_factory):
     settings = (
         "config.report.nodeCondition=true",
         "image.repository=example/hami-agent",
-        f"namespaceOverride={NAMESPACE}",
+        f"namespaceOverride={SITE_NAMESPACE}",
     )
     objects = helm.told("hami-agent", CHART, settings)
     async with kept(

@@ -149,8 +149,9 @@ def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_
     assert text == effect.value
 
     # Its name may be another pod's by now, which took over the lock as it is.
-    for pods in ((), (namesake,)):
-        assert () == owed(a_scene(*pods, ledger=ledger, lock_stamp=stamp))
+    assert () == owed(a_scene(namesake, ledger=ledger, lock_stamp=stamp))
+    gone = told(owed(a_scene(ledger=ledger, lock_stamp=stamp)))
+    assert gone == (PROVED if noted == text else [])
 
 
 TWO = a_pod(annotations=SUCCESS, containers=(a_container(name="a"), a_container(name="b")))
@@ -217,9 +218,10 @@ OTHER = a_pod(uid=a_pod_uid(9), name="other", annotations=BOUND)
         ([changed(BARE, phase=Phase.FAILED)], {}, PROVED, PROVED),
         # An owner that waits, however long.
         ([changed(POD, annotations={})], {"lock_stamp": STAMPS[1]}, [], []),
-        # A half-answered pod that is over; gone, the lock may be its successor's.
+        # A half-answered pod that is over, or gone: the lock may be its successor's.
         ([OVER], {"ledger": answered("a")}, PROVED, PROVED),
-        ([], {"ledger": answered("a")}, [], RELEASED),
+        ([], {"ledger": answered("a")}, PROVED, PROVED),
+        ([], {"ledger": answered("a"), "stale": True}, [], []),
     ],
 )
 def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our_eyes(
