@@ -252,16 +252,10 @@ def test_a_node_that_could_not_be_read_blames_no_scheduler() -> None:
         refused_by(unread, RefusalReason.PODS_UNKNOWN)
 
 
-def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_after_a_list() -> None:
-    scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
+@pytest.mark.parametrize("gone", [(POD,), (POD, named_pod(3))])
+def test_deleted_pods_that_the_kubelet_still_admits_are_refused_after_a_list(gone) -> None:
+    scene = knowing(a_scene(gone=gone, lock=POD), *map(holding, gone))
     assert ask(scene) == ListPods()
-
-    refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
-
-
-def test_of_several_deleted_pods_that_the_kubelet_admits_none_is_served() -> None:
-    other = named_pod(3)
-    scene = knowing(a_scene(gone=(POD, other)), holding(POD), holding(other))
 
     refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
 
@@ -356,16 +350,8 @@ UNKNOWN = (RefusalReason.PODS_UNKNOWN, True)
 def test_nobody_is_called_static_or_deleted_when_the_list_failed():
     for table in (PodTable(), PodTable(synced=True), PodTable(synced=True, stale=True)):
         assert UNKNOWN == gate(changed(blind(), table=table))
-
-
-def test_a_list_that_answered_is_believed():
-    scene = changed(a_scene(), listed=True)
-
-    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(scene)
-
-
-def test_without_a_witness_the_failed_list_is_named_too():
     assert UNKNOWN == gate(without_witness(blind()))
+    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(changed(a_scene(), listed=True))
 
 
 def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed():
