@@ -46,15 +46,6 @@ def found(
     return judge_by_scheduler(Ledger(rows), msgspec.structs.replace(seen, **changes), RESOURCE)
 
 
-def test_a_row_is_confirmed_under_the_kubelet_that_names_its_ids():
-    row = a_row(epoch=OLD_KUBELET)
-
-    (confirmed,) = found(row, holdings=(held(POD, *IDS),)).confirmed
-
-    assert (True, NOW_KUBELET, IDS) == (confirmed.confirmed, confirmed.epoch, confirmed.slice_ids)
-    assert row.edits == confirmed.edits
-
-
 def test_a_row_that_is_confirmed_already_is_no_finding():
     row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
 
