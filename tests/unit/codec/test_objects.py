@@ -69,13 +69,9 @@ def container(**parts: Any) -> PodView:
 
 
 def test_a_pending_pod_of_one_gpu_container():
-    assert a_pod(reusable_name=True) == decode_pod(pod_object(), GPU)
-
-
-def test_a_generated_name_does_not_return():
     pod = pod_object()
-    pod["metadata"]["generateName"] = "train-"
-
+    assert a_pod(reusable_name=True) == decode_pod(pod, GPU)
+    pod["metadata"]["generateName"] = "train-"  # a generated name does not return
     assert a_pod() == decode_pod(pod, GPU)
 
 
@@ -180,43 +176,42 @@ def test_control_is_disabled_by_what_go_reads_as_true(entry, is_disabled):
     assert is_disabled is container(env=env).containers[0].control_disabled
 
 
+PRIORITIES = [
+    ([], 1),
+    ([{"value": "0"}], 0),
+    ([{"value": " +7x"}], 7),
+    ([{"value": "-3"}], -3),
+    ([{"value": "high"}], 0),
+    ([{"value": ""}], 0),
+    ([{}], 0),
+    ([{"value": "0"}, {"value": "2"}], 2),
+    ([{"value": "9" * 5000}], 2**31 - 1),
+    ([{"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], 1),
+    ([{"value": "$(LEVEL)"}], 1),
+]
+"""What HAMi-core reads, and 1 where the pod does not say it."""
+POLICIES = [
+    ([], ""),
+    ([{"value": "force"}], "force"),
+    ([{"value": "force"}, {"value": "DISABLE"}], "DISABLE"),
+    ([{"value": "force"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}], ""),
+    ([{"value": "$(POLICY)"}], ""),
+    ([{}], ""),
+]
+
+
 @pytest.mark.parametrize(
-    ("entries", "expected"),
+    ("variable", "field", "entries", "expected"),
     [
-        ([], 1),
-        ([{"value": "0"}], 0),
-        ([{"value": " +7x"}], 7),
-        ([{"value": "-3"}], -3),
-        ([{"value": "high"}], 0),
-        ([{"value": ""}], 0),
-        ([{}], 0),
-        ([{"value": "0"}, {"value": "2"}], 2),
-        ([{"value": "9" * 5000}], 2**31 - 1),
-        ([{"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], 1),
-        ([{"value": "$(LEVEL)"}], 1),
+        *(("CUDA_TASK_PRIORITY", "priority", *case) for case in PRIORITIES),
+        *(("GPU_CORE_UTILIZATION_POLICY", "core_policy", *case) for case in POLICIES),
     ],
 )
-def test_the_priority_is_what_hami_core_reads_and_1_where_the_pod_does_not_say_it(
-    entries, expected
+def test_of_a_variable_of_hami_core_the_last_literal_value_counts(
+    variable, field, entries, expected
 ):
-    env = [{"name": "CUDA_TASK_PRIORITY"} | entry for entry in entries]
-    assert expected == container(env=env).containers[0].priority
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        ([], ""),
-        ([{"value": "force"}], "force"),
-        ([{"value": "force"}, {"value": "DISABLE"}], "DISABLE"),
-        ([{"value": "force"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}], ""),
-        ([{"value": "$(POLICY)"}], ""),
-        ([{}], ""),
-    ],
-)
-def test_the_policy_of_the_compute_limit_is_the_last_literal_one(entries, expected):
-    env = [{"name": "GPU_CORE_UTILIZATION_POLICY"} | entry for entry in entries]
-    assert expected == container(env=env).containers[0].core_policy
+    env = [{"name": variable} | entry for entry in entries]
+    assert expected == getattr(container(env=env).containers[0], field)
 
 
 @pytest.mark.parametrize(
@@ -557,17 +552,14 @@ def test_an_empty_list_may_have_null_for_items():
         ("1E2", 100),
         ("1E", 10**18),
         ("1Ei", 2**60),
+        *(
+            (text, None)
+            for text in ("", "abc", ".", "1ki", "1KB", "1 ", "1e", "--1", "1e999", "9" * 65)
+        ),
     ],
 )
-def test_a_quantity_is_a_whole_number_rounded_up(text: str, number: int):
+def test_a_quantity_is_a_whole_number_rounded_up_and_any_other_text_is_none(text, number):
     assert number == decode_quantity(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "abc", ".", "1ki", "1KB", "1 ", "1e", "--1", "1e999", "9" * 65]
-)
-def test_what_is_no_quantity_is_none(text: str):
-    assert decode_quantity(text) is None
 
 
 @given(st.integers(-(10**60), 10**60))

@@ -7,19 +7,18 @@ from hypothesis import strategies as st
 from agent.errors import FOREIGN_TEXT_LIMIT, RefusalReason, cap
 
 
-def test_foreign_text_becomes_one_line():
-    assert "a b c" == cap(" a\n b\tc\r\n")
-
-
 @pytest.mark.parametrize(
-    ("text", "limit", "expected"), [("abcd", 4, "abcd"), ("abcde", 4, "abc…"), ("", 4, "")]
+    ("text", "limit", "expected"),
+    [
+        (" a\n b\tc\r\n", 99, "a b c"),
+        ("a\x1b[31mb\x00c", 99, "a\ufffd[31mb\ufffdc"),
+        *(("abcd", 4, "abcd"), ("abcde", 4, "abc…"), ("", 4, "")),
+    ],
 )
-def test_foreign_text_is_cut_with_a_mark(text: str, limit: int, expected: str):
+def test_foreign_text_is_one_line_that_no_terminal_obeys_and_is_cut_with_a_mark(
+    text: str, limit: int, expected: str
+):
     assert expected == cap(text, limit)
-
-
-def test_what_a_terminal_would_obey_is_replaced():
-    assert "a\ufffd[31mb\ufffdc" == cap("a\x1b[31mb\x00c")
 
 
 @given(st.text())

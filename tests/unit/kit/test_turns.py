@@ -5,17 +5,12 @@ import contextlib
 
 import pytest
 
-from agent.kit.turns import BEGUN, BOOKING, CLOSE, MOST, Turns
+from agent.kit.turns import BEGUN, BOOKING, MOST, Turns
 
 
 @pytest.fixture
 def turns() -> Turns:
     return Turns(lambda: "client")
-
-
-async def test_a_request_alone_is_not_overtaken(turns):
-    with turns.asked(["a"]) as turn:
-        assert not turn.overtaken
 
 
 async def test_all_that_were_begun_before_the_last_are_overtaken(turns):
@@ -83,17 +78,7 @@ async def test_who_waits_for_the_others_leaves_after_those_that_may_be_granted(t
     assert 1 + BOOKING == pytest.approx(asyncio.get_running_loop().time() - start)
 
 
-async def test_two_that_begin_at_once_may_have_come_in_the_other_order(turns):
-    turns.begin().ids = frozenset("a")
-    with turns.asked(["b"]) as second:
-        assert second.doubted
-    await asyncio.sleep(2 * CLOSE)
-    with turns.asked(["c"]) as third:
-        assert not third.doubted
-
-
-async def test_one_that_follows_an_answer_at_once_is_in_no_doubt(turns):
-    with turns.asked(["a"]):
-        pass
-    with turns.asked(["b"]) as turn:
-        assert [False, False] == [turn.overtaken, turn.doubted]
+async def test_one_alone_or_that_follows_an_answer_at_once_is_in_no_doubt(turns):
+    for text in "ab":
+        with turns.asked([text]) as turn:
+            assert [False, False] == [turn.overtaken, turn.doubted]

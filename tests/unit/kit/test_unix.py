@@ -22,11 +22,8 @@ def test_the_caller_on_a_unix_socket_is_known():
         assert os.geteuid() == peer_uid(Transport(ours))  # type: ignore[arg-type]
 
 
-def test_a_caller_over_tcp_is_nobody():
+def test_a_caller_over_tcp_or_who_has_gone_is_nobody():
     with socket.socket(socket.AF_INET) as opened:
         assert peer_uid(Transport(opened)) is None  # type: ignore[arg-type]
-
-
-def test_a_caller_who_has_gone_is_nobody():
     assert peer_uid(None) is None
     assert peer_uid(Transport(None)) is None  # type: ignore[arg-type]

@@ -12,18 +12,21 @@ from agent.allocate.candidates import (
     UnlockedPods,
 )
 from agent.allocate.match import decide
-from agent.cluster import PodTable, PodView, Tombstone
+from agent.cluster import Phase, PodTable, PodView, Tombstone
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerHolding, ContainerKey, Holding, KubeletEpoch, Ledger, Row
 from agent.model import Condition, SliceId
 from tests.builders import (
     NODE,
     NOON,
+    a_container,
     a_gpu,
     a_health,
     a_lock,
     a_pod,
     a_pod_uid,
+    a_row,
+    a_share,
     a_shared_gpu,
     an_inventory,
 )
@@ -53,6 +56,21 @@ def named_pod(number: int, **changes: object) -> PodView:
     """The pod team-a/train-N, annotated for one share of the first GPU."""
     base = a_pod(uid=a_pod_uid(number), name=f"train-{number}", annotations=annotated())
     return msgspec.structs.replace(base, **changes)
+
+
+RAN = msgspec.structs.replace(a_container(), has_run=True)
+"""A container that is dead, and that the kubelet may start again."""
+
+
+def dead_pod(number: int, **changes: object) -> PodView:
+    """Such a pod that was started, and whose container is dead."""
+    return named_pod(number, phase=Phase.RUNNING, containers=(RAN,), **changes)
+
+
+def row_of(pod: PodView, **changes: object) -> Row:
+    """What the pod was answered under an earlier kubelet: a share of the first GPU."""
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    return msgspec.structs.replace(row, **changes)
 
 
 def holding(pod: PodView, **ids: str) -> Holding:

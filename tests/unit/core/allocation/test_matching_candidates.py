@@ -22,6 +22,7 @@ from tests.builders import (
     NOON,
     a_container,
     a_gpu,
+    a_health,
     a_pod,
     a_row,
     a_share,
@@ -33,6 +34,7 @@ from tests.unit.core.allocation.matching_scene import (
     G2,
     NOW_KUBELET,
     OLD_KUBELET,
+    RAN,
     a_scene,
     annotated,
     ask,
@@ -42,12 +44,12 @@ from tests.unit.core.allocation.matching_scene import (
     knowing,
     named_pod,
     refused_by,
-    with_bad_gpu,
+    row_of,
     without_witness,
 )
 
 POD = named_pod(1)
-ROW = a_row(pod_uid=POD.uid, pod=POD.name, epoch=NOW_KUBELET, shares=(a_share(uuid=G1),))
+ROW = row_of(POD, epoch=NOW_KUBELET)
 TWO = annotated(f"{G1},NVIDIA,100,10:;{G1},NVIDIA,200,10:;")
 
 
@@ -263,7 +265,7 @@ OTHER = named_pod(2)
 def test_a_row_takes_room_while_its_pod_is_there_and_the_kubelet_knows_it(
     pods, known, epoch, is_free
 ) -> None:
-    row = a_row(pod_uid=OTHER.uid, pod=OTHER.name, epoch=epoch, confirmed=True, shares=(FULL,))
+    row = row_of(OTHER, epoch=epoch, confirmed=True, shares=(FULL,))
     scene = changed(a_scene(POD, *pods, rows=(row,), lock=POD), listed=True)
     held = holding(OTHER, main=f"{G1}-0")
     absent = (OTHER,) if known == "no" else ()
@@ -311,12 +313,8 @@ def test_the_group_of_the_second_container_is_not_the_first_ones() -> None:
 
 def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way() -> None:
     holder = named_pod(2, phase=Phase.RUNNING)
-    row = a_row(
-        pod_uid=holder.uid,
-        pod=holder.name,
-        shares=(a_share(uuid=G1, memory_mib=80000),),
-        epoch=NOW_KUBELET,
-        confirmed=True,
+    row = row_of(
+        holder, shares=(a_share(uuid=G1, memory_mib=80000),), epoch=NOW_KUBELET, confirmed=True
     )
     pod = pod_with(f"{G1},NVIDIA,3000,30:;")
     scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
@@ -330,13 +328,7 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
 
 def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
     holder = named_pod(2, phase=Phase.RUNNING)
-    row = a_row(
-        pod_uid=holder.uid,
-        pod=holder.name,
-        shares=(a_share(uuid=G2),),
-        epoch=NOW_KUBELET,
-        confirmed=True,
-    )
+    row = row_of(holder, shares=(a_share(uuid=G2),), epoch=NOW_KUBELET, confirmed=True)
     pod = pod_with(f"{G1},NVIDIA,90000,30:;")
 
     refused_by(
@@ -345,32 +337,31 @@ def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
     )
 
 
-def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
+WHOLE = a_gpu(index=0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_given_again"),
+    [
+        (a_shared_gpu(gpu=WHOLE, health=a_health(condition=Condition.BAD)), True),
+        (a_shared_gpu(gpu=WHOLE, present=False), True),
+        (a_shared_gpu(gpu=WHOLE, health=a_health(condition=Condition.LOST)), False),
+        (a_shared_gpu(gpu=WHOLE, present=False, there=False), False),
+        (a_shared_gpu(gpu=a_gpu(index=0, mig_enabled=True), present=False), False),
+    ],
+    ids=["bad", "filtered out since", "lost", "vanished", "in MIG mode"],
+)
+def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, is_given_again) -> None:
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
-    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    row = row_of(pod)
     scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
+    scene = changed(scene, inventory=an_inventory(gpus=(gpu,)))
 
-    assert granted(with_bad_gpu(scene)).replay == row
-    lost = with_bad_gpu(scene, Condition.LOST)
-    assert ListPods() == ask(changed(lost, listed=False))  # a pod that was not seen may be asking
-    refused_by(changed(lost, listed=True), RefusalReason.BAD_GPU)
-
-
-def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on_a_vanished() -> (
-    None
-):
-    pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
-    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    scene = changed(knowing(a_scene(pod, rows=(row,)), holding(pod)), listed=True)
-    whole, split = a_gpu(index=0), a_gpu(index=0, mig_enabled=True)
-    filtered, vanished, in_mig_mode = (
-        an_inventory(gpus=(a_shared_gpu(gpu=gpu, present=False, there=there),))
-        for gpu, there in ((whole, True), (whole, False), (split, True))
-    )
-
-    assert granted(changed(scene, inventory=filtered)).replay == row
-    refused_by(changed(scene, inventory=vanished), RefusalReason.BAD_GPU)
-    refused_by(changed(scene, inventory=in_mig_mode), RefusalReason.BAD_GPU)
+    if is_given_again:
+        assert granted(scene).replay == row
+    else:
+        assert ListPods() == ask(changed(scene, listed=False))  # another pod may be asking
+        refused_by(scene, RefusalReason.BAD_GPU)
 
 
 def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
@@ -382,11 +373,6 @@ def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
 
 
 # What the kubelet's word is worth: it takes up many pods at once, and answers by name.
-
-
-def row_of(pod: PodView, **changes: object) -> Row:
-    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    return msgspec.structs.replace(row, **changes)
 
 
 YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
@@ -456,8 +442,7 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     scene = changed(knowing(scene, holding(owner)), records_read=True)
     assert granted(scene).candidate.pod == owner
 
-    dead = msgspec.structs.replace(a_container(), has_run=True)
-    started, answered = named_pod(60, containers=(dead,)), named_pod(61)
+    started, answered = named_pod(60, containers=(RAN,)), named_pod(61)
     old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
     old = changed(knowing(old, holding(owner)), records_read=True)
     assert ask(old) == AskKubelet(*started.key)
@@ -519,9 +504,7 @@ def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kube
     refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
 
 
-def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
-    None
-):
+def test_an_answer_with_ids_for_a_later_container_is_not_about_a_pod_that_begins() -> None:
     pod = named_pod(1, containers=(a_container(name="first"), a_container()))
     booked = holding(pod, main=f"{G1}-0")
     row = row_of(pod, key=ContainerKey(pod.uid, "first"))
@@ -556,6 +539,7 @@ BUSY = KubeletStart(begun=frozenset({named_pod(1).uid}))
         pytest.param({}, {}, KubeletStart(), "", id="the agent came late"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, IDLE, "a", id="both dead: in order"),
         pytest.param(STILL_SAID, RAN_BEFORE, IDLE, "a", id="the status is out of date"),
+        pytest.param(STILL_SAID, STILL_SAID, IDLE, "a", id="after a reboot, out of date both"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, BUSY, "", id="one may have been started untold"),
         pytest.param(STILL_SAID, RAN_BEFORE, BUSY, "", id="neither is said to run"),
         pytest.param(SINCE_OVER, RAN_BEFORE, IDLE, "", id="it started and ended since"),
@@ -590,20 +574,3 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
         return
     sentence = refused_by(scene, RefusalReason.MANY_PODS_ADMITTED).sentence
     assert sentence.endswith("delete the pod, and its controller makes a new one.")
-
-
-def test_after_a_reboot_they_are_asked_for_in_order_unless_they_were_started_since() -> None:
-    def scene(**status: object):
-        ran = tuple(
-            msgspec.structs.replace(a_container(name=name), **status) for name in ("a", "b")
-        )
-        pod = named_pod(1, containers=ran)
-        rows = tuple(row_of(pod, key=ContainerKey(pod.uid, one.name)) for one in ran)
-        kubelet = KubeletView(YOUNG, frozenset(), start=IDLE)
-        base = knowing(a_scene(pod, rows=rows), holding(pod))
-        return changed(
-            base, kubelet=kubelet, records_read=True, checked=frozenset({"gone"}), listed=True
-        )
-
-    assert "a" == granted(scene(**STILL_SAID)).candidate.container.name
-    refused_by(scene(**SINCE_OVER), RefusalReason.MANY_PODS_ADMITTED)

@@ -17,14 +17,11 @@ from tests.builders import (
     a_health,
     a_lock,
     a_pod,
-    a_row,
-    a_share,
     a_shared_gpu,
     an_inventory,
 )
 from tests.unit.core.allocation.matching_scene import (
     G1,
-    OLD_KUBELET,
     SETTINGS,
     STRICT,
     a_scene,
@@ -34,6 +31,7 @@ from tests.unit.core.allocation.matching_scene import (
     holding,
     knowing,
     named_pod,
+    row_of,
     with_bad_gpu,
     without_witness,
 )
@@ -83,7 +81,7 @@ def on_gpu(scene: Evidence, *, present: bool = True, **health: object) -> Eviden
 
 
 def replaying() -> Evidence:
-    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    row = row_of(POD)
     return unlocked(admitting(POD, rows=(row,)))
 
 

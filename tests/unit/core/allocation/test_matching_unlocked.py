@@ -15,7 +15,7 @@ from agent.allocate.candidates import (
     UnlockedPods,
 )
 from agent.allocate.room import RequestRules
-from agent.cluster import Phase, PodView, Role
+from agent.cluster import PodView, Role
 from agent.errors import RefusalReason
 from tests.builders import NODE, a_container, a_lock, a_pod, a_row
 from tests.unit.core.allocation.matching_scene import (
@@ -29,10 +29,10 @@ from tests.unit.core.allocation.matching_scene import (
     annotated,
     ask,
     changed,
+    dead_pod,
     granted,
     holding,
     knowing,
-    named_pod,
     refused_by,
     without_witness,
 )
@@ -59,8 +59,7 @@ def settled(pod: PodView, **changes: object) -> Evidence:
 
 
 def test_a_new_pod_without_a_lock_is_served_beside_dead_containers_whose_records_are_lost() -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    dead = named_pod(3, phase=Phase.RUNNING, containers=(ran,))
+    dead = dead_pod(3)
     pod = lockless()
     scene = knowing(a_scene(dead, pod), holding(dead), holding(pod))
     scene = changed(scene, listed=True, waited=True, alone=True, node_read=True, records_read=True)

@@ -31,17 +31,20 @@ from tests.unit.core.allocation.matching_scene import (
     G2,
     NOW_KUBELET,
     OLD_KUBELET,
+    RAN,
     SETTINGS,
     UNIQUE,
     a_scene,
     annotated,
     ask,
     changed,
+    dead_pod,
     granted,
     holding,
     knowing,
     named_pod,
     refused_by,
+    row_of,
     without_witness,
 )
 
@@ -64,8 +67,7 @@ def test_all_who_may_be_meant_are_asked_about_whoever_has_the_lock() -> None:
 
 
 def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_the_owner() -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    started = named_pod(3, annotations={}, phase=Phase.RUNNING, containers=(ran,))
+    started = dead_pod(3, annotations={})
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
 
     assert ask(scene) == AskKubelet(*started.key)
@@ -78,11 +80,8 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
-def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one_that_is_meant() -> (
-    None
-):
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    started = named_pod(3, annotations={}, phase=Phase.RUNNING, containers=(ran,))
+def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one() -> None:
+    started = dead_pod(3, annotations={})
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD), holding(started))
     scene = changed(scene, listed=True, alone=True)
 
@@ -101,9 +100,8 @@ def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one_tha
 
 
 def test_beside_dead_containers_a_deleted_pod_costs_only_pods_of_other_names_their_start() -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
-    row = a_row(pod_uid=dead.uid, pod=dead.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G2),))
+    dead = dead_pod(10)
+    row = row_of(dead, shares=(a_share(uuid=G2),))
 
     def beside(gone: PodView) -> Evidence:
         scene = a_scene(POD, dead, rows=(row,), lock=POD, gone=(gone,))
@@ -153,8 +151,7 @@ def test_a_pod_that_alone_can_be_meant_asks_for_nothing_about_a_deleted_one_of_i
 
 
 def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others() -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    dead = tuple(named_pod(number, phase=Phase.RUNNING, containers=(ran,)) for number in (3, 4))
+    dead = tuple(dead_pod(number) for number in (3, 4))
     rows = tuple(a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET) for pod in dead)
     scene = knowing(a_scene(*dead, rows=rows), *map(holding, dead))
 
@@ -164,8 +161,7 @@ def test_several_that_may_be_meant_while_the_pods_cannot_be_listed_may_be_others
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    started = msgspec.structs.replace(POD, phase=Phase.RUNNING, containers=(ran,))
+    started = msgspec.structs.replace(POD, phase=Phase.RUNNING, containers=(RAN,))
     unseen = knowing(a_scene(started, lock=started), holding(started))
     assert ask(unseen) == ListPods()
     assert granted(changed(unseen, listed=True)).candidate.pod == started
@@ -197,10 +193,7 @@ def test_a_stray_pod_of_another_count_does_not_take_part() -> None:
 
 def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
     other = named_pod(3)
-    mine = (a_share(uuid=G1),)
-    rows = tuple(
-        a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET, shares=mine) for one in (POD, other)
-    )
+    rows = tuple(row_of(one) for one in (POD, other))
     scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
 
     error = refused_by(changed(scene, listed=True), RefusalReason.MANY_PODS_ADMITTED)
@@ -212,12 +205,8 @@ def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one(
 
 @pytest.mark.parametrize("dead", [1, 2, 9])
 def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_start(dead) -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    others = [named_pod(10 + n, phase=Phase.RUNNING, containers=(ran,)) for n in range(dead)]
-    rows = tuple(
-        a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G2),))
-        for one in others
-    )
+    others = [dead_pod(10 + n) for n in range(dead)]
+    rows = tuple(row_of(one, shares=(a_share(uuid=G2),)) for one in others)
     scene = changed(a_scene(POD, *others, rows=rows, lock=POD), records_read=True, listed=True)
     asked = knowing(scene, holding(POD), *map(holding, others))
     assert ask(asked) == AwaitOthers()
@@ -238,8 +227,7 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
 
 
 def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -> None:
-    mine = (a_share(uuid=G1),)
-    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=NOW_KUBELET, confirmed=True, shares=mine)
+    row = row_of(POD, epoch=NOW_KUBELET, confirmed=True)
     scene = a_scene(POD, rows=(row,), lock=POD)
     assert ask(scene) == ReadRecords()
 
@@ -286,24 +274,10 @@ def test_a_node_that_could_not_be_read_blames_no_scheduler() -> None:
         refused_by(unread, RefusalReason.PODS_UNKNOWN)
 
 
-def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
-    scene = changed(a_scene(POD, lock=POD), claimed=frozenset({POD.uid}), listed=True)
-
-    refused_by(scene, RefusalReason.NO_POD_ADMITTED)
-
-
-def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_after_a_list() -> None:
-    scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
+@pytest.mark.parametrize("gone", [(POD,), (POD, named_pod(3))])
+def test_deleted_pods_that_the_kubelet_still_admits_are_refused_after_a_list(gone) -> None:
+    scene = knowing(a_scene(gone=gone, lock=POD), *map(holding, gone))
     assert ask(scene) == ListPods()
-
-    refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
-
-
-def test_of_several_deleted_pods_that_the_kubelet_admits_none_is_guessed_and_none_is_served() -> (
-    None
-):
-    other = named_pod(3)
-    scene = knowing(a_scene(gone=(POD, other)), holding(POD), holding(other))
 
     refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
 
@@ -336,7 +310,7 @@ def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
 
 def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor() -> None:
     former = named_pod(1, uid=named_pod(8).uid)
-    row = a_row(pod_uid=former.uid, pod=former.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    row = row_of(former)
     scene = knowing(a_scene(POD, gone=(former,), rows=(row,), lock=POD), holding(POD))
 
     assert None is rejected_pod(1, scene, SETTINGS)
@@ -363,25 +337,6 @@ def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> Non
     assert granted(scene, settings=UNIQUE).candidate.pod == POD
 
 
-def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
-    pod = named_pod(1, containers=(a_container(running_id="containerd://abc"),))
-    row = a_row(
-        pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=POD.groups[0] if POD.groups else ()
-    )
-    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
-    assert ask(scene) == CheckRunning(frozenset({"containerd://abc"}))
-    checked = changed(
-        scene, checked=frozenset({"containerd://abc"}), listed=True, records_read=True
-    )
-    alive = changed(
-        checked,
-        kubelet=type(scene.kubelet)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),
-    )
-
-    assert granted(checked).replay == row
-    refused_by(alive, RefusalReason.NO_POD_ADMITTED)
-
-
 def test_an_init_container_sends_to_the_file_for_it_is_listed_nowhere_else() -> None:
     containers = (a_container(name="init", role=Role.INIT), a_container())
     pod = named_pod(1, containers=containers)
@@ -397,7 +352,7 @@ def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_a
     assert ask(changed(scene, records_read=True, node_read=True)) == ListPods()
 
 
-ROW = a_row(pod_uid=POD.uid, pod=POD.name, shares=(a_share(uuid=G1),), epoch=OLD_KUBELET)
+ROW = row_of(POD)
 
 
 def blind(*rows: Row) -> Evidence:
@@ -417,16 +372,8 @@ UNKNOWN = (RefusalReason.PODS_UNKNOWN, True)
 def test_nobody_is_called_static_or_deleted_when_the_list_failed():
     for table in (PodTable(), PodTable(synced=True), PodTable(synced=True, stale=True)):
         assert UNKNOWN == gate(changed(blind(), table=table))
-
-
-def test_a_list_that_answered_is_believed():
-    scene = changed(a_scene(), listed=True)
-
-    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(scene)
-
-
-def test_without_a_witness_the_failed_list_is_named_too():
     assert UNKNOWN == gate(without_witness(blind()))
+    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(changed(a_scene(), listed=True))
 
 
 def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed():
@@ -454,7 +401,7 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
 
 
 def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() -> None:
-    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    row = row_of(POD)
     silent = {"listed": True, "list_failed": True}
 
     first = without_witness(a_scene(POD, lock=POD))
@@ -479,9 +426,7 @@ def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused(
     )
 
 
-def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_and_not_again_after_a_refusal() -> (
-    None
-):
+def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_or_until_a_refusal() -> None:
     other = named_pod(3)
     asked = changed(
         without_witness(a_scene(POD, gone=(other,), lock=POD)),
@@ -599,14 +544,6 @@ def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_count
     assert scene.lock.value == granted(changed(shown, waited=True, node_read=True)).lock
     newer = a_lock(name=POD.name, stamp=NOON + dt.timedelta(seconds=1))
     assert newer.value == granted(changed(shown, lock=newer)).lock
-
-
-def test_a_pod_whose_name_can_return_is_looked_at_once_before_it_is_answered() -> None:
-    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    assert ask(scene) == LookAtPod(*RETURNING.key)
-
-    same = changed(scene, pod_uids_read={RETURNING.key: RETURNING.uid})
-    assert granted(same).candidate.pod == RETURNING
 
 
 @pytest.mark.parametrize(

@@ -135,16 +135,13 @@ def test_a_setting_adds_its_variable_and_none_without_it(setting, name: str, val
     assert name not in dict(plain.envs)
 
 
-def test_no_container_may_write_hami_core_or_its_preload_file():
-    writable = {one.container_path for one in edits_of(granted()).mounts if not one.read_only}
+def test_a_container_may_write_neither_hami_core_nor_what_another_one_has_mounted():
+    writable = {
+        one.container_path: one.host_path for one in edits_of(granted()).mounts if not one.read_only
+    }
+    own = f"/usr/local/vgpu/containers/{POD_UID}_main"
 
-    assert {"/usr/local/vgpu", "/tmp/vgpulock"} == writable  # noqa: S108 -- HAMi-core's
-
-
-def test_what_a_container_may_write_no_other_one_has_mounted():
-    hosts = {one.host_path for one in edits_of(granted()).mounts if not one.read_only}
-
-    assert {f"/usr/local/vgpu/containers/{POD_UID}_main"} == hosts
+    assert {"/usr/local/vgpu": own, "/tmp/vgpulock": own} == writable  # noqa: S108 -- HAMi-core's
 
 
 @given(mib=st.integers(0, 2**31 - 1), cores=st.integers(0, 100), name=st.text(max_size=80))
@@ -166,14 +163,11 @@ def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, co
     assert all(re.fullmatch(r"[\w./-]+", value) for value in envs.values())
 
 
-def test_device_nodes_are_passed_only_when_asked_for():
-    assert () == edits_of(granted()).nodes
-
-
-def test_device_nodes_are_the_control_nodes_that_exist_and_one_per_gpu():
+def test_device_nodes_where_asked_for_are_those_for_control_and_one_per_gpu():
     facts = HookFacts(library="/x", device_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))
     shares = (granted(), granted(), GrantedShare(a_share(uuid=G2), "0000:20:00.0", 1, minor=None))
     request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
+    assert () == container_edits(request, EditSettings(), facts).nodes
     nodes = container_edits(request, EditSettings(pass_device_specs=True), facts).nodes
     names = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1")
     assert tuple(NodeEdit(name, name, "rw") for name in names) == nodes
@@ -234,13 +228,11 @@ def test_a_directory_name_is_one_component_or_refused(uid: str, container: str):
 PIPES = "/run/nvidia/mps/nvidia.com/gpu/pipe"
 
 
-def test_without_a_daemons_root_the_mode_changes_no_answer():
-    assert edits_of(granted()) == edits_of(granted(), mode="mps")
-
-
-@pytest.mark.parametrize("mode", ["hami-core", ""])
-def test_in_other_modes_the_root_changes_no_answer(mode: str):
-    assert edits_of(granted()) == edits_of(granted(), mode=mode, mps_root="/run/nvidia/mps")
+@pytest.mark.parametrize(
+    ("mode", "root"), [("mps", None), ("hami-core", "/run/nvidia/mps"), ("", "/run/nvidia/mps")]
+)
+def test_without_a_daemons_root_or_in_other_modes_the_answer_is_as_before(mode, root):
+    assert edits_of(granted()) == edits_of(granted(), mode=mode, mps_root=root)
 
 
 @pytest.mark.parametrize("root", ["/run/nvidia/mps", "/run/nvidia/mps/"])

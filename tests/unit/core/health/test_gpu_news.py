@@ -131,29 +131,24 @@ def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
     assert "XID 48" in events[1].text
 
 
-def test_the_pods_of_a_gpu_that_is_gone_are_told():
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("ok", "ok-", "not on the node any more"),
+        ("ok ok", "ok% ok", "switched to MIG mode"),
+        ("bad", "bad-", ""),  # they were told already
+        ("ok", "ok/", ""),  # one that is filtered out serves the pods that have it
+    ],
+)
+def test_the_pods_of_a_gpu_that_is_gone_or_in_mig_mode_are_told(old, new, said):
     row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    gone = gpu_events(holding("ok"), holding("ok-"), Ledger((row,)))
-    ill = gpu_events(holding("bad"), holding("bad-"), Ledger((row,)))
+    first, *told = gpu_events(holding(old), holding(new), Ledger((row,)))
 
-    assert "not on the node any more" in gone[-1].text
-    assert "GpuDegradedForPod" not in {event.reason for event in ill}
-
-
-def test_the_pods_of_a_gpu_that_was_switched_to_mig_mode_are_told():
-    row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    events = gpu_events(holding("ok ok"), holding("ok% ok"), Ledger((row,)))
-
-    assert ["GpuInventoryChanged", "GpuDegradedForPod"] == [event.reason for event in events]
-    assert "switched to MIG mode" in events[1].text
-    assert row.key.pod_uid == events[1].pod_uid
-
-
-def test_a_gpu_that_is_filtered_out_serves_the_pods_that_have_it():
-    row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    events = gpu_events(holding("ok"), holding("ok/"), Ledger((row,)))
-
-    assert ["GpuInventoryChanged"] == [event.reason for event in events]
+    assert "GpuInventoryChanged" == first.reason
+    assert [("GpuDegradedForPod", row.key.pod_uid)] * bool(said) == [
+        (event.reason, event.pod_uid) for event in told
+    ]
+    assert all(said in event.text for event in told)
 
 
 def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():

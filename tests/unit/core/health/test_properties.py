@@ -46,7 +46,7 @@ probes = st.builds(
 steps = st.lists(st.tuples(st.floats(0, 900), st.one_of(xids, others, probes)), max_size=30)
 
 
-@settings(max_examples=400)
+@settings(max_examples=50)
 @given(steps)
 def test_what_holds_after_every_report(moves):
     before, now = Health(Condition.OK, since=NOON), NOON

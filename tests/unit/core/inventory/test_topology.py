@@ -53,37 +53,31 @@ def test_every_class_of_path_has_its_points(path: PciPath | None, points: int):
 
 
 @pytest.mark.parametrize("nvlinks", range(1, 19))
-def test_every_nvlink_adds_a_hundred(nvlinks: int):
+def test_every_nvlink_adds_a_hundred_up_to_the_most_that_there_are_classes_for(nvlinks: int):
     assert 100 * nvlinks == score((None, nvlinks), (None, nvlinks))
     assert 100 * nvlinks + 10 == score((PciPath.CROSS_CPU, nvlinks), (PciPath.CROSS_CPU, nvlinks))
-
-
-def test_more_nvlinks_than_there_are_classes_count_as_the_most():
-    assert 1800 == score((None, 19), (None, 40))
+    assert 1800 == score((None, 18 + nvlinks), (None, 40))
 
 
 @pytest.mark.parametrize(
-    ("there", "back"),
+    ("there", "back", "points", "is_lopsided"),
     [
-        ((PciPath.SAME_CPU, 4), (PciPath.SAME_CPU, 0)),
-        ((PciPath.SAME_CPU, 0), None),
-        (None, (None, 2)),
-        ((None, 2), None),
+        ((PciPath.SAME_CPU, 4), (PciPath.SAME_CPU, 0), (0, 0), True),
+        ((PciPath.SAME_CPU, 0), None, (0, 0), True),
+        (None, (None, 2), (0, 0), True),
+        ((None, 2), None, (0, 0), True),
+        # As in HAMi only the number of kinds is compared: each side counts what it tells itself.
+        ((PciPath.SAME_CPU, 4), (PciPath.CROSS_CPU, 2), (420, 210), False),
     ],
 )
-def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing_and_is_named(there, back):
+def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing_and_is_named(
+    there, back, points, is_lopsided
+):
     gpus = joined([[None, there], [back, None]])
+    first, second = a_uuid(0), a_uuid(1)
 
-    assert {a_uuid(0): {a_uuid(1): 0}, a_uuid(1): {a_uuid(0): 0}} == pair_scores(gpus)
-    assert ((a_uuid(0), a_uuid(1)),) == lopsided(gpus)
-
-
-def test_each_side_counts_what_it_tells_itself():
-    """As in HAMi: only the number of kinds is compared."""
-    gpus = joined([[None, (PciPath.SAME_CPU, 4)], [(PciPath.CROSS_CPU, 2), None]])
-
-    assert {a_uuid(0): {a_uuid(1): 420}, a_uuid(1): {a_uuid(0): 210}} == pair_scores(gpus)
-    assert () == lopsided(gpus)
+    assert {first: {second: points[0]}, second: {first: points[1]}} == pair_scores(gpus)
+    assert ((first, second),) * is_lopsided == lopsided(gpus)
 
 
 def test_a_gpu_alone_has_an_entry_without_pairs():

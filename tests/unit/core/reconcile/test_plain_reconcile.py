@@ -75,16 +75,11 @@ def closes_after(*rows, **seen):
     return None
 
 
-def test_the_kubelet_confirms_a_row_by_its_ids():
-    (row,) = look(ROW, holdings=HELD, epoch=NEXT).confirmed
+@pytest.mark.parametrize("row", [ROW, CONFIRMED])
+def test_the_kubelet_confirms_a_row_by_its_ids_and_the_next_one_again(row):
+    (found,) = look(row, holdings=HELD, epoch=NEXT).confirmed
 
-    assert (HOLDER, NEXT) == (row.holder, row.epoch)
-
-
-def test_a_confirmed_row_is_confirmed_again_by_the_next_kubelet():
-    (row,) = look(CONFIRMED, holdings=HELD, epoch=NEXT).confirmed
-
-    assert NEXT == row.epoch
+    assert (HOLDER, NEXT) == (found.holder, found.epoch)
 
 
 HELD = [holds(HOLDER, *ids(0))]

@@ -46,15 +46,6 @@ def found(
     return judge_by_scheduler(Ledger(rows), msgspec.structs.replace(seen, **changes), RESOURCE)
 
 
-def test_a_row_is_confirmed_under_the_kubelet_that_names_its_ids():
-    row = a_row(epoch=OLD_KUBELET)
-
-    (confirmed,) = found(row, holdings=(held(POD, *IDS),)).confirmed
-
-    assert (True, NOW_KUBELET, IDS) == (confirmed.confirmed, confirmed.epoch, confirmed.slice_ids)
-    assert row.edits == confirmed.edits
-
-
 def test_a_row_that_is_confirmed_already_is_no_finding():
     row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
 
@@ -272,56 +263,36 @@ OWN = f"{POD.uid}_main"
 A_VIEW = ReconcileFacts(PodTable({POD.uid: POD}, synced=True), (), NOW_KUBELET, NOON, complete=True)
 
 
-def leftover(
-    view: ReconcileFacts = A_VIEW, *rows: Row, age: dt.timedelta = LEAKED_AFTER
-) -> tuple[str, ...]:
-    return leaked({OWN: age, STRANGER: age}, Ledger(rows), view)
-
-
-def test_a_directory_of_no_pod_and_no_row_is_leaked_after_a_grace():
-    assert (STRANGER,) == leftover()
-    assert () == leftover(age=LEAKED_AFTER - dt.timedelta(seconds=1))
-    assert () == leftover(age=-LEAKED_AFTER)
-
-
-def test_a_directory_of_any_container_of_a_pod_with_a_row_is_not_leaked():
-    assert () == leftover(A_VIEW, a_row(pod_uid=a_pod_uid(7), container="other"))
-
-
-def test_a_directory_of_plain_mode_is_left_to_plain_mode():
-    answer = a_plain_row()
-    names = {STRANGER: LEAKED_AFTER, f"{answer.key.pod_uid}_plain": LEAKED_AFTER}
-
-    assert (STRANGER,) == leaked(names, Ledger(), A_VIEW)
-    assert (STRANGER,) == leaked(names, Ledger((answer,)), A_VIEW)
-
-
-def test_a_container_that_is_called_plain_leaks_as_any_other():
-    name = f"{a_pod_uid(7)}_plain"
-
-    assert (name,) == leaked({name: LEAKED_AFTER}, Ledger(), A_VIEW)
-
-
-def test_a_directory_of_a_deleted_pod_is_not_leaked_while_it_is_remembered():
-    stone = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
-    view = msgspec.structs.replace(A_VIEW, table=PodTable({POD.uid: POD}, (stone,), synced=True))
-
-    assert () == leftover(view)
+STONE = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("age", "rows", "changes", "found"),
     [
-        {"complete": False},
-        {"table": PodTable()},
-        {"table": PodTable(synced=True, stale=True)},
-        {"holdings": (held(msgspec.structs.replace(POD, name="forgotten")),)},
+        (LEAKED_AFTER, [], {}, (STRANGER,)),
+        (LEAKED_AFTER - SECOND, [], {}, ()),
+        (-LEAKED_AFTER, [], {}, ()),
+        # Any container of a pod with a row, and a deleted pod while it is remembered.
+        (LEAKED_AFTER, [a_row(pod_uid=a_pod_uid(7), container="other")], {}, ()),
+        (LEAKED_AFTER, [], {"table": PodTable({POD.uid: POD}, (STONE,), synced=True)}, ()),
+        # Half a view: a partial look, no list yet, the watch is down, the kubelet knows more pods.
+        (LEAKED_AFTER, [], {"complete": False}, ()),
+        (LEAKED_AFTER, [], {"table": PodTable()}, ()),
+        (LEAKED_AFTER, [], {"table": PodTable(synced=True, stale=True)}, ()),
+        (LEAKED_AFTER, [], {"holdings": (held(msgspec.structs.replace(POD, name="x")),)}, ()),
+        # Pods that both know.
+        (LEAKED_AFTER, [], {"holdings": HELD}, (STRANGER,)),
     ],
-    ids=["a partial look", "no list yet", "the watch is down", "the kubelet knows more pods"],
 )
-def test_nothing_is_leaked_on_half_a_view(changes):
-    assert () == leftover(msgspec.structs.replace(A_VIEW, **changes))
+def test_a_directory_of_no_pod_and_no_row_is_leaked_after_a_grace(age, rows, changes, found):
+    view = msgspec.structs.replace(A_VIEW, **changes)
+
+    assert found == leaked({OWN: age, STRANGER: age}, Ledger(tuple(rows)), view)
 
 
-def test_pods_that_both_know_hinder_no_search():
-    assert (STRANGER,) == leftover(msgspec.structs.replace(A_VIEW, holdings=(held(POD, *IDS),)))
+def test_a_directory_of_plain_mode_is_left_to_it_and_a_container_called_plain_is_not():
+    answer, name = a_plain_row(), f"{a_pod_uid(7)}_plain"
+    names = {name: LEAKED_AFTER, f"{answer.key.pod_uid}_plain": LEAKED_AFTER}
+
+    assert (name,) == leaked(names, Ledger(), A_VIEW)
+    assert (name,) == leaked(names, Ledger((answer,)), A_VIEW)
