@@ -35,8 +35,29 @@ SUBJECTS = {
 }
 """The subjects with their files and folders, relative to agent/. The longest that fits counts."""
 
-BEFORE: dict[str, float] = {}
-"""Covered branches in per cent."""
+BEFORE: dict[str, float] = {
+    "allocate": 98.5,
+    "settle": 98.0,
+    "reconcile": 98.8,
+    "ledger": 100.0,
+    "witness": 100.0,
+    "hookdirs": 96.0,
+    "hami": 100.0,
+    "health": 99.4,
+    "inventory": 98.1,
+    "usage": 98.6,
+    "gpu": 95.5,
+    "kube": 96.6,
+    "report": 99.1,
+    "kubelet": 98.1,
+    "settings": 99.1,
+    "web": 97.5,
+    "cli": 94.7,
+    "kit": 99.2,
+    "run": 94.0,
+    "sandbox": 94.2,
+}
+"""Covered branches in per cent, of the tests that are not slow."""
 
 
 def subject_of(path: str) -> str | None:
