@@ -244,6 +244,7 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     is_young = facts.standing < UNCLAIMED
     if owner is None and answered is not None and is_young and not facts.table.stale:
         # Its pod went while no agent ran: the patch with its UID shows whether the name is free.
+        # If another pod has it, the patch fails for ever, and the lock goes by its age, as below.
         return (Effect(EffectKind.SETTLE_POD, answered, *lock.owner, facts.now, value=lock.value),)
     if owner is None or not (owner.gpu_containers or owner.terminal):
         is_left = not facts.table.stale and not is_young
