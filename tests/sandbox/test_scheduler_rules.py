@@ -386,6 +386,18 @@ async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
         assert "0/1 nodes are available: 1 1/1 CardNotHealth." == cluster.condition("late")
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_node_that_changes_while_a_pod_is_tried_places_it(turns: int) -> None:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
+        cluster.annotate_node(register=register_of("GPU-a", healthy=False))
+        await asyncio.sleep(1)
+        cluster.submit("early")
+        for _ in range(turns):  # of the loop: from before it is tried until after it was refused
+            await asyncio.sleep(0)
+        cluster.annotate_node(register=register_of("GPU-a"))
+        await cluster.until(lambda: cluster.is_bound("early"), within=60)
+
+
 async def test_an_eager_scheduler_sees_a_changed_annotation_at_once() -> None:
     async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
         await asyncio.sleep(1)

@@ -100,12 +100,12 @@ class PendingPods:
     def take(self, uid: str) -> None:
         """Mark the pod as being placed, until it is parked, delayed or forgotten."""
         self._waiting[uid].is_taken = True
+        self._waiting[uid].due = math.inf
 
     def park(self, uid: str) -> None:
-        """Let a pod that fits nowhere wait for a change."""
+        """Let a pod that fits nowhere wait for a change, unless one came since it was taken."""
         if uid in self._waiting:
             self._waiting[uid].is_taken = False
-            self._waiting[uid].due = math.inf
 
     def delay(self, uid: str, now: float) -> None:
         """Let a pod whose placing failed wait for its back-off and the next whole second."""
@@ -116,7 +116,10 @@ class PendingPods:
             waiting.due = math.ceil(now + self._backoff.delay(waiting.failures))
 
     def stir(self) -> None:
-        """Make parked pods due after a change. Pods that wait after a failure still wait."""
+        """Make parked pods due after a change, and those that are being placed once they are parked.
+
+        Pods that wait after a failure still wait.
+        """
         for waiting in self._waiting.values():
             if waiting.due == math.inf:
                 waiting.due = 0.0
