@@ -116,9 +116,9 @@ class PendingPods:
             waiting.due = math.ceil(now + self._backoff.delay(waiting.failures))
 
     def stir(self) -> None:
-        """Make parked pods due after a change, and those that are being placed once they are parked.
+        """Make parked pods due after a change; pods that wait after a failure still wait.
 
-        Pods that wait after a failure still wait.
+        A pod that is being placed is due as soon as it is parked.
         """
         for waiting in self._waiting.values():
             if waiting.due == math.inf:
