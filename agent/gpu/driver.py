@@ -45,7 +45,7 @@ from agent.gpu.nvml import (
     translate,
 )
 from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
-from agent.health.attribution import doubtful
+from agent.health.judge import doubtful
 from agent.model import (
     MIB,
     NO_INDEX,

@@ -19,6 +19,7 @@ from agent.model import (
     GpuUuid,
     Health,
     ProbeOutcome,
+    RecoveryAction,
     Scan,
     Trouble,
 )
@@ -58,6 +59,8 @@ def scanned(bench: HealthBench, scan: Scan) -> None:
 async def do(bench: HealthBench, word: str) -> None:
     """`+5`: 5 s pass; `xid48@1`, `xid48@?`; `1=lost`, `all=failed`: how probes end from now on.
 
+    `1=advised`: the driver says from now on that this GPU needs a reset.
+
     `release-1`, `recheck-1`, `was-reset-1`: what an operator does.
     """
     if word in DEEDS:
@@ -80,6 +83,8 @@ async def do(bench: HealthBench, word: str) -> None:
         for uuid in ALL if who == "all" else (ALL[int(who)],):
             if what == "deaf":
                 bench.driver.unmonitored[uuid] = "not supported"
+            elif what == "advised":
+                bench.driver.signs[uuid] = GpuSigns(recovery=RecoveryAction.GPU_RESET)
             else:
                 bench.driver.outcomes[uuid] = ProbeOutcome(what)
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from agent.health.attribution import (
+from agent.health.judge import (
     NOT_COUNTED,
     OF_ALL,
     ErrorCount,
