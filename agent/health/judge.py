@@ -116,6 +116,15 @@ class NextStep(enum.StrEnum):
     SAID = "an operator reported that it was reset"
 
 
+_RESET_OR_REBOOT: Final = {
+    Action.NONE: NextStep.NOTHING,
+    Action.WAIT: NextStep.NOTHING,
+    Action.RESET: NextStep.RESET,
+    Action.REBOOT: NextStep.REBOOT,
+}
+"""The next step of a GPU that needs this."""
+
+
 def verdict(
     condition: Condition,
     now: dt.datetime,
@@ -250,33 +259,38 @@ def _sentence(reason: str, then: NextStep, runbook: str) -> str:
 def _after_event(
     health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
 ) -> Health:
-    condition, needs, action, xid = Condition.BAD, Action.RESET, Action.NONE, None
     if event.kind is EventKind.XID:
         xid = event.xid or 0
         kind = xid_class(xid, settings)
-        if kind.condition is Condition.OK:
+        if kind is XidClass.APPLICATION:
             return health
-        condition, needs = kind.condition, kind.action
-        cause, text, runbook = Cause.XID, f"XID {xid}: {xid_name(xid)}", f"H-{xid:03d}"
-        then = {Action.RESET: NextStep.RESET, Action.REBOOT: NextStep.REBOOT}.get(
-            needs, NextStep.NOTHING
+        # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
+        is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
+        found = verdict(
+            kind.condition,
+            now,
+            Cause.XID,
+            f"XID {xid}: {xid_name(xid)}",
+            f"H-{xid:03d}",
+            NextStep.REBOOT if is_off else _RESET_OR_REBOOT[kind.action],
+            xid=xid,
+            needs=kind.action,
+            action=Action.REBOOT if is_off else Action.NONE,
         )
-        if xid == FELL_OFF_THE_BUS and needs is Action.RESET:
-            # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
-            then, action = NextStep.REBOOT, Action.REBOOT
     elif event.kind is EventKind.ECC_DOUBLE:
-        cause, text, runbook = Cause.ECC, "uncorrectable memory error", "H-ECC"
-        then = NextStep.RESET_NOW
+        text, then = "uncorrectable memory error", NextStep.RESET_NOW
+        found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
     else:
         return health  # corrected errors, power supply, changes of the GPUs that are there
-    if event.uuid is None:
-        # All GPUs are watched, and the probes decide. The cool-down of a bad or lost GPU goes on:
-        # otherwise reports about others would keep restarting it.
-        if health.ill:
-            return health
-        return worse(health, verdict(Condition.WATCH, now, cause, text + UNNAMED, runbook, xid=xid))
-    found = verdict(condition, now, cause, text, runbook, then, xid=xid, needs=needs, action=action)
-    return worse(health, found)
+    if event.uuid is not None:
+        return worse(health, found)
+    # All GPUs are watched, and the probes decide. The cool-down of a bad or lost GPU goes on:
+    # otherwise reports about others would keep restarting it.
+    if health.ill:
+        return health
+    text = _happened(found) + UNNAMED
+    watched = verdict(Condition.WATCH, now, found.cause, text, found.runbook, xid=found.xid)
+    return worse(health, watched)
 
 
 def worse(health: Health, fresh: Health) -> Health:
@@ -445,14 +459,22 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
 
 def _back(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
-    needs, then = Action.NONE, NextStep.REST
-    if health.needs_reset or health.needs_reboot:
-        needs, then = Action.RESET, NextStep.RESET_AGAIN
-    if health.needs_reboot:
-        needs, then = Action.REBOOT, NextStep.BOOT
+    needs = _need(health)
+    then = {
+        Action.NONE: NextStep.REST,
+        Action.RESET: NextStep.RESET_AGAIN,
+        Action.REBOOT: NextStep.BOOT,
+    }[needs]
     text, runbook = "it was lost and is back", health.runbook
     back = verdict(Condition.BAD, now, Cause.LOST, text, runbook, then, xid=health.xid, needs=needs)
     return msgspec.structs.replace(back, passed_probes=1)
+
+
+def _need(health: Health) -> Action:
+    """What the GPU needs before it can be ok: NONE, RESET or REBOOT."""
+    if health.needs_reboot:
+        return Action.REBOOT
+    return Action.RESET if health.needs_reset else Action.NONE
 
 
 def _incident(health: Health, runbook: str) -> str:
@@ -487,37 +509,87 @@ def is_failing(health: Health, now: dt.datetime) -> bool:
 # What a GPU tells of itself.
 
 
+class _Sign(msgspec.Struct, frozen=True):
+    """One fault that a GPU tells of itself, and the verdict about it."""
+
+    shows: Callable[[GpuSigns], bool]
+    cause: str
+    runbook: str
+    text: str
+    """`{recovery}` and `{fabric}` stand for those signs."""
+    then: NextStep = NextStep.NOTHING
+    condition: Condition = Condition.BAD
+    needs: Action = Action.NONE
+    action: Action = Action.NONE
+
+
+_SIGNS: Final = (
+    _Sign(
+        lambda signs: signs.recovery in REBOOTS,
+        Cause.ADVICE,
+        "H-ADVICE",
+        "the driver says that it needs a reboot of the node ({recovery})",
+        needs=Action.REBOOT,
+    ),
+    _Sign(
+        lambda signs: signs.recovery in RESETS,
+        Cause.ADVICE,
+        "H-ADVICE",
+        "the driver says that it needs a reset ({recovery})",
+        needs=Action.RESET,
+    ),
+    _Sign(
+        lambda signs: not has_joined(signs),
+        Cause.FABRIC,
+        "H-FABRIC",
+        "it has not joined the fabric of its NVSwitches ({fabric}), so no program runs on it",
+        NextStep.FABRIC,
+        action=Action.INSPECT,
+    ),
+    _Sign(
+        lambda signs: bool(signs.rows_failed),
+        Cause.MEMORY,
+        "H-ROWS",
+        "memory rows could not be remapped: no spare rows are left",
+        NextStep.REPLACE,
+        action=Action.REPLACE,
+    ),
+    _Sign(
+        lambda signs: bool(signs.rows_pending or signs.pages_pending),
+        Cause.MEMORY,
+        "H-ROWS",
+        "memory rows or pages wait for a reset to be replaced",
+        NextStep.RESET_FREE,
+        Condition.WATCH,
+        action=Action.RESET,
+    ),
+)
+"""The most severe one first, which alone counts."""
+
+
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
     """
-    condition, needs, action, then = Condition.BAD, Action.NONE, Action.NONE, NextStep.NOTHING
-    if signs.recovery in REBOOTS | RESETS:
-        needs = Action.REBOOT if signs.recovery in REBOOTS else Action.RESET
-        cause, runbook = Cause.ADVICE, "H-ADVICE"
-        need = "a reboot of the node" if needs is Action.REBOOT else "a reset"
-        text = f"the driver says that it needs {need} ({signs.recovery})"
-    elif not has_joined(signs):
-        cause, runbook, action, then = Cause.FABRIC, "H-FABRIC", Action.INSPECT, NextStep.FABRIC
-        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
-        text += "runs on it"
-    elif signs.rows_failed:
-        cause, runbook, action, then = Cause.MEMORY, "H-ROWS", Action.REPLACE, NextStep.REPLACE
-        text = "memory rows could not be remapped: no spare rows are left"
-    elif signs.rows_pending or signs.pages_pending:
-        condition, then = Condition.WATCH, NextStep.RESET_FREE
-        cause, runbook, action = Cause.MEMORY, "H-ROWS", Action.RESET
-        text = "memory rows or pages wait for a reset to be replaced"
-    else:
+    sign = next((sign for sign in _SIGNS if sign.shows(signs)), None)
+    if sign is None:
         return health
-    is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     found = verdict(
-        condition, now, cause, text, runbook, then, xid=health.xid, needs=needs, action=action
+        sign.condition,
+        now,
+        sign.cause,
+        sign.text.format(recovery=signs.recovery, fabric=signs.fabric),
+        sign.runbook,
+        sign.then,
+        xid=health.xid,
+        needs=sign.needs,
+        action=sign.action,
     )
+    is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     if gravity(found) > gravity(health) - is_back:
         return found
-    if health.passed_probes and health.cause == cause:
+    if health.passed_probes and health.cause == sign.cause:
         return msgspec.structs.replace(health, passed_probes=0)
     return health
 
@@ -617,20 +689,15 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         return msgspec.structs.replace(
             health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None
         )
-    text = "it was unhealthy before it was released"
-    needs, then = Action.NONE, NextStep.NOTHING  # it may be lost still, or fail again
-    if health.needs_reset or health.needs_reboot:
-        needs, then = Action.RESET, NextStep.RESET
-    if health.needs_reboot:
-        needs, then = Action.REBOOT, NextStep.REBOOT
-    cause, runbook = (Cause.XID if health.xid is not None else Cause.PROBE), RUNBOOK
+    needs = _need(health)
     back = verdict(
         Condition.BAD,
         now,
-        cause,
-        text,
-        _incident(health, runbook),
-        then,
+        Cause.XID if health.xid is not None else Cause.PROBE,
+        "it was unhealthy before it was released",
+        _incident(health, RUNBOOK),
+        # Without a need: it may be lost still, or fail again.
+        _RESET_OR_REBOOT[needs],
         xid=health.xid,
         needs=needs,
     )
