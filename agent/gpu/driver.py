@@ -265,8 +265,9 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
     """Describe GPU `index`, without its links. Raises NVMLError, GpuError when it is released."""
     handle = handles.of_index(index)
     bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
+    # Of the two modes, the present and the pending one, only the first decides what containers get.
     mig = maybe(library, library.nvmlDeviceGetMigMode, handle)
-    # A GPU with the host's memory does not report it.
+    # A GPU with the host's memory (GB10) does not report it.
     memory = maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     return Gpu(
         uuid=GpuUuid(text_of(library.nvmlDeviceGetUUID(handle))),
@@ -442,7 +443,8 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
     """Read how much the GPU is used. Raises NVMLError, GpuError."""
     handle = handles.of_uuid(uuid)
     rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
-    # The first form counts what the driver reserves as used; drivers before 510 have no other.
+    # The first form counts what the driver reserves as used, so an idle H100 would have some 600
+    # MiB in use; drivers before 510 have no other.
     memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, MEMORY_V2)
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
@@ -567,6 +569,7 @@ class NvmlDriver:
         if self._handles.released:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
         if not self._indexes.counted(count):
             self._forget_handles()
         found, troubled = await self._describe(opened, range(count))
@@ -575,7 +578,10 @@ class NvmlDriver:
             self._forget_handles()
         faults = self._indexes.named(troubled)
         self._described |= {gpu.pci for gpu in found.values()}
-        if not faults:  # else one of these may be the GPU that is not described
+        # The library lists no GPU whose device file it cannot open: in a container, each GPU that
+        # came after the container's start. With a fault, that GPU may be the one that is not
+        # described.
+        if not faults:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
             faults = await self._session.whole(opened, unlisted)
         peers = {found[index].uuid: found[index] for index in sorted(found)}
@@ -621,10 +627,11 @@ class NvmlDriver:
             self._session.end(error, opened)
             raise
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
+        # The driver forgets the registration of a GPU that is reset, and tells nobody: without
+        # this, its next XID would be heard by no set.
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._note_reset(uuid)
         elif probe.outcome is not ProbeOutcome.SILENT:
-            # It may have been reset, or was stuck when the others were registered.
             index = self._indexes.find(uuid)
             await self._register(opened, self._open_streams, [] if index is None else [index])
         obstacles = (stream.unmonitored.get(uuid, "") for stream in self._open_streams)
@@ -781,6 +788,8 @@ class NvmlDriver:
                     raise DriverError(str(error)) from error
             finally:
                 stream.end()
+            # The set of a GPU that was lost fails once. A driver that fails each set at once would
+            # be asked without end.
             if failed > 1:
                 await asyncio.sleep(PAUSE)
 

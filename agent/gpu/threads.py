@@ -147,7 +147,8 @@ class GpuThreads:
         """End all threads; one that hangs stays until the process ends."""
         if self._relief is not None:
             self._relief.cancel()
-        self._thread = None
+        if self._thread is not None:
+            self._thread.is_relieved = True
         self._loop.call_soon(self._queue.put, None)  # after the calls of this turn
 
     def _is_stuck(self, line: "_GpuLine") -> bool:
@@ -189,13 +190,12 @@ class GpuThreads:
 
         Raises RuntimeError: a limit of the unit or of the machine.
         """
-        former, self._thread = self._thread, _CallThread()
-        work = partial(self._serve, self._thread)
-        try:
-            threading.Thread(target=work, name="nvml calls", daemon=True).start()
-        except RuntimeError:
-            self._thread = former
-            raise
+        fresh = _CallThread()
+        work = partial(self._serve, fresh)
+        threading.Thread(target=work, name="nvml calls", daemon=True).start()
+        if self._thread is not None:
+            self._thread.is_relieved = True
+        self._thread = fresh
 
     def _relieve(self) -> None:
         """Start another thread if calls wait behind a slow one, and look again while any wait."""
@@ -212,7 +212,7 @@ class GpuThreads:
     def _collect(self) -> None:
         """Hand on what the threads have done."""
         for _ in range(len(self._returned)):
-            # Each in a turn of its own: an error of one is not the others'.
+            # Each in a turn of its own: an error of one must not lose the others' answers.
             self._loop.call_soon(self._on_done, self._returned.popleft())
         if self._queue.empty() and self._relief is not None:
             self._relief.cancel()
@@ -222,7 +222,7 @@ class GpuThreads:
         """Make calls until another thread makes them or the loop is closed. Runs on the thread."""
         show_thread_name(threading.current_thread().name)
         with contextlib.suppress(RuntimeError):
-            while own is self._thread:
+            while not own.is_relieved:
                 line = self._queue.get()
                 if line is None:
                     self._queue.put(None)  # for another thread that waits
@@ -231,6 +231,8 @@ class GpuThreads:
                 line.make()
                 own.since = None
                 self._returned.append(line)
+                # One wake-up of the loop for all calls of a round. If the next call hangs, the
+                # timer of _relieve() collects what this one has answered.
                 if self._queue.empty():
                     self._loop.call_soon_threadsafe(self._collect)
             if self._returned:
@@ -242,9 +244,13 @@ def _not_back(gpu: str) -> TimeoutError:
 
 
 class _CallThread(msgspec.Struct, eq=False):
-    """One thread. `since`: when it began its present call; None while it waits for one."""
+    """One thread. `since`: when it began its present call; None while it waits for one.
+
+    `is_relieved`: another thread makes the next calls.
+    """
 
     since: float | None = None
+    is_relieved: bool = False
 
     def is_slow(self, now: float) -> bool:
         """Whether its present call takes longer than PATIENCE."""
@@ -456,10 +462,13 @@ class NvmlSession:
                 log.info("driver.session_left_open", err=text)
         bind(library, self._find(), anew=alone)
         try:
+            # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
             library.nvmlInit()
         except library.NVMLError as error:
             if (why := missing(library, error, self._sys_root)) is not None:
                 raise why from error
+            # An upgrade has replaced the library and reloaded the module, but the loader keeps the
+            # file that it mapped for the soname. So the new file is named by its path.
             other = replaced() if code(error) == LIB_RM_VERSION_MISMATCH else None
             if other is None:
                 raise
@@ -681,6 +690,8 @@ class EventStream:
         era, library, refused = self._era, self._library, ""
         with self._inside():
             handle = self._open_gpu(index)
+            # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
+            # asks then, and marks all GPUs unhealthy without an answer (internal/rm/health.go).
             uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
             try:
                 mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
@@ -689,6 +700,8 @@ class EventStream:
                 if not mask & EVENT_XID:
                     refused = "it does not report XIDs"
             except library.NVMLError as error:
+                # NVIDIA's plugin serves such a GPU as "too old to support healthchecking", without
+                # a word in its list. Here it is unmonitored, and probes watch it.
                 if not is_unable(error):
                     raise
                 refused = f"it has no events: {error}"
@@ -708,6 +721,7 @@ class EventStream:
 
     def _leave(self) -> None:
         """Free the set after its last user: a call may last longer than the waiting thread."""
+        # To free a set while another thread registers a GPU with it is undefined in NVML.
         with self._lock:
             self._users -= 1
             last = not self._users
@@ -741,7 +755,8 @@ class EventStream:
                 return
             if (failure := driver_wide(error)) is not None:
                 raise failure from error
-            # One lost GPU fails the wait for all: have each GPU scanned.
+            # One lost GPU fails the wait for all. NVIDIA's plugin then marks all GPUs unhealthy
+            # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
             self.put(DriverEvent(EventKind.CHANGED))
             raise SetFailed(f"waiting for events failed: {error}") from error
         is_xid = data.eventType & EVENT_XID
@@ -764,6 +779,8 @@ class EventStream:
         """Add an event, from any thread."""
         with self._lock:
             has_room = event in self._waiting or len(self._waiting) < EVENT_LIMIT
+            # A broken GPU can report 10,000 XIDs a second. What the table names is at most some 170
+            # for each GPU, so only invented numbers need a bound.
             if has_room or event.xid is None or event.xid in XIDS:
                 self._waiting[event] += 1
             elif event.uuid not in self._strange:

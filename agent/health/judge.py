@@ -176,6 +176,8 @@ def judge(
     # A verdict alone does not carry the counts of bouts and failed probes.
     bouts, recovered_at = known.bouts, known.recovered_at
     if fresh.ill and not known.ill:
+        # A GPU that fails every hour would otherwise be served for most of the hour, and take the
+        # pods of each time with it.
         soon = recovered_at is not None and (
             (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
         )
@@ -281,11 +283,14 @@ def _after_event(
         text, then = "uncorrectable memory error", NextStep.RESET_NOW
         found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
     else:
-        return health  # corrected errors, power supply, changes of the GPUs that are there
+        # Corrected errors, the power supply, changes of the GPUs that are there. NVIDIA's plugin
+        # registers for corrected errors too, and skips every event that is no XID.
+        return health
     if event.uuid is not None:
         return worse(health, found)
-    # All GPUs are watched, and the probes decide. The cool-down of a bad or lost GPU goes on:
-    # otherwise reports about others would keep restarting it.
+    # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
+    # for one error. Here all are watched, and the probes decide. The cool-down of a bad or lost GPU
+    # goes on: otherwise reports about others would keep restarting it.
     if health.ill:
         return health
     text = _happened(found) + UNNAMED
@@ -391,6 +396,9 @@ def _passed(health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthS
         return _back(health, now)
     known = relieved(answered_again(health, signs, now), signs, now)
     passed = min(known.passed_probes + 1, settings.passes)
+    # Neither plugin takes a GPU back: "there is no way to recover from the Unhealthy state"
+    # (server.go of NVIDIA's plugin). One passed probe proves little, since a broken GPU answers
+    # between errors.
     has_rested = seconds(known, now) >= quiet_time(known, settings)
     if has_rested and passed >= settings.passes and not known.needs_reset:
         return Health(Condition.OK, since=now)
@@ -486,6 +494,7 @@ def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
         return msgspec.structs.replace(health, failed_in_row=0)
+    # The probes of all services meet the same hiccup of the driver within one round.
     is_echo = health.failures and (now - health.failures[-1]).total_seconds() < SAME_HICCUP
     if probe.outcome is not ProbeOutcome.FAILED or health.ill or is_echo:
         return health
@@ -586,6 +595,7 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
         needs=sign.needs,
         action=sign.action,
     )
+    # "It was lost and is back" clears by itself, and what the GPU tells now does not.
     is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     if gravity(found) > gravity(health) - is_back:
         return found
@@ -618,6 +628,8 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
 
     The need stays if the driver reports that the GPU needs another reset.
     """
+    # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
+    # boot.
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
@@ -739,6 +751,7 @@ def remembered(
     by_xid = health.cause == Cause.XID and health.xid is not None
     if by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
         return Health(Condition.OK, since=now)
+    # A boot resets every GPU, and a container of the agent that starts again resets none.
     if not boot_changed:
         return msgspec.structs.replace(
             health,

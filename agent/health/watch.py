@@ -111,6 +111,7 @@ class GpuProber:
             well.append(uuid)
             while held:
                 take(held.pop(0))
+            # The answer of a second look is older news than the first: it was judged already.
             if not again:
                 take(probe)
 
@@ -227,12 +228,16 @@ class EventListener:
                     delay = FIRST_RETRY
             except DriverError as error:
                 reason = str(error)
+            # A stream that held for a while did not fail at its opening, so the next try is at
+            # once.
             if self._has_settled():
                 delay = FIRST_RETRY
             self._opened_at = None
             self._opened.clear()
             self._wanted.clear()
             self._note_deaf(reason or "no reason given")
+            # An XID that came in between is heard by nobody. The scan and the probes find a GPU
+            # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -87,7 +88,7 @@ async def begin(threads: GpuThreads, gpu: str, work) -> "asyncio.Future[object]"
     return begun
 
 
-async def hang(threads: GpuThreads, work: Stuck, *gpus: str) -> None:
+async def hang(threads: GpuThreads, work: Callable[[], object], *gpus: str) -> None:
     """Have calls about those GPUs given up, all at once."""
 
     async def call(gpu: str) -> None:
@@ -267,10 +268,13 @@ async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(pati
 
 async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so(patient):
     slow, done = threading.Event(), list[bool]()
-    for _ in range(4):
-        await begin(patient, "a", lambda: done.append(slow.wait(0.7 * PATIENT)))
-    with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
-        await patient.call("a", str)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            work = lambda: done.append(slow.wait(0.7 * PATIENT))  # noqa: E731
+            tasks.create_task(hang(patient, work, "a"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
+            await patient.call("a", str)
 
     assert len(done) < 4
     slow.set()
