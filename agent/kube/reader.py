@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agent import cluster as annotations
-from agent.cluster import REGISTER, NodeView, PodView
+from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
 from agent.hami.pod import decode_stamp
-from agent.health.news import GPU_DEGRADED
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
     MERGE_PATCH,

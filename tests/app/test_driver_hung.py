@@ -15,10 +15,9 @@ from aiohttp.test_utils import make_mocked_request
 from agent.app.front import Front
 from agent.errors import Refusal, RefusalReason
 from agent.health.judge import switched_off
-from agent.health.news import gpu_degraded
 from agent.health.xids import FELL_OFF_THE_BUS
 from agent.model import GpuFault, Scan, Trouble, slice_id
-from agent.report import CALM
+from agent.report import CALM, gpu_degraded
 from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.web.api import Probes
 from tests.app.front_node import joined, watched
