@@ -865,7 +865,9 @@ class NvmlDriver:
 
     async def _quiet(self) -> bool:
         """End all threads for events. False when one of them does not end in time."""
-        return all([await stream.stop() for stream in self._streams])
+        async with asyncio.TaskGroup() as tasks:
+            stops = [tasks.create_task(stream.stop()) for stream in self._streams]
+        return all(stop.result() for stop in stops)
 
     def _on_session_end(self, error: DriverError) -> None:
         self._links = None

@@ -136,9 +136,6 @@ class GpuProber:
 
 # Collects reports that are judged together, because one failure causes many.
 
-MOST_STRANGE: Final = 1024
-"""When this many reports wait, reports of unknown GPUs are dropped."""
-
 _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 """Of the events that wait with the same sort, only the first is judged."""
 
@@ -146,13 +143,12 @@ _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 class ReportBatcher:
     """Holds events for `gather` seconds and probes for `coalesce` seconds, then returns them.
 
-    It keeps the first event of each sort. So the number of events is bounded by the number of GPUs,
-    and a storm does not displace a more severe event.
+    It keeps the first event of each sort. So a storm is a few events for each GPU, and does not
+    displace a more severe one.
     """
 
-    def __init__(self, settings: HealthSettings, knows: Callable[[GpuUuid], bool]) -> None:
+    def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
-        self._knows = knows
         self._waiting: dict[Probe | _Sort, DriverEvent | Probe] = {}
         self._reported = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -168,9 +164,6 @@ class ReportBatcher:
             if kind is XidClass.APPLICATION:
                 return
             sort = report.kind, report.uuid, kind
-        is_strange = report.uuid is not None and not self._knows(report.uuid)
-        if is_strange and sort not in self._waiting and len(self._waiting) >= MOST_STRANGE:
-            return
         self._waiting.setdefault(sort, report)
         if isinstance(report, DriverEvent):
             self._urgent.set()
@@ -388,7 +381,7 @@ class HealthWatch:
             uuid: remembered(health, self._now(), settings, boot_changed=boot_changed)
             for uuid, health in recalled.items()
         }
-        self._batcher = ReportBatcher(settings, self._is_known)
+        self._batcher = ReportBatcher(settings)
         self._listener = EventListener(driver, self._note_event)
         self._prober = GpuProber(driver, settings.probe_deadline, self._listener.obstacle)
         self._error_counts: dict[GpuUuid, ErrorCount] = {}
