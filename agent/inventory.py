@@ -22,7 +22,7 @@ from agent.allocate.edits import looks_up_cdi, undefined
 from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
-from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault
+from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import EditSettings
@@ -511,7 +511,7 @@ class InventoryKeeper:
         }
         # The GPUs that neither this scan nor an earlier one has named.
         seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        scan = named(self._scan, (held | unwell) - seen - self._facts.keys())
+        scan = with_uuids(self._scan, (held | unwell) - seen - self._facts.keys())
         offer = _SharedGpus(scan, settings, self._facts)
         shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
         offer.faults += [

@@ -170,6 +170,8 @@ class GpuThreads:
             self._loop.call_soon(self._back, line.gpu)
         if line.error is not None:
             line.answer.set_exception(line.error)
+            # Read here: asyncio would log it where the caller was given up before.
+            line.answer.exception()
         else:
             line.answer.set_result(line.result)
 

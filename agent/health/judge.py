@@ -167,10 +167,10 @@ def judge(
     if health.cause == Cause.RELEASED:
         return health  # work on the GPU can cause any report
     if isinstance(report, DriverEvent):
-        known, fresh = health, _after_event(health, report, now, settings)
+        known, fresh = health, _on_event(health, report, now, settings)
     else:
-        known = _counted(health, report, now)
-        fresh = _after_probe(known, report, now, settings)
+        known = _with_counters(health, report, now)
+        fresh = _on_probe(known, report, now, settings)
     if fresh is known:
         return known
     # A verdict alone does not carry the counts of bouts and failed probes.
@@ -258,7 +258,7 @@ def _sentence(reason: str, then: NextStep, runbook: str) -> str:
 # Events of the driver.
 
 
-def _after_event(
+def _on_event(
     health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
 ) -> Health:
     if event.kind is EventKind.XID:
@@ -348,25 +348,23 @@ def seconds(health: Health, now: dt.datetime) -> float:
 # Probes.
 
 
-def _after_probe(
-    health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
     match probe.outcome:
         case ProbeOutcome.PASSED:
             is_deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
             stays = is_deaf and probe.unmonitored
-            fresh = health if stays else _passed(health, probe.signs, now, settings)
+            fresh = health if stays else _on_passed(health, probe.signs, now, settings)
             fresh = signed(fresh, probe.signs, now)
             if not probe.unmonitored or fresh.condition not in {Condition.OK, Condition.WATCH}:
                 return fresh
             text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
             cause, runbook = Cause.MONITOR, "H-DEAF"
         case ProbeOutcome.FAILED:
-            return signed(_failed(health, probe, now), probe.signs, now)
+            return signed(_on_failed(health, probe, now), probe.signs, now)
         case ProbeOutcome.REFUSED:
-            return _refused(health, now)
+            return _on_refused(health, now)
         case ProbeOutcome.LOST:
-            return _lost(health, probe, now)
+            return _on_lost(health, probe, now)
         case _:  # it is silent
             if health.silent:
                 return aged(health, now, settings)
@@ -378,7 +376,9 @@ def _after_probe(
     return verdict(deaf, now, cause, text, runbook, xid=fresh.xid, action=Action.INSPECT)
 
 
-def _passed(health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_passed(
+    health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings
+) -> Health:
     is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
     is_unheard = health.condition is Condition.UNMONITORED
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
@@ -393,7 +393,7 @@ def _passed(health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthS
         runbook = f"H-{health.xid:03d}"
         return verdict(Condition.WATCH, now, Cause.XID, text, runbook, xid=health.xid)
     if health.condition is Condition.LOST:
-        return _back(health, now)
+        return _on_recovered(health, now)
     known = relieved(answered_again(health, signs, now), signs, now)
     passed = min(known.passed_probes + 1, settings.passes)
     # Neither plugin takes a GPU back: "there is no way to recover from the Unhealthy state"
@@ -405,12 +405,12 @@ def _passed(health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthS
     return msgspec.structs.replace(known, passed_probes=passed)
 
 
-def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
+def _on_failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """A single failure makes a GPU watched; too many make it bad."""
     known = health
     if probe.signs.rows_failed:  # it has told this sign, so it is neither lost nor refused
         is_lost = health.condition is Condition.LOST
-        known = _back(health, now) if is_lost else answered_again(health, probe.signs, now)
+        known = _on_recovered(health, now) if is_lost else answered_again(health, probe.signs, now)
     if known.ill:
         return again(known, now)
     error = cap(probe.text) or "an error"
@@ -423,14 +423,16 @@ def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
     return worse(known, verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE", xid=known.xid))
 
 
-def _refused(health: Health, now: dt.datetime) -> Health:
+def _on_refused(health: Health, now: dt.datetime) -> Health:
     """The driver refuses calls until the GPU is reset.
 
     That replaces an earlier need for a reset, because a later answer proves the reset. It does not
     replace the need for a reboot.
     """
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
-        return again(_back(health, now) if health.condition is Condition.LOST else health, now)
+        return again(
+            _on_recovered(health, now) if health.condition is Condition.LOST else health, now
+        )
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refuses calls for it until it is reset{after}"
     return verdict(
@@ -445,7 +447,7 @@ def _refused(health: Health, now: dt.datetime) -> Health:
     )
 
 
-def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
+def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
         is_echo = health.needs_reset and not health.needs_reboot
         return msgspec.structs.replace(health, needs_reset=False) if is_echo else health
@@ -465,7 +467,7 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     )
 
 
-def _back(health: Health, now: dt.datetime) -> Health:
+def _on_recovered(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     needs = _need(health)
     then = {
@@ -490,7 +492,7 @@ def _incident(health: Health, runbook: str) -> str:
     return runbook if health.xid is None else f"H-{health.xid:03d}"
 
 
-def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
+def _with_counters(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
         return msgspec.structs.replace(health, failed_in_row=0)
@@ -618,9 +620,9 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
         return health
     happened = _happened(health)
     if health.cause != Cause.ADVICE:
-        return _freed(health, now, happened, NextStep.RELIEVED)
+        return _after_reset(health, now, happened, NextStep.RELIEVED)
     said = happened.replace("driver says", "driver said", 1)
-    return _freed(health, now, said, NextStep.WITHDRAWN)
+    return _after_reset(health, now, said, NextStep.WITHDRAWN)
 
 
 def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
@@ -633,7 +635,7 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
-    return _freed(health, now, "it was reset: the driver answers for it again", NextStep.REST)
+    return _after_reset(health, now, "it was reset: the driver answers for it again", NextStep.REST)
 
 
 def reset_by_word(health: Health, now: dt.datetime) -> Health:
@@ -646,10 +648,10 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return msgspec.structs.replace(health, needs_reset=False)
-    return _freed(health, now, _happened(health), NextStep.SAID)
+    return _after_reset(health, now, _happened(health), NextStep.SAID)
 
 
-def _freed(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
+def _after_reset(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
     """The health after the need for a reset has ended: its cool-down begins now."""
     return msgspec.structs.replace(
         health,
@@ -787,7 +789,7 @@ NAMELESS: Final = "index "
 """The prefix of GpuFault.gpu if only the index is known."""
 
 
-def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
+def with_uuids(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
     """`scan` with UUIDs for its nameless faults.
 
     `missing` are GPUs that were known before and that `scan` does not describe. If one GPU is
@@ -838,7 +840,7 @@ def fail_alike(probes: Iterable[Probe], ill: Ill) -> bool:
     return len(texts) == 1 and None not in texts
 
 
-def of_the_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
+def blame_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
     """The same probes. If all healthy GPUs fail alike, their probes become silent instead."""
     probes = tuple(probes)
     well = [probe for probe in probes if not ill(probe.uuid)]
@@ -875,7 +877,7 @@ class ErrorCount(msgspec.Struct, frozen=True):
 NOT_COUNTED: Final = ErrorCount()
 
 
-def compared(
+def attribute_errors(
     known: ErrorCount, probe: Probe, health: Health, now: dt.datetime, near: float
 ) -> tuple[ErrorCount, DriverEvent | None]:
     """The error count after `probe`, and a memory error event if it belongs to this GPU.

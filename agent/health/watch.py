@@ -16,13 +16,13 @@ from agent.health.judge import (
     ErrorCount,
     Ill,
     aged,
-    compared,
+    attribute_errors,
+    blame_driver,
     fail_alike,
     has_failed,
     judge,
     log_key,
     missing,
-    of_the_driver,
     released,
     remembered,
     reset_by_word,
@@ -87,7 +87,7 @@ class GpuProber:
         held = await self._round(uuids, take)
         if fail_alike(held, ill) and await self._driver.renew():
             held = await self._round(uuids, take)
-        for probe in of_the_driver(held, ill):
+        for probe in blame_driver(held, ill):
             take(probe)
 
     async def _round(
@@ -372,7 +372,7 @@ class HealthWatch:
         )
         self._driver = driver
         self._inventory = inventory
-        self._hand_on = judged
+        self._on_judged = judged
         self._remember = remember
         self._changed = changed
         self._settings = settings
@@ -385,9 +385,9 @@ class HealthWatch:
         self._listener = EventListener(driver, self._note_event)
         self._prober = GpuProber(driver, settings.probe_deadline, self._listener.obstacle)
         self._error_counts: dict[GpuUuid, ErrorCount] = {}
-        self._look = asyncio.Event()
-        self._looked_at = _loop_time()
-        self._moved = asyncio.Event()
+        self._probe_now = asyncio.Event()
+        self._probed_at = _loop_time()
+        self._health_moved = asyncio.Event()
         self._xid_lines = Throttle(LOG_PERIOD)
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
@@ -404,7 +404,7 @@ class HealthWatch:
                 if fresh:
                     off = dict.fromkeys(fresh, switched_off(self._now()))
                     self._health.update(off)
-                    self._hand_on(off)
+                    self._on_judged(off)
             return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listener.run())
@@ -421,7 +421,7 @@ class HealthWatch:
         shared = self._named(name)
         if shared is None:
             return None
-        uuid, before = shared.uuid, self._of(shared.uuid)
+        uuid, before = shared.uuid, self._health_of(shared.uuid)
         if before.cause == Cause.RELEASED:
             self._driver.take_back(uuid)
             off = self._settings.switches.off
@@ -429,13 +429,13 @@ class HealthWatch:
             self._publish({uuid: back})
             self._changed()
         if was_reset:
-            self._publish({uuid: reset_by_word(self._of(uuid), self._now())})
+            self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
         if not self._settings.switches.off:
             await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
-        probe = await self._prober.probe_one(uuid, self._asked(), self._is_ill)
+        probe = await self._prober.probe_one(uuid, self._to_probe(), self._is_ill)
         if not self._settings.switches.off:
             self._publish(self._judged((probe,)))
-        after, inventory = self._of(uuid), self._inventory.value
+        after, inventory = self._health_of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
         lacks = (*missing(after, self._now(), self._settings), *inventory.obstacles(shared))
         return Recheck(shared.gpu, probe, before, after, inventory.offers(shared), lacks)
@@ -449,7 +449,7 @@ class HealthWatch:
         uuids = tuple(gpu.uuid for gpu in selected if gpu is not None)
         if not uuids:
             return None
-        self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
+        self._publish({uuid: released(self._health_of(uuid), self._now()) for uuid in uuids})
         obstacle = ""
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
@@ -480,7 +480,7 @@ class HealthWatch:
     def _note_event(self, event: DriverEvent) -> None:
         if event.kind is EventKind.CHANGED:
             self._changed()
-            self._look.set()
+            self._probe_now.set()
             return
         if event.kind is EventKind.XID:
             # Every XID is counted. The first of each number on a GPU is logged, of others at most
@@ -500,36 +500,36 @@ class HealthWatch:
         async for inventory in self._inventory.follow():
             here = frozenset(gpu.uuid for gpu in inventory.gpus if gpu.present)
             if seen is not None and here != seen:
-                self._look.set()
+                self._probe_now.set()
             seen = here
 
     async def _probe_rounds(self) -> None:
         """Probe all GPUs at each tick of `probe_interval`, soon after a failed probe, on demand."""
         while True:
-            self._look.clear()
-            self._looked_at = _loop_time()
+            self._probe_now.clear()
+            self._probed_at = _loop_time()
             doubts: list[Probe] = []
             take = partial(self._note_probe, doubts)
-            await self._prober.probe_all(self._asked(), self._is_ill, take)
+            await self._prober.probe_all(self._to_probe(), self._is_ill, take)
             pause = until_tick(self._settings.probe_interval)
             if doubts:
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._look.wait()
+                    await self._probe_now.wait()
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
-        return self._of(uuid).ill
+        return self._health_of(uuid).ill
 
     def _note_probe(self, doubts: list[Probe], probe: Probe) -> None:
         """Note a probe that changes a health. One that failed or fell silent goes to `doubts`."""
-        known = self._of(probe.uuid)
+        known = self._health_of(probe.uuid)
         if judge(known, probe, self._now(), self._settings) != known:
             self._batcher.note(probe)
         # It may also tell whose a memory error is that the driver reported without a GPU.
         count = self._error_counts.get(probe.uuid, NOT_COUNTED)
         near = 2 * self._settings.probe_interval
-        count, error = compared(count, probe, known, self._now(), near)
+        count, error = attribute_errors(count, probe, known, self._now(), near)
         self._error_counts[probe.uuid] = count
         if error is not None:
             self._batcher.note(error)
@@ -545,19 +545,21 @@ class HealthWatch:
             reports = await self._batcher.next()
             verdicts = self._judged(reports)
             moves = [
-                new.serving for u, new in verdicts.items() if new.serving != self._of(u).serving
+                new.serving
+                for u, new in verdicts.items()
+                if new.serving != self._health_of(u).serving
             ]
             if any(moves) and await self._listener.heard(LISTEN_FIRST):
-                self._look.set()  # the probes were made while no event was heard
+                self._probe_now.set()  # the probes were made while no event was heard
             moved = self._publish(verdicts)
             events = [report for report in reports if isinstance(report, DriverEvent)]
             if events and moved:
-                self._look.set()  # an event came first, so no GPU was probed yet
+                self._probe_now.set()  # an event came first, so no GPU was probed yet
             elif any(self._leaves_to_driver(event) for event in events):
                 # The GPU was watched already. Only a probe reads what the driver now asks for. A
                 # storm of such XIDs causes one round of probes in LOOK_PERIOD.
-                soon = max(_loop_time(), self._looked_at + LOOK_PERIOD)
-                asyncio.get_running_loop().call_at(soon, self._look.set)
+                soon = max(_loop_time(), self._probed_at + LOOK_PERIOD)
+                asyncio.get_running_loop().call_at(soon, self._probe_now.set)
             if moves:
                 await asyncio.sleep(self._settings.coalesce)
 
@@ -569,8 +571,8 @@ class HealthWatch:
         now = self._now()
         verdicts: dict[GpuUuid, Health] = {}
         for report in reports:
-            for uuid in (report.uuid,) if report.uuid is not None else self._known():
-                health = verdicts.get(uuid) or self._of(uuid)
+            for uuid in (report.uuid,) if report.uuid is not None else self._uuids():
+                health = verdicts.get(uuid) or self._health_of(uuid)
                 fresh = judge(health, report, now, self._settings)
                 # A driver that invents UUIDs must not fill the memory.
                 has_room = len(self._health) + len(verdicts) < MOST_KNOWN
@@ -585,7 +587,7 @@ class HealthWatch:
         """Stop serving a silent GPU exactly when `driver_hang` has passed."""
         hang = dt.timedelta(seconds=self._settings.driver_hang)
         while True:
-            self._moved.clear()
+            self._health_moved.clear()
             now = self._now()
             self._publish({u: aged(old, now, self._settings) for u, old in self._health.items()})
             ends = [
@@ -596,16 +598,16 @@ class HealthWatch:
             end = max(min(ends), _loop_time() + TICK) if ends else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(end):
-                    await self._moved.wait()
+                    await self._health_moved.wait()
 
     def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
         """Publish what changed, all at once. Returns whether a condition changed."""
-        changed = {u: health for u, health in verdicts.items() if health != self._of(u)}
+        changed = {u: health for u, health in verdicts.items() if health != self._health_of(u)}
         if not changed:
             return False
         moved = False
         for uuid, new in changed.items():
-            old = self._of(uuid)
+            old = self._health_of(uuid)
             if log_key(old) == log_key(new):
                 continue
             moved = True
@@ -624,8 +626,8 @@ class HealthWatch:
                 text=new.text,
             )
         self._health.update(changed)
-        self._moved.set()
-        self._hand_on(changed)
+        self._health_moved.set()
+        self._on_judged(changed)
         self._remember(dict(self._health))
         return moved
 
@@ -635,13 +637,15 @@ class HealthWatch:
         named = (gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label})
         return max(named, key=lambda gpu: gpu.present, default=None)
 
-    def _asked(self) -> tuple[GpuUuid, ...]:
-        return tuple(uuid for uuid in self._known() if self._of(uuid).cause != Cause.RELEASED)
+    def _to_probe(self) -> tuple[GpuUuid, ...]:
+        return tuple(
+            uuid for uuid in self._uuids() if self._health_of(uuid).cause != Cause.RELEASED
+        )
 
-    def _known(self) -> tuple[GpuUuid, ...]:
+    def _uuids(self) -> tuple[GpuUuid, ...]:
         return tuple(gpu.uuid for gpu in self._inventory.value.gpus)
 
-    def _of(self, uuid: GpuUuid) -> Health:
+    def _health_of(self, uuid: GpuUuid) -> Health:
         if uuid in self._health:
             return self._health[uuid]
         shared = self._inventory.value.find(uuid)

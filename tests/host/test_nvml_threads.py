@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -293,6 +294,23 @@ async def test_a_gpu_that_is_stuck_no_more_is_told_and_can_be_called_at_once(stu
     assert "answer" == await own.call("a", lambda: "answer")
     assert [("a", frozenset())] == told
     own.close()
+
+
+async def test_an_error_that_comes_after_the_deadline_is_not_logged_as_unread(threads, stuck):
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+
+    def fail() -> None:
+        stuck()
+        raise OSError
+
+    await hang(threads, fail, "a")
+    stuck.let_go()
+    await settles(lambda: not threads.stuck)
+    await threads.call("a", str)
+    gc.collect()
+
+    assert [] == raised
 
 
 async def test_close_sends_all_home_but_those_that_hang(threads, stuck, alive):

@@ -222,13 +222,13 @@ async def test_there_is_no_gpu_of_that_name():
 
 def serving_and_deaf(bench) -> list[bool]:
     """At each publication of a GPU that is served again: whether no stream was open."""
-    seen, publish = [], bench.watch._hand_on
+    seen, publish = [], bench.watch._on_judged
 
     def judged(health):
         seen.extend(not bench.driver.listening for one in health.values() if one.serving)
         publish(health)
 
-    bench.watch._hand_on = judged
+    bench.watch._on_judged = judged
     return seen
 
 

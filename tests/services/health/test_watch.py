@@ -101,7 +101,7 @@ def told(bench: HealthBench) -> str:
     """Each GPU in short, and how often things were done."""
     words, texts = [], []
     for uuid in ALL:
-        health: Health = bench.watch._of(uuid)
+        health: Health = bench.watch._health_of(uuid)
         words.append(health.condition.value + "" * health.serving + "-out" * (not health.serving))
         words[-1] += "-needs-reset" * health.needs_reset
         if health.text and health.text not in texts:
