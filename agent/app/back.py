@@ -30,7 +30,7 @@ from agent.ports import NodeApi, ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
+from agent.report import GpuCondition, ReportCells, Reporter, ReportState
 from agent.settings.schema import Settings
 from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
@@ -173,7 +173,7 @@ async def open_back(
                 "kubelet_start": source.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
-                "announcer": Announcer(pod_api, front.notices).run,
+                "announcer": partial(front.notices.post_all, pod_api.post_event),
                 "report": report_labelled,
                 "usage": usage.run,
                 "pressure": pressure.run,
@@ -237,7 +237,7 @@ async def open_plain(
             usage=usage,
             runs={
                 "reconcile": reconcile.run,
-                "announcer": Announcer(None, front.notices).run,
+                "announcer": partial(front.notices.post_all, None),
                 "usage": usage.run,
                 "pressure": pressure.run,
             },
@@ -301,9 +301,9 @@ def tiers(
         "settings": front.settings.run,
         "journal": front.journal.run,
         "inventory": knowing.keeper.run,
-        "left_out": knowing.left_out.run,
-        "gpu_events": knowing.gpu_events.run,
-        "cordons": knowing.cordons.run,
+        "left_out": knowing.left_out,
+        "gpu_events": knowing.gpu_events,
+        "cordons": knowing.cordons,
         "held": front.follow_held,
         "listing": knowing.listing.run,
         "discovery": discover,
