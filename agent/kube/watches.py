@@ -203,8 +203,9 @@ class PodWatch:
         self._watch = Reopening(self.restarts, random)
         self._version = ""
         """The resource version of the table; empty: a LIST is needed."""
-        self._asked = asyncio.Event()
-        self._answers: list[asyncio.Future[PodTable]] = []
+        self._asked: asyncio.Queue[asyncio.Future[PodTable]] = asyncio.Queue()
+        self._next: asyncio.Future[PodTable] | None = None
+        """The answer of the next LIST for callers, which has not begun."""
         self._lists = Allowance(LISTS, LISTS_REFILL)
         self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
         self._warnings = Throttle(WARN_PERIOD)
@@ -225,7 +226,11 @@ class PodWatch:
         Concurrent callers share the LIST. The caller sets the deadline. `is_owners`: the owner of
         the node lock may be asking. Raises ApiError, also when the allowance is used up.
         """
-        if self._table.value.synced:
+        if not self._table.value.synced:
+            table = await self._table.until(lambda table: table.synced or table.stale)
+            if table.synced:
+                return table
+        else:
             lists = self._owners_lists if is_owners else self._lists
             now = asyncio.get_running_loop().time()
             if not lists.allows(now):
@@ -236,10 +241,10 @@ class PodWatch:
                     )
                 raise ApiError("too many requests by pods that the agent does not know")
             lists.spend(now)
-        answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        self._asked.set()
-        return await answer
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+            self._asked.put_nowait(self._next)
+        return await asyncio.shield(self._next)  # one caller may give up, and others wait
 
     async def look(self, namespace: str, name: str) -> PodUid:
         """The UID of the pod that has this name now. The caller sets the deadline.
@@ -323,36 +328,27 @@ class PodWatch:
         before = self._table.value
         dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
-        if not before.synced:
-            answers, self._answers = self._answers, []
-            _answer_all(answers, self._table.value)
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
     async def _answer(self) -> NoReturn:
         """LIST for the waiting callers. A LIST that hangs delays no later call."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._asked.wait()
-                await self._table.until(lambda table: table.synced or table.stale)
-                self._asked.clear()
-                answers, self._answers = self._answers, []
-                group.create_task(self._list([one for one in answers if not one.done()]))
+                answer = await self._asked.get()
+                self._next = None
+                group.create_task(self._list(answer))
 
-    async def _list(self, waiting: list[asyncio.Future[PodTable]]) -> None:
-        """One LIST for these callers."""
-        if not waiting:
-            return
+    async def _list(self, answer: asyncio.Future[PodTable]) -> None:
+        """One LIST, which goes on if its callers give up: the table is newer after it."""
         try:
             async with self._lag.within(LIST_PATIENCE):
-                found = await self._api.list_pods()
+                self._take(await self._api.list_pods())
         except (ApiError, TimeoutError) as error:
             failure = error if isinstance(error, ApiError) else ApiError("out of time")
-            for answer in waiting:
-                if not answer.done():
-                    answer.set_exception(failure)
-            return
-        self._take(found)
-        _answer_all(waiting, self._table.value)
+            answer.set_exception(failure)
+            answer.exception()  # maybe nobody waits for it any more
+        else:
+            answer.set_result(self._table.value)
 
     async def _bury(self) -> NoReturn:
         """Forget deleted pods after KEEP."""
@@ -413,12 +409,6 @@ class PodWatch:
 
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
-
-
-def _answer_all(answers: Iterable[asyncio.Future[PodTable]], table: PodTable) -> None:
-    for answer in answers:
-        if not answer.done():
-            answer.set_result(table)
 
 
 # Remembers what each GPU registered lately, for pods that were placed before a change.
