@@ -318,7 +318,11 @@ class DueWrite(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status."""
+    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
+
+    If it `observes`, it writes nothing, and `pending` has what it would write: annotations, None
+    removes one. Stamps are not among them.
+    """
 
     def __init__(
         self,
@@ -328,7 +332,10 @@ class Reporter:
         say: Callable[[NodeEvent], None],
         clock: Clock,
         random: random.Random,
+        *,
+        observes: bool = False,
     ) -> None:
+        self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
             "report_writes_total", "Writes of the register annotation.", ("reason",)
         )
@@ -341,6 +348,7 @@ class Reporter:
         self._say = say
         self._clock = clock
         self._random = random
+        self._observes = observes
         self._backoff = Backoff(DELAYS, JITTER, random)
         self._returns = cells.returns.value
         """The returns of the API server that were taken into account."""
@@ -360,7 +368,9 @@ class Reporter:
                 self._returns = cells.returns.value
                 self._retry_soon()
             need, left = self._need(), None
-            if isinstance(need, str):
+            if self._observes:
+                self._show(need)
+            elif isinstance(need, str):
                 self._rest(need)
             else:
                 if need.reason is Reason.STAMP and self._failed is None:
@@ -385,6 +395,17 @@ class Reporter:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
         self._cells.state.set(ReportState(reported=not reason, reason=reason))
         self._due = None
+
+    def _show(self, need: DueWrite | str) -> None:
+        """Log what would be written, if that is news. The Node counts as reported."""
+        self._rest(need if isinstance(need, str) else "")
+        node, pending = self._cells.node.value, {}
+        if node is not None and isinstance(need, DueWrite) and need.reason is not Reason.STAMP:
+            held, changes = node.annotations, need.report.changes
+            pending = {key: text for key, text in changes.items() if held.get(key) != text}
+            if pending != self.pending:
+                log.info("observe.would_write", node=node.name, annotations=pending)
+        self.pending = pending
 
     def _need(self) -> DueWrite | str:
         """The write that is due, or why there is no report yet (empty: nothing differs)."""
@@ -462,15 +483,12 @@ class Reporter:
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
-        is_written = bool(node.resource_version)  # else the agent only observes
-        if is_written:
-            self.writes.add(need.reason.value)
+        self.writes.add(need.reason.value)
         if need.reason is not Reason.STAMP:
             if need.reason is Reason.FOREIGN:
                 self._rounds.append(self._stamped)
             self._written = need.target
-            if is_written:
-                log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
             if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"

@@ -11,7 +11,6 @@ import msgspec
 import structlog
 
 from agent.cluster import (
-    HANDSHAKE,
     NodeChange,
     NodeCondition,
     NodeEvent,
@@ -50,7 +49,6 @@ from agent.kube.objects import (
     read_page_head,
     read_pod,
 )
-from agent.ports import NodeApi
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -433,8 +431,7 @@ class KubeNode:
 class KubePods:
     """The pods of this node at the API server (port PodApi).
 
-    `resource` is the extended resource whose requests the views count. If it `observes`, it logs
-    what it would write and writes nothing.
+    `resource` is the extended resource whose requests the views count.
     """
 
     def __init__(
@@ -444,8 +441,6 @@ class KubePods:
         resource: str,
         events: EventPoster,
         pace: WatchTimes = DEFAULT_PACE,
-        *,
-        observes: bool = False,
     ) -> None:
         self._session = session
         self._lists = Lists(session)
@@ -454,7 +449,6 @@ class KubePods:
         self._resource = resource
         self._events = events
         self._pace = pace
-        self._observes = observes
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
@@ -491,10 +485,6 @@ class KubePods:
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         """Send one merge patch to pods/status, which a node's own identity may patch."""
-        if self._observes:
-            keys = sorted(annotations)
-            log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
-            return
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest(
@@ -509,9 +499,6 @@ class KubePods:
 
     async def post_event(self, event: NodeEvent) -> None:
         """Create or update an Event; a too frequent one is only counted."""
-        if self._observes:
-            log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)
-            return
         await self._events.post(event)
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
@@ -541,66 +528,3 @@ def _node(request: ApiRequest, obj: Mapping[str, Any]) -> NodeView:
         return decode_node(obj)
     except MalformedText as error:
         raise ApiError(f"{request.what}: {error}") from error
-
-
-# The port NodeApi of `run --observe`: reads pass, writes are only logged.
-#
-# Reads show the Node as it would be after the writes, so services find their writes done. They do
-# not show what other programs would do with those annotations.
-
-
-class ObservedNode:
-    """This Node without a write (port NodeApi)."""
-
-    def __init__(self, node: NodeApi) -> None:
-        self._inner = node
-        self._held: NodeView | None = None
-        self._written: dict[str, str | None] = {}
-
-    @property
-    def pending(self) -> Mapping[str, str | None]:
-        """The annotations that would be written to the Node now, without stamps; None removes."""
-        held = {} if self._held is None else self._held.annotations
-        return {
-            key: text
-            for key, text in self._written.items()
-            if key != HANDSHAKE and held.get(key) != text
-        }
-
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
-        """Watch the Node, shown with the annotations not written."""
-        async for change in self._inner.watch_node():
-            if change.opened:
-                yield change
-                continue
-            if change.node is None or (self._held and change.node.uid != self._held.uid):
-                self._written.clear()
-            self._held = change.node
-            yield NodeChange(change.node and self._shown(change.node))
-
-    async def get_node(self) -> NodeView | None:
-        """Get the Node, shown with the annotations not written."""
-        node = await self._inner.get_node()
-        is_held = node is not None and self._held is not None and node.uid == self._held.uid
-        return self._shown(node) if node is not None and is_held else node
-
-    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Remember the write, and log it if it adds something to write. Raises ApiNotFound."""
-        if self._held is None:
-            raise ApiNotFound("the Node has not been seen yet", status=404)
-        before = self.pending
-        self._written.update(annotations)
-        pending = self.pending
-        if pending and pending != before:
-            log.info("observe.would_write", node=self._held.name, annotations=pending)
-        return self._shown(self._held)
-
-    async def release_lock(self, key: str, value: str) -> None:
-        """Log it; the lock stays."""
-        log.info("observe.would_release", key=key, value=value)
-
-    def _shown(self, node: NodeView) -> NodeView:
-        """The Node after the writes; without a version, which no server sent."""
-        annotations = {**node.annotations, **self._written}
-        kept = {key: text for key, text in annotations.items() if text is not None}
-        return msgspec.structs.replace(node, annotations=kept, resource_version="")

@@ -434,14 +434,20 @@ class KubeClient(msgspec.Struct):
 class KubeSession:
     """The connection to one API server; the first request opens it.
 
-    `requests` counts answers by verb, resource and code (`none`: no answer); `received` counts
-    bytes.
+    If it `observes`, it sends no request that writes. `requests` counts answers by verb, resource
+    and code (`none`: no answer); `received` counts bytes.
     """
 
     def __init__(
-        self, connection: Connection, random: random.Random, program: str = WRITER
+        self,
+        connection: Connection,
+        random: random.Random,
+        program: str = WRITER,
+        *,
+        observes: bool = False,
     ) -> None:
         self.random = random
+        self._observes = observes
         self._program = program
         """The client's name, which the API server records as field manager."""
         self.requests = Tally(
@@ -499,6 +505,9 @@ class KubeSession:
         self, request: ApiRequest, at_most: int | None = None
     ) -> tuple[bytearray, Mapping[str, str]]:
         """Do as call(); also return the headers of the answer."""
+        if self._observes and request.method != "GET":
+            # No service of an observer writes. If one did, its mistake would change nothing.
+            raise ApiForbidden(f"{request.what}: not sent, because this agent only observes")
         limit = BODY_LIMIT if at_most is None else at_most
         kind = (request.verb, request.resource.partition("/")[0])
         room = self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))

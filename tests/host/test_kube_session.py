@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.cluster import NodeCondition, NodeEvent, PodUid
+from agent.cluster import MUTEX_LOCK, NodeCondition, NodeEvent, PodUid
 from agent.errors import (
     ApiConflict,
     ApiError,
@@ -127,6 +127,31 @@ async def test_a_closed_session_says_so(tmp_path: Path):
         await world.session.close()
         with pytest.raises(ApiError, match="was closed"):
             await world.session.call(ASK)
+
+
+async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({MUTEX_LOCK: "held"})
+        uid = PodUid(world.create_pod("one"))
+        session = KubeSession(Connection(world.kubeconfig), NoChance(), observes=True)
+        node, poster = KubeNode(session, NODE), EventPoster(session, NODE, ManualClock())
+        pods = KubePods(session, NODE, RESOURCE, poster)
+        for write in (
+            node.annotate_node({"a": "b"}),
+            node.release_lock(MUTEX_LOCK, "held"),
+            node.set_condition(degraded(status=True)),
+            pods.annotate_pod(NAMESPACE, "one", uid, {"a": "b"}),
+            pods.post_event(NodeEvent("ReportConflict", "a text", warning=True)),
+        ):
+            with pytest.raises(ApiForbidden, match="only observes"):
+                await write
+        seen = await node.get_node()
+        await session.close()
+
+        assert seen is not None
+        assert {MUTEX_LOCK: "held"} == world.node_annotations()
+        assert ([], {}) == (world.events(), world.pod_annotations("one"))
+        assert ((("get", "nodes", "200"), 1),) == session.requests.items()
 
 
 async def test_requests_one_after_another_share_a_connection(tmp_path: Path):
