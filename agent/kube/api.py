@@ -211,7 +211,7 @@ def _read(
     request: ApiRequest,
     read: Callable[[Raw], T],
     is_dense: bool,  # noqa: FBT001 -- called at once
-    body: bytearray,
+    body: bytes | bytearray,
 ) -> tuple[ListPage, list[T]]:
     try:
         page = read_page(body, one=is_dense)
@@ -237,6 +237,8 @@ def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
 # Reads a watch: JSON frames, one a line, from an answer that lasts for minutes.
 
 LINE_LIMIT = BODY_LIMIT
+"""Bytes of a frame. No API server with etcd's own limits sends a longer one: the watch breaks, and
+when it has broken several times the pods are listed, without such an object."""
 
 
 class WatchTimes(msgspec.Struct, frozen=True):
@@ -271,24 +273,23 @@ async def frames(
         request, query=(*request.query, ("timeoutSeconds", str(max(1, round(lasting)))))
     )
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace
-    lines = WatchLines(request)
-    async with session.stream(request) as chunks:
+    async with session.stream(request) as body:
         yield OPENED, None
         while True:
             left = over_at - asyncio.get_running_loop().time()
             reading = asyncio.timeout(min(pace.silence, left))
             try:
                 async with reading:
-                    chunk = await chunks.readany()
+                    line = await body.readuntil(b"\n", max_size=LINE_LIMIT)
             except TimeoutError:
                 if not reading.expired():  # the connection's own
                     raise
                 log.info("kube.watch_silent", resource=request.resource, silence=pace.silence)
                 return
-            if not chunk:
+            if not line.endswith(b"\n"):  # the watch has ended
                 return
-            session.received.add(request.resource, amount=len(chunk))
-            for line in lines.feed(chunk):
+            session.received.add(request.resource, amount=len(line))
+            if line.strip():
                 yield await aside(line, functools.partial(_frame, request, read))
 
 
@@ -301,43 +302,6 @@ def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> tup
     except MalformedText as error:
         raise ApiError(f"{request.what}: {error}") from error
     raise error_frame(request.what, status)
-
-
-class WatchLines:
-    """Splits arriving bytes into lines; skips a line that is longer than any object.
-
-    No API server with etcd's own limits sends one. If it ended the watch, it would come again in
-    the next watch.
-    """
-
-    def __init__(self, request: ApiRequest) -> None:
-        self._request = request
-        self._rest = bytearray()
-        self._is_over = False
-
-    def feed(self, chunk: bytes) -> list[bytearray]:
-        """Return the lines that `chunk` completes."""
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            self._keep(chunk)
-            return []
-        self._rest += head
-        lines = self._rest.split(b"\n")
-        if self._is_over:
-            del lines[0]
-            log.error("kube.frame_too_long", resource=self._request.resource, limit=LINE_LIMIT)
-        self._is_over = False
-        self._rest = bytearray()
-        self._keep(tail)
-        return [line for line in lines if line.strip()]
-
-    def _keep(self, part: bytes) -> None:
-        if self._is_over:
-            return
-        self._rest += part
-        if len(self._rest) > LINE_LIMIT:
-            self._is_over = True
-            self._rest.clear()
 
 
 # The ports NodeApi and PodApi over the API server.

@@ -120,7 +120,7 @@ def _collect() -> Library:
         load_incluster_config=_get(f"{ROOT}.config.incluster_config", "load_incluster_config"),
         http_session=_get("aiohttp.client", "ClientSession"),
         config_errors=(_get(f"{ROOT}.config.config_exception", "ConfigException"),),
-        http_errors=(exceptions.ClientError,),
+        http_errors=(exceptions.ClientError, _get("aiohttp.http_exceptions", "LineTooLong")),
         tls_errors=(exceptions.ClientSSLError,),
     )
 
@@ -666,7 +666,7 @@ class KubeSession:
         )
 
 
-async def aside(body: bytearray, read: Callable[[bytearray], T]) -> T:
+async def aside(body: bytes | bytearray, read: Callable[[bytes | bytearray], T]) -> T:
     """Return `read(body)`; for a body of more than 1 MiB, run it on a thread."""
     return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
 
