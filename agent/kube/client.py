@@ -6,7 +6,6 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
-import os
 import random
 import socket
 import stat
@@ -291,17 +290,6 @@ def unusable(connection: Connection, error: Exception) -> SettingsError:
     return _unusable(Path(connection.source), reason)
 
 
-def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- untyped library
-    """The inputs of the TLS context: if they are equal, the open client is still right."""
-    fields = ("host", "verify_ssl", "tls_server_name", "proxy", "ssl_ca_cert", "cert_file")
-    parts: list[Any] = [getattr(configuration, field) for field in (*fields, "key_file")]
-    for path in filter(None, parts[-3:]):  # a rotated file has the same path
-        with contextlib.suppress(OSError):
-            status = os.stat(path)  # noqa: PTH116 -- three fields of one call
-            parts += [status.st_mtime_ns, status.st_size, status.st_ino]
-    return tuple(parts)
-
-
 def _unusable(path: Path, reason: str) -> SettingsError:
     return SettingsError(
         f"{path}: {reason}",
@@ -461,8 +449,6 @@ class KubeSession:
         self._connection = connection
         self._library: Library | None = None
         self._client: KubeClient | None = None
-        self._print: tuple[object, ...] = ()
-        """The fingerprint of the connection with which the client was made."""
         self._retired: KubeClient | None = None
         self._lag = Lag()
         self._closed = False
@@ -480,7 +466,6 @@ class KubeSession:
                 return
             library = await asyncio.to_thread(load)
             configuration = await configure(library, self._connection)
-            self._print = fingerprint(configuration)  # before the client reads the files
             self._client = self._connect(library, configuration)
             self._library = library
         log.info("kube.opened", server=configuration.host, source=self._connection.source)
@@ -559,11 +544,11 @@ class KubeSession:
             answer = await self._send(client, request)
         except library.tls_errors:
             answer = None
-        if answer is not None and answer.status != UNAUTHORIZED:
-            return answer
         if answer is not None:
+            if answer.status != UNAUTHORIZED:
+                return answer
             answer.close()
-        await self._renew(seen)
+        await self._renew(seen, tls=answer is None)
         _, client = await self._ready(request)
         return await self._send(client, request)
 
@@ -617,10 +602,11 @@ class KubeSession:
             raise ApiError(f"{request.what}: the connection to the API server was closed")
         return self._library, self._client
 
-    async def _renew(self, seen: int) -> None:
+    async def _renew(self, seen: int, *, tls: bool) -> None:
         """Read the credentials again, unless another request did since renewal number `seen`.
 
-        The client before the new one stays open, so open watches keep their connection.
+        `tls`: the connection failed, not the identity. The client before the new one stays open,
+        so open watches keep their connection.
         """
         async with self._lock:
             library, old = self._library, self._client
@@ -628,12 +614,12 @@ class KubeSession:
                 return
             configuration = await configure(library, self._connection)
             self._renewals += 1
-            fresh = fingerprint(configuration)
-            if fresh == self._print:
+            # A token is sent with each request. Only a client certificate, as an identity, needs
+            # another TLS context: a server that does not accept it answers 401, too.
+            if not tls and not configuration.cert_file:
                 old.configuration = configuration
                 return
             self._client = self._connect(library, configuration)
-            self._print = fresh
             retired, self._retired = self._retired, old
             if retired is not None:
                 await retired.rest.close()

@@ -486,6 +486,9 @@ class TlsServer:
     def __init__(self) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.token = "first"  # noqa: S105 -- a test
+        self.accepts = ""
+        """The name in the client's certificate; empty: the token counts."""
+        self.url = ""
         self.seen = 0
         self.drop: list[asyncio.BaseTransport] = []
 
@@ -500,6 +503,8 @@ class TlsServer:
         assert request.transport is not None
         self.drop.append(request.transport)
         right = request.headers.get("Authorization") == f"Bearer {self.token}"
+        if self.accepts:
+            right = self.accepts in str(request.transport.get_extra_info("peercert"))
         return web.json_response({}, status=200 if right else 401)
 
 
@@ -512,6 +517,7 @@ async def in_a_pod(account: Path) -> AsyncIterator[tuple[TlsServer, KubeSession]
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(web_server, "127.0.0.1", 0, ssl=server.context)
     port = str(listener.sockets[0].getsockname()[1])
+    server.url = f"https://127.0.0.1:{port}"
     environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
     session = KubeSession(Connection(service_account=account, environment=environment), NoChance())
     mount(account, "one", "first")
@@ -584,3 +590,29 @@ async def test_requests_that_fail_together_renew_once(
                 group.create_task(session.call(ASK))
 
     assert 2 == len(loads)
+
+
+async def test_a_client_certificate_that_rotates_is_shown_after_a_401(tmp_path: Path):
+    async with in_a_pod(tmp_path) as (server, _):
+        for name in ("one", "two"):
+            server.context.load_verify_locations(CERTIFICATES / f"{name}.crt")
+        server.context.verify_mode = ssl.CERT_OPTIONAL
+        server.accepts = "test server two"
+        for end in ("crt", "key"):
+            shutil.copy(CERTIFICATES / f"one.{end}", tmp_path / f"client.{end}")
+        kubeconfig = tmp_path / "kubeconfig"
+        text = KUBECONFIG.format(server=server.url, token="first")  # noqa: S106 -- a test
+        user = f"client-certificate: {tmp_path}/client.crt, client-key: {tmp_path}/client.key"
+        text = text.replace('token: "first"', user)
+        kubeconfig.write_text(
+            text.replace("server:", f"certificate-authority: {tmp_path}/ca.crt, server:")
+        )
+        session = KubeSession(Connection(kubeconfig), NoChance())
+        try:
+            with pytest.raises(ApiForbidden):
+                await session.call(ASK)
+            for end in ("crt", "key"):
+                shutil.copy(CERTIFICATES / f"two.{end}", tmp_path / f"client.{end}")
+            await session.call(ASK)
+        finally:
+            await session.close()
