@@ -187,7 +187,7 @@ class Lists:
                 self._place = max(AFTER_ALL, self._place + 1)
                 continue
             read_all = functools.partial(_read, paged, read, is_dense)
-            page, items = await aside(body, read_all)
+            page, items = await aside(body, paged, read_all)
             budget.objects -= len(items)
             if budget.memory < math.inf:
                 budget.memory -= sum(map(size_of, items))
@@ -217,8 +217,9 @@ def _read(
         page = read_page(body, one=is_dense)
         return page, [read(item) for item in page.items]
     except MalformedText as error:
-        kind = EndlessList if is_dense else ApiError
-        raise kind(f"{request.what}: {error}") from error
+        if not is_dense:
+            raise
+        raise EndlessList(f"{request.what}: {error}") from error
 
 
 def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
@@ -290,18 +291,14 @@ async def frames(
                 return
             session.received.add(request.resource, amount=len(line))
             if line.strip():
-                yield await aside(line, functools.partial(_frame, request, read))
+                yield await aside(line, request, functools.partial(_frame, request, read))
 
 
 def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> tuple[str, T | None]:
-    try:
-        kind, obj = read_frame(line)
-        if kind != "ERROR":
-            return kind, read(kind, obj)
-        status = read_object(obj)
-    except MalformedText as error:
-        raise ApiError(f"{request.what}: {error}") from error
-    raise error_frame(request.what, status)
+    kind, obj = read_frame(line)
+    if kind == "ERROR":
+        raise error_frame(request.what, read_object(obj))
+    return kind, read(kind, obj)
 
 
 # The ports NodeApi and PodApi over the API server.
@@ -336,23 +333,20 @@ class KubeNode:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
         request = ApiRequest("get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY)
         try:
-            return _node(request, await self._session.fetch(request))
+            return await self._session.fetch(request, read_node)
         except ApiNotFound:
             return None
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """Send one merge patch of these annotations."""
-        body = {"metadata": {"annotations": dict(annotations)}}
-        request = self._patch(body, MERGE_PATCH)
-        return _node(request, await self._session.fetch(request))
+        return await self._annotate({"annotations": dict(annotations)})
 
     async def annotate_as_seen(self, version: str, annotations: Mapping[str, str | None]) -> None:
         """Do as annotate_node() if the Node still has this resourceVersion.
 
         Raises ApiConflict: it has another one; ApiError.
         """
-        body = {"metadata": {"resourceVersion": version, "annotations": dict(annotations)}}
-        await self._session.call(self._patch(body, MERGE_PATCH))
+        await self._annotate({"resourceVersion": version, "annotations": dict(annotations)})
 
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
@@ -364,7 +358,7 @@ class KubeNode:
         await self._session.call(self._patch(body, JSON_PATCH))
 
     async def set_condition(self, condition: NodeCondition) -> None:
-        """Send one strategic merge patch, which merges conditions by their type."""
+        """Create or replace the condition of its type."""
         since = stamp(condition.since)
         entry = {
             "type": condition.kind,
@@ -374,22 +368,25 @@ class KubeNode:
             "lastHeartbeatTime": since,
             "lastTransitionTime": since,
         }
+        await self.patch_condition(entry)
+
+    async def patch_condition(self, entry: Mapping[str, str]) -> None:
+        """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
         path = path_of("nodes", self._node, "status")
         body = {"status": {"conditions": [entry]}}
         request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
         await self._session.call(request)
 
+    async def _annotate(self, metadata: Mapping[str, object]) -> NodeView:
+        return await self._session.fetch(
+            self._patch({"metadata": metadata}, MERGE_PATCH), read_node
+        )
+
     def _patch(
         self, body: Mapping[str, object] | Sequence[object], content_type: str
     ) -> ApiRequest:
-        return ApiRequest(
-            "patch",
-            "nodes",
-            path_of("nodes", self._node),
-            body=body,
-            content_type=content_type,
-            accept=METADATA_ONLY,
-        )
+        path = path_of("nodes", self._node)
+        return ApiRequest("patch", "nodes", path, (), body, content_type, METADATA_ONLY)
 
 
 class KubePods:
@@ -425,12 +422,11 @@ class KubePods:
         path = path_of("namespaces", namespace, "pods", name)
         request = ApiRequest("get", "pods", path)
         try:
-            body = await self._session.call(request)
-            pod = await aside(body, lambda raw: decode_pod(read_pod(raw), self._resource))
+            pod = await self._session.fetch(
+                request, lambda raw: decode_pod(read_pod(raw), self._resource)
+            )
         except ApiNotFound:
             return None
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
         return pod if pod.node == self._node else None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
@@ -451,14 +447,7 @@ class KubePods:
         """Send one merge patch to pods/status, which a node's own identity may patch."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
-        request = ApiRequest(
-            "patch",
-            "pods/status",
-            path,
-            body=body,
-            content_type=MERGE_PATCH,
-            accept=METADATA_ONLY,
-        )
+        request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
         await self._session.call(request)
 
     async def post_event(self, event: NodeEvent) -> None:
@@ -482,13 +471,11 @@ class KubePods:
             return None
 
 
+def read_node(body: Raw) -> NodeView:
+    """Read a Node. Raises MalformedText."""
+    return decode_node(read_object(body))
+
+
 def _shown(kind: str, obj: Raw) -> NodeView | None:
     """The Node in one frame; None when it was deleted. Raises MalformedText."""
-    return decode_node(read_object(obj)) if kind in {"ADDED", "MODIFIED"} else None
-
-
-def _node(request: ApiRequest, obj: Mapping[str, Any]) -> NodeView:
-    try:
-        return decode_node(obj)
-    except MalformedText as error:
-        raise ApiError(f"{request.what}: {error}") from error
+    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -34,7 +33,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.timing import Lag, Tally
-from agent.kube.objects import WRITER, Raw, read_object
+from agent.kube.objects import WRITER, Raw
 
 if TYPE_CHECKING:  # loaded by load()
     from aiohttp import ClientResponse, StreamReader
@@ -506,9 +505,9 @@ class KubeSession:
         except self._failures() as error:
             raise self._unanswered(request, error) from error
 
-    async def fetch(self, request: ApiRequest) -> Mapping[str, Any]:
-        """Return the object in a successful answer. Raises ApiError."""
-        return await aside(await self.call(request), functools.partial(decode, request))
+    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> T:
+        """Return the object in a successful answer, as read. Raises ApiError."""
+        return await aside(await self.call(request), request, read)
 
     @contextlib.asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncIterator["StreamReader"]:
@@ -652,17 +651,15 @@ class KubeSession:
         )
 
 
-async def aside(body: bytes | bytearray, read: Callable[[bytes | bytearray], T]) -> T:
-    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread."""
-    return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
+async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Raw], T]) -> T:
+    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread.
 
-
-def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
-    """Decode the JSON object in `body`. Raises ApiError."""
+    Raises ApiError, which names the request, for a MalformedText of `read`.
+    """
     try:
-        return read_object(body)
+        return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
     except MalformedText as error:
-        raise ApiError(f"{request.what}: the answer is not a JSON object") from error
+        raise ApiError(f"{request.what}: {error}") from error
 
 
 def _is_success(answer: "ClientResponse") -> bool:

@@ -16,12 +16,10 @@ from agent.hami.pod import decode_stamp
 from agent.health.news import GPU_DEGRADED
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
-    MERGE_PATCH,
     METADATA_ONLY,
-    STRATEGIC_PATCH,
     ApiRequest,
     KubeSession,
-    decode,
+    aside,
     path_of,
 )
 from agent.kube.objects import (
@@ -415,11 +413,9 @@ class ClusterReader:
         self._unread, self._is_silent = [], False
         request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
         try:
-            pod = decode_target(await self._session.call(request))
+            pod = await self._session.fetch(request, decode_target)
         except ApiForbidden as error:
             raise ApiForbidden(_right(request, error), status=error.status) from error
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
         taken = self._clock.now()
         labels = frozenset(_selected_labels(pod))
         nodes = await self._part(
@@ -633,8 +629,11 @@ class NodeReader:
         node = await KubeNode(self._session, self._node).get_node()
         if node is None:
             return None
-        pods = await self._pods(lambda item: decode_pod(read_pod(item), resource))
-        return NodeObjects(node, pods)
+        return NodeObjects(node, await self.pods(resource))
+
+    async def pods(self, resource: str) -> tuple[PodView, ...]:
+        """The pods of the node. `resource`: the name of slices. Raises ApiError."""
+        return await self._pods(lambda item: decode_pod(read_pod(item), resource))
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
@@ -658,7 +657,7 @@ class NodeReader:
             "spec": {"resourceAttributes": attributes},
         }
         request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
-        status = (await self._session.fetch(request)).get("status")
+        status = (await self._session.fetch(request, read_object)).get("status")
         return isinstance(status, Mapping) and status.get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
@@ -684,7 +683,7 @@ class NodeReader:
             skew = skew_of(sent, before, after)
         except ValueError:  # no time, or none that can be read
             skew = None
-        found = decode(request, body)
+        found = await aside(body, request, read_object)
         metadata, status = inside(found, "metadata"), inside(found, "status")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
@@ -802,7 +801,7 @@ class KubeLeftovers:
         agents = dict((await self._lists.fetch(request, place)).items)
         request = ApiRequest("list", "nodes", path_of("nodes"))
         # Each Node is read at once: the text of 5,000 is 100 MB.
-        listed = await self._lists.fetch(request, lambda item: self._read(read_object(item)))
+        listed = await self._lists.fetch(request, self._read)
         return tuple(
             msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
         )
@@ -810,41 +809,27 @@ class KubeLeftovers:
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", name))
-        return self._read(await self._session.fetch(request))
+        return await self._session.fetch(request, self._read)
 
     async def clean(self, node: NodeLeftovers) -> None:
         """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
-        path = path_of("nodes", node.name)
+        api = KubeNode(self._session, node.name)
         if node.keys:
-            body = {"metadata": {"annotations": dict.fromkeys(node.keys)}}
-            await self._session.call(
-                ApiRequest("patch", "nodes", path, (), body, MERGE_PATCH, METADATA_ONLY)
-            )
+            await api.annotate_node(dict.fromkeys(node.keys))
         if node.degraded:
-            status = {"status": {"conditions": [{"type": GPU_DEGRADED, "$patch": "delete"}]}}
-            await self._session.call(
-                ApiRequest("patch", "nodes/status", f"{path}/status", (), status, STRATEGIC_PATCH)
-            )
+            await api.patch_condition({"type": GPU_DEGRADED, "$patch": "delete"})
 
     async def gpu_pods(self, node: str) -> tuple[str, ...]:
         """List the unfinished pods of this node that request GPUs, as namespace/name.
 
         Raises ApiError.
         """
-        query = (("fieldSelector", f"spec.nodeName={node}"),)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        pods = await NodeReader(self._session, node).pods(self._resource)
+        using = (pod for pod in pods if pod.gpu_containers and not pod.terminal)
+        return tuple(sorted("/".join(pod.key) for pod in using))
 
-        def gpu_pod(item: Mapping[str, Any]) -> str:
-            try:
-                pod = decode_pod(item, self._resource)
-            except MalformedText:
-                return ""
-            return "/".join(pod.key) if pod.gpu_containers and not pod.terminal else ""
-
-        listed = await self._lists.fetch(request, lambda item: gpu_pod(read_object(item)))
-        return tuple(sorted(name for name in listed.items if name))
-
-    def _read(self, node: Mapping[str, Any]) -> NodeLeftovers:
+    def _read(self, body: Raw) -> NodeLeftovers:
+        node = read_object(body)
         metadata, status = inside(node, "metadata"), inside(node, "status")
         conditions = {
             one.get("type"): one.get("status") for one in objects_in(status, "conditions")

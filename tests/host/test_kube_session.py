@@ -36,6 +36,7 @@ from agent.kube.client import (
     refused,
 )
 from agent.kube.events import EventPoster
+from agent.kube.objects import read_object
 from agent.kube.reader import NodeReader
 from agent.node.scheduling import NamedNode, OfferSeen
 from tests.builders import NODE, NOON, RESOURCE
@@ -283,14 +284,14 @@ async def test_an_answer_that_is_too_long_is_refused(
 async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: bytes):
     async with a_session(answering(body), tmp_path) as session:
         with pytest.raises(ApiError, match="not a JSON object"):
-            await session.fetch(ASK)
+            await session.fetch(ASK, read_object)
 
 
 async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
     large = b'{"text":"' + b"x" * (session_module.OFF_LOOP + 1) + b'"}'
 
     async with a_session(answering(large), tmp_path) as session:
-        found = await session.fetch(ASK)
+        found = await session.fetch(ASK, read_object)
 
         assert session_module.OFF_LOOP + 1 == len(found["text"])
         assert ((("nodes",), len(large)),) == session.received.items()
