@@ -47,7 +47,6 @@ from agent.kube.objects import (
     read_object,
     read_page,
     read_page_head,
-    read_pod,
 )
 
 log = structlog.get_logger(__name__)
@@ -414,7 +413,7 @@ class KubePods:
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
         request = ApiRequest("list", "pods", path_of("pods"), query=(self._selector,))
-        listed = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
+        listed = await self._lists.fetch(request, lambda item: self._view(read_object(item)))
         return PodList(tuple(pod for pod in listed.items if pod is not None), listed.version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
@@ -422,8 +421,9 @@ class KubePods:
         path = path_of("namespaces", namespace, "pods", name)
         request = ApiRequest("get", "pods", path)
         try:
+            # As Raw, as in a list: many braces in a text of its tenant are no values.
             pod = await self._session.fetch(
-                request, lambda raw: decode_pod(read_pod(raw), self._resource)
+                request, lambda body: decode_pod(read_object(msgspec.Raw(body)), self._resource)
             )
         except ApiNotFound:
             return None
@@ -456,7 +456,7 @@ class KubePods:
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
         """The change that one frame reports. Raises MalformedText."""
-        content = read_pod(obj)
+        content = read_object(obj)
         pod = None if kind == "BOOKMARK" else self._view(content)
         version = inside(content, "metadata").get("resourceVersion")
         if not isinstance(version, str):

@@ -11,8 +11,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.cluster import REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
-from agent.hami.pod import decode_stamp
+from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.health.news import GPU_DEGRADED
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
@@ -25,6 +24,7 @@ from agent.kube.client import (
 from agent.kube.objects import (
     WRITER,
     Raw,
+    decode_moment,
     decode_pod,
     decode_quantity,
     entries,
@@ -32,7 +32,7 @@ from agent.kube.objects import (
     objects_in,
     other_writer,
     read_object,
-    read_pod,
+    text_in,
 )
 from agent.node.preflight import Right, skew_of
 from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
@@ -210,16 +210,16 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
         if not _REPORT.isdisjoint(entry.annotations)
     )
     return ClusterNode(
-        name=_text(metadata, "name"),
-        annotations={key: _text(noted, key) for key in _NOTED if key in noted},
-        labels={key: _text(labelled, key) for key in labels if key in labelled},
+        name=text_in(metadata, "name"),
+        annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
+        labels={key: text_in(labelled, key) for key in labels if key in labelled},
         taints=tuple(
-            Taint(_text(taint, "key"), _text(taint, "value"), _text(taint, "effect"))
+            Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
             for taint in objects_in(spec, "taints")
         ),
         is_closed=spec.get("unschedulable") is True,
         is_ready=not ready or ready[0].get("status") == "True",
-        slices=decode_quantity(_text(inside(status, "allocatable"), SLICES)) or 0,
+        slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
         reported=max((stamp for stamp in stamps if stamp is not None), default=None),
     )
 
@@ -230,7 +230,7 @@ def decode_holder(body: Raw) -> GpuHolder | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_pod(body)
+    pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     noted = inside(metadata, "annotations")
     if annotations.VGPU_NODE not in noted:
@@ -240,12 +240,12 @@ def decode_holder(body: Raw) -> GpuHolder | None:
         for one in objects_in(status, "initContainerStatuses")
     ]
     return GpuHolder(
-        uid=_text(metadata, "uid"),
-        namespace=_text(metadata, "namespace"),
-        name=_text(metadata, "name"),
-        node=_text(noted, annotations.VGPU_NODE),
-        shares=_text(noted, annotations.ALLOCATED),
-        phase=_text(status, "phase"),
+        uid=text_in(metadata, "uid"),
+        namespace=text_in(metadata, "namespace"),
+        name=text_in(metadata, "name"),
+        node=text_in(noted, annotations.VGPU_NODE),
+        shares=text_in(noted, annotations.ALLOCATED),
+        phase=text_in(status, "phase"),
         inits=len(objects_in(spec, "initContainers")),
         has_passed_init=bool(ended) and all(end.get("exitCode") == 0 for end in ended),
         is_deleted=bool(metadata.get("deletionTimestamp")),
@@ -261,7 +261,7 @@ def decode_quota(body: Raw) -> JsonObject:
         for key, value in inside(inside(quota, "spec"), "hard").items()
         if isinstance(value, str | int)
     }
-    names: dict[str, Any] = {key: _text(metadata, key) for key in ("namespace", "name")}
+    names: dict[str, Any] = {key: text_in(metadata, key) for key in ("namespace", "name")}
     return {"metadata": names, "spec": {"hard": hard}}
 
 
@@ -271,16 +271,17 @@ def decode_pod_event(body: Raw) -> PodEventView:
     series = inside(event, "series")
     count = series.get("count") or event.get("count") or 1
     stamps = (
-        _text(series, "lastObservedTime"),
-        _text(event, "lastTimestamp"),
-        _text(event, "eventTime"),
-        _text(inside(event, "metadata"), "creationTimestamp"),
+        text_in(series, "lastObservedTime"),
+        text_in(event, "lastTimestamp"),
+        text_in(event, "eventTime"),
+        text_in(inside(event, "metadata"), "creationTimestamp"),
     )
     return PodEventView(
-        kind=_text(event, "type"),
-        reason=_text(event, "reason"),
-        message=_text(event, "message"),
-        writer=_text(inside(event, "source"), "component") or _text(event, "reportingComponent"),
+        kind=text_in(event, "type"),
+        reason=text_in(event, "reason"),
+        message=text_in(event, "message"),
+        writer=text_in(inside(event, "source"), "component")
+        or text_in(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
         count=count if isinstance(count, int) else 1,
     )
@@ -293,7 +294,7 @@ def is_device_plugin(pod: Mapping[str, object]) -> bool:
     replace the device plugin of its node anyway.
     """
     volumes = objects_in(inside(pod, "spec"), "volumes")
-    paths = (_text(inside(volume, "hostPath"), "path") for volume in volumes)
+    paths = (text_in(inside(volume, "hostPath"), "path") for volume in volumes)
     return any(PurePosixPath(path).name == "device-plugins" for path in paths)
 
 
@@ -307,7 +308,7 @@ def decode_agent(body: Raw) -> AgentPod | None:
         return None
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     waits = (
-        _text(inside(inside(one, "state"), "waiting"), "reason")
+        text_in(inside(inside(one, "state"), "waiting"), "reason")
         for key in ("initContainerStatuses", "containerStatuses")
         for one in objects_in(status, key)
     )
@@ -315,11 +316,11 @@ def decode_agent(body: Raw) -> AgentPod | None:
         entry.get("type") == "Ready" and entry.get("status") == "True"
         for entry in objects_in(status, "conditions")
     )
-    phase = _text(status, "phase")
+    phase = text_in(status, "phase")
     not_ready = "Running, not ready" if phase == "Running" else phase
     return AgentPod(
-        node=_text(spec, "nodeName"),
-        name=f"{_text(metadata, 'namespace')}/{_text(metadata, 'name')}",
+        node=text_in(spec, "nodeName"),
+        name=f"{text_in(metadata, 'namespace')}/{text_in(metadata, 'name')}",
         state="Ready" if is_ready else next(filter(None, waits), not_ready),
     )
 
@@ -330,37 +331,24 @@ def decode_refused(body: Raw) -> RefusedPod | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_pod(body)
+    pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
-    if _text(status, "reason") != REFUSED:
+    if text_in(status, "reason") != REFUSED:
         return None
     started = decode_moment(status.get("startTime"))
     return RefusedPod(
-        namespace=_text(metadata, "namespace"),
-        name=_text(metadata, "name"),
-        node=_text(spec, "nodeName"),
-        message=_text(status, "message"),
+        namespace=text_in(metadata, "namespace"),
+        name=text_in(metadata, "name"),
+        node=text_in(spec, "nodeName"),
+        message=text_in(status, "message"),
         at=started or decode_moment(metadata.get("creationTimestamp")),
     )
 
 
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata = inside(read_pod(body), "metadata")
-    return _text(metadata, "namespace"), _text(metadata, "name")
-
-
-def decode_moment(text: object) -> dt.datetime | None:
-    """A time of the API server; None for any other value."""
-    try:
-        return decode_stamp(text) if isinstance(text, str) and text else None
-    except MalformedText:
-        return None
-
-
-def _text(parent: Mapping[str, object], key: str) -> str:
-    value = parent.get(key)
-    return value if isinstance(value, str) else ""
+    metadata = inside(read_object(body), "metadata")
+    return text_in(metadata, "namespace"), text_in(metadata, "name")
 
 
 # Reads one pod and the parts of the cluster that decide about it.
@@ -633,7 +621,7 @@ class NodeReader:
 
     async def pods(self, resource: str) -> tuple[PodView, ...]:
         """The pods of the node. `resource`: the name of slices. Raises ApiError."""
-        return await self._pods(lambda item: decode_pod(read_pod(item), resource))
+        return await self._pods(lambda item: decode_pod(read_object(item), resource))
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
