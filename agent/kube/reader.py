@@ -399,18 +399,15 @@ class ClusterReader:
             ApiError: the pod cannot be read.
         """
         self._unread, self._is_silent = [], False
-        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
+        path = path_of("namespaces", namespace, "pods", name)
+        request = ApiRequest("get", "pods", path)
         try:
             pod = await self._session.fetch(request, decode_target)
         except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
+            raise _right(request, error) from error
         taken = self._clock.now()
         labels = frozenset(_selected_labels(pod))
-        nodes = await self._part(
-            "nodes",
-            path_of("nodes"),
-            lambda raw: decode_cluster_node(raw, labels),
-        )
+        nodes = await self._part("nodes", "", lambda raw: decode_cluster_node(raw, labels))
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
@@ -419,25 +416,14 @@ class ClusterReader:
             if is_labelled
             else ("fieldSelector", UNFINISHED)
         )
-        found = await self._part("pods", path_of("pods"), decode_holder, (query,))
-        holders = tuple(holder for holder in found if holder is not None)
-        quotas = await self._part(
-            "resourcequotas",
-            path_of("namespaces", namespace, "resourcequotas"),
-            decode_quota,
-        )
-        selector = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
-        events = await self._part(
-            "events",
-            path_of("namespaces", namespace, "events"),
-            decode_pod_event,
-            (("fieldSelector", selector),),
-        )
+        holders = await self._part("pods", "", decode_holder, query)
+        quotas = await self._part("resourcequotas", namespace, decode_quota)
+        own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
+        events = await self._part("events", namespace, decode_pod_event, own)
         agents: tuple[AgentPod, ...] = ()
         if any(_is_unregistered(node) for node in nodes):
             query = ("labelSelector", AGENTS)
-            pods = await self._part("pods", path_of("pods"), decode_agent, (query,), "agents")
-            agents = tuple(pod for pod in pods if pod is not None)
+            agents = await self._part("pods", "", decode_agent, query, part="agents")
         unread = tuple(self._unread)
         return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
 
@@ -446,42 +432,24 @@ class ClusterReader:
 
         Raises ApiError.
         """
-        path = path_of("namespaces", namespace, "pods") if namespace else path_of("pods")
-        query = (("fieldSelector", "status.phase=Failed"),)
-        request = ApiRequest("list", "pods", path, query=query)
-        try:
-            found = await self._list(request, decode_refused)
-        except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
-        return tuple(pod for pod in found if pod is not None)
+        query = ("fieldSelector", "status.phase=Failed")
+        return await self._list("pods", namespace, decode_refused, query)
 
     async def similar(self, namespace: str, name: str) -> NoSuchPod:
         """Find the names that may have been meant."""
-        request = ApiRequest(
-            "list", "pods", path_of("namespaces", namespace, "pods"), accept=METADATA_LIST
-        )
-        named = ApiRequest(
-            "list",
-            "pods",
-            path_of("pods"),
-            query=(("fieldSelector", f"metadata.name={name}"),),
-            accept=METADATA_LIST,
-        )
+        named = ("fieldSelector", f"metadata.name={name}")
         try:
-            known = [other for _, other in await self._list(request, decode_name)]
-            same = await self._list(named, decode_name)
+            found = await self._list("pods", namespace, decode_name, accept=METADATA_LIST)
+            same = await self._list("pods", "", decode_name, named, accept=METADATA_LIST)
+            known = [other for _, other in found]
             nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
             if not (nearest or same):
                 # Pods with GPUs in all namespaces, named with their namespace.
-                query = (("labelSelector", annotations.VGPU_NODE),)
-                request = ApiRequest(
-                    "list", "pods", path_of("pods"), query=query, accept=METADATA_LIST
-                )
-                spaces = {other: space for space, other in await self._list(request, decode_name)}
+                query = ("labelSelector", annotations.VGPU_NODE)
+                found = await self._list("pods", "", decode_name, query, accept=METADATA_LIST)
+                spaces = {other: space for space, other in found}
                 near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
                 nearest = [f"{spaces[other]}/{other}" for other in near]
-        except ApiForbidden as error:
-            return NoSuchPod(unread=_right(request, error))
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
@@ -491,32 +459,44 @@ class ClusterReader:
     async def _part(
         self,
         resource: str,
-        path: str,
-        read: Callable[[Raw], T],
-        query: tuple[tuple[str, str], ...] = (),
+        namespace: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
         part: str = "",
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
-        request = ApiRequest("list", resource, path, query=query)
-        if self._is_silent:
-            self._unread.append(
-                Unread(part or resource, "not asked, because the API server fell silent")
-            )
-            return ()
-        try:
-            return await self._list(request, read)
-        except ApiForbidden as error:
-            self._unread.append(Unread(part or resource, _right(request, error)))
-        except EndlessList:
-            raise  # no other part of what this server says is to be believed
-        except ApiError as error:
-            self._unread.append(Unread(part or resource, str(error)))
-            self._is_silent = not error.status
+        why = "not asked, because the API server fell silent"
+        if not self._is_silent:
+            try:
+                return await self._list(resource, namespace, read, *query)
+            except EndlessList:
+                raise  # no other part of what this server says is to be believed
+            except ApiError as error:
+                why = str(error)
+                self._is_silent = not error.status
+        self._unread.append(Unread(part or resource, why))
         return ()
 
-    async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
+    async def _list(
+        self,
+        resource: str,
+        namespace: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
+        accept: str = "application/json",
+    ) -> tuple[T, ...]:
+        """What `read` makes of the objects; `namespace` empty: of the whole cluster.
+
+        Raises ApiError, which names a missing right.
+        """
+        path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=False, budget=lambda: self._budget)
-        return (await lists.fetch(request, read)).items
+        try:
+            listed = await lists.fetch(request, read)
+        except ApiForbidden as error:
+            raise _right(request, error) from error
+        return tuple(item for item in listed.items if item is not None)
 
 
 def _is_unregistered(node: ClusterNode) -> bool:
@@ -526,14 +506,16 @@ def _is_unregistered(node: ClusterNode) -> bool:
     return has_gpus and not (has_report and node.slices > 0)
 
 
-def _right(request: ApiRequest, error: ApiError) -> str:
-    """The missing right in one sentence."""
+def _right(request: ApiRequest, error: ApiError) -> ApiForbidden:
+    """The error that names the missing right in one sentence."""
     if error.status == 401:
-        return f"{request.what}: the API server does not accept the credentials; renew them"
+        text = f"{request.what}: the API server does not accept the credentials; renew them"
+        return ApiForbidden(text, status=error.status)
     scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
-    return (
+    return ApiForbidden(
         f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
-        f"{request.verb} on the resource {request.resource}"
+        f"{request.verb} on the resource {request.resource}",
+        status=error.status,
     )
 
 
@@ -634,31 +616,31 @@ class NodeReader:
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")
-        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
-        attributes |= {"subresource": part} if part else {}
-        attributes |= {"name": right.name} if right.name else {}
-        attributes |= {"namespace": right.namespace} if right.namespace else {}
-        attributes |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
+        words = {"verb": right.verb, "resource": resource, "subresource": part}
+        words |= {"name": right.name, "namespace": right.namespace}
+        attributes: dict[str, object] = {key: word for key, word in words.items() if word}
+        if right.selector:
+            attributes["fieldSelector"] = {"rawSelector": right.selector}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
         request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
-        status = (await self._session.fetch(request, read_object)).get("status")
-        return isinstance(status, Mapping) and status.get("allowed") is True
+        answer = await self._session.fetch(request, read_object)
+        return inside(answer, "status").get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
         """List the pods of this node. Raises ApiError."""
-        metas = await self._pods(lambda item: read_object(item).get("metadata") or {})
-        names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
+        metas = await self._pods(lambda item: inside(read_object(item), "metadata"))
         plugins: list[str] = []
         for metadata in metas:
-            labels = metadata.get("labels") or {}
-            words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
+            component = text_in(inside(metadata, "labels"), "app.kubernetes.io/component")
+            words = (text_in(metadata, "name"), component)
             if any(plugin in word for plugin in PLUGINS for word in words):
                 plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
-        return Neighbours(names, tuple(plugins))
+        names = ((text_in(one, "namespace"), text_in(one, "name")) for one in metas)
+        return Neighbours(tuple(names), tuple(plugins))
 
     async def look(self, resource: str, clock: Clock) -> NodeSight:
         """Get the Node. Raises ApiNotFound, ApiError."""
