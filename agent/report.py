@@ -206,36 +206,26 @@ async def follow_left_out(
                 say(NodeEvent("GpuLeftOut", text, warning=True))
 
 
-class GpuCondition:
-    """Keeps the Node condition GpuDegraded up to date. `write` creates or replaces it."""
+async def keep_condition(
+    write: Callable[[NodeCondition], Awaitable[None]], inventory: Cell[Inventory], clock: Clock
+) -> None:
+    """Keep the Node condition GpuDegraded up to date; `write` creates or replaces it.
 
-    def __init__(
-        self,
-        write: Callable[[NodeCondition], Awaitable[None]],
-        inventory: Cell[Inventory],
-        clock: Clock,
-    ) -> None:
-        self._write = write
-        self._inventory = inventory
-        self._clock = clock
-        self._written: NodeCondition | None = None
-
-    async def run(self) -> None:
-        """Follow the inventory until the cell closes. Raises ApiError; it can be started again.
-
-        It does not write a condition that differs only in `since`.
-        """
-        async for inventory in self._inventory.follow():
-            if inventory.generation == 0:
+    A condition that differs only in `since` is not written. Ends with the cell. Raises ApiError; it
+    can be started again.
+    """
+    written: NodeCondition | None = None
+    async for found in inventory.follow():
+        if found.generation == 0:  # the driver was not asked yet
+            continue
+        wanted = gpu_degraded(found, clock.now())
+        if written is not None:
+            if (wanted.status, wanted.message) == (written.status, written.message):
                 continue
-            wanted, written = gpu_degraded(inventory, self._clock.now()), self._written
-            if written is not None:
-                if (wanted.status, wanted.message) == (written.status, written.message):
-                    continue
-                if wanted.status == written.status:  # it has lasted since then
-                    wanted = msgspec.structs.replace(wanted, since=written.since)
-            await self._write(wanted)
-            self._written = wanted
+            if wanted.status == written.status:  # it has lasted since then
+                wanted = msgspec.structs.replace(wanted, since=written.since)
+        await write(wanted)
+        written = wanted
 
 
 # Keeps the Node's register annotation equal to the inventory.

@@ -30,7 +30,7 @@ from agent.ports import ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import GpuCondition, ReportCells, Reporter, ReportState
+from agent.report import ReportCells, Reporter, ReportState, keep_condition
 from agent.settings.schema import Settings
 from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
@@ -142,7 +142,8 @@ async def open_back(
         )
         runs: dict[str, Run] = {}
         if settings.node_condition:
-            runs["condition"] = GpuCondition(node_api.set_condition, facts.inventory, clock).run
+            write = node_api.set_condition
+            runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
         post_event = None if observes else pod_api.post_event
         usage, pressure = _join_usage(settings, adapters, front)
 

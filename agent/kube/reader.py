@@ -543,13 +543,6 @@ PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
-class NodeObjects(msgspec.Struct, frozen=True):
-    """The Node and the pods bound to it."""
-
-    node: NodeView
-    pods: tuple[PodView, ...]
-
-
 class Neighbours(msgspec.Struct, frozen=True):
     """The pods of this node, by namespace and name.
 
@@ -591,15 +584,9 @@ class NodeReader:
         path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
         return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
 
-    async def objects(self, resource: str) -> NodeObjects | None:
-        """The Node and its pods; None: there is no such Node. `resource`: the name of slices.
-
-        Raises ApiError.
-        """
-        node = await KubeNode(self._session, self._node).get_node()
-        if node is None:
-            return None
-        return NodeObjects(node, await self.pods(resource))
+    async def node(self) -> NodeView | None:
+        """The Node; None: there is no such Node. Raises ApiError."""
+        return await KubeNode(self._session, self._node).get_node()
 
     async def pods(self, resource: str) -> tuple[PodView, ...]:
         """The pods of the node. `resource`: the name of slices. Raises ApiError."""

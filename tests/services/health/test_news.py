@@ -16,7 +16,7 @@ from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
 from agent.model import NO_INDEX, Condition, GpuFault, Inventory, Scan, SharingSettings, Trouble
-from agent.report import CALM, WAKING, GpuCondition, follow_gpus, follow_left_out
+from agent.report import CALM, WAKING, follow_gpus, follow_left_out, keep_condition
 from tests.builders import (
     NOON,
     a_gpu,
@@ -129,7 +129,7 @@ class Status:
 
 async def test_the_condition_is_written_at_the_start_and_when_it_says_something_else():
     status, inventory = Status(), Cell(Inventory())
-    async with running(GpuCondition(status.set_condition, inventory, LoopClock()).run):
+    async with running(partial(keep_condition, status.set_condition, inventory, LoopClock())):
         for generation, healths in enumerate([(WELL,), (WELL,), (BAD,), (BAD,), (WELL,)], 1):
             inventory.set(holding(*healths, generation=generation))
             await asyncio.sleep(0.01)
@@ -140,7 +140,7 @@ async def test_the_condition_is_written_at_the_start_and_when_it_says_something_
 async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
     status, inventory = Status(), Cell(Inventory())
     gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
-    async with running(GpuCondition(status.set_condition, inventory, LoopClock()).run):
+    async with running(partial(keep_condition, status.set_condition, inventory, LoopClock())):
         inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
         await asyncio.sleep(60)
         ill = a_shared_gpu(health=a_health(condition=Condition.BAD, since=NOON))
@@ -154,10 +154,10 @@ async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_f
 
 async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():
     status, inventory = Status(ApiError("down")), Cell(holding(BAD))
-    service = GpuCondition(status.set_condition, inventory, LoopClock())
+    service = partial(keep_condition, status.set_condition, inventory, LoopClock())
     with pytest.raises(ApiError):
-        await service.run()
-    async with running(service.run):
+        await service()
+    async with running(service):
         pass
 
     assert [True] == [one.status for one in status.written]
