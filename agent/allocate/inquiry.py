@@ -16,7 +16,8 @@ from typing import NoReturn, Protocol, TypeVar
 import msgspec
 import structlog
 
-from agent.allocate.candidates import (
+from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order
+from agent.allocate.match import (
     NOT_HERE,
     UNREAD,
     AskKubelet,
@@ -34,10 +35,10 @@ from agent.allocate.candidates import (
     Question,
     ReadRecords,
     UnlockedPods,
+    decide,
     pair_groups,
+    rejected_pod,
 )
-from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order
-from agent.allocate.match import decide, rejected_pod
 from agent.allocate.prefer import nearest, steer
 from agent.allocate.room import GpuUse
 from agent.allocate.service import (

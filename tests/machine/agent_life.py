@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
-from agent.allocate.candidates import MatchSettings
 from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
 from agent.allocate.service import Allocation
 from agent.cluster import NodeView, PodTable, PodUid

@@ -13,14 +13,19 @@ import msgspec
 
 from agent import settle as core_settlement
 from agent import settle as settlement
-from agent.allocate import candidates, inquiry
-from agent.allocate import candidates as witness
-from agent.allocate import match as grant
+from agent.allocate import inquiry
 from agent.allocate import match as matching
-from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant, LookAtPod, MatchSettings
 from agent.allocate.inquiry import Inquiry
+from agent.allocate.match import (
+    UNREAD,
+    Candidate,
+    Evidence,
+    Grant,
+    LookAtPod,
+    MatchSettings,
+    exactly_one,
+)
 from agent.allocate.match import decide as decide_truly
-from agent.allocate.match import exactly_one
 from agent.allocate.room import RoomClaim
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
@@ -99,7 +104,7 @@ def sums_unchecked() -> Mutant:
     def shortage(wanted: RoomClaim, live: object, gpus: object) -> None:
         return None
 
-    return Mutant(replaced(grant, "shortage", shortage), "promised beyond")
+    return Mutant(replaced(matching, "shortage", shortage), "promised beyond")
 
 
 def answered_before_fsync() -> Mutant:
@@ -133,14 +138,11 @@ def order_of_the_spec() -> Mutant:
     """
 
     def first(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
-        return candidates.waiting(pod, evidence, resource)[:1]
+        return matching.waiting(pod, evidence, resource)[:1]
 
-    @contextlib.contextmanager
-    def patch() -> Iterator[None]:
-        with replaced(candidates, "possible", first), replaced(matching, "possible", first):
-            yield
-
-    return Mutant(patch(), "another one's directory|a good pod was refused")
+    return Mutant(
+        replaced(matching, "possible", first), "another one's directory|a good pod was refused"
+    )
 
 
 def silence_taken_for_no() -> Mutant:
@@ -162,7 +164,7 @@ def dead_containers_in_the_way() -> Mutant:
     def only_one(
         count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
     ) -> object:
-        known = witness.admitted(found, evidence, settings)
+        known = matching.admitted(found, evidence, settings)
         if len({each.pod.key for each in known}) > 1 and evidence.listed:
             raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
         return exactly_one(count, found, evidence, settings)

@@ -4,8 +4,8 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
-from agent.allocate.candidates import MatchSettings
 from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
 from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid

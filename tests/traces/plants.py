@@ -10,7 +10,7 @@ from agent import settle as decisions
 from agent import settle as settlement
 from agent.allocate import inquiry
 from agent.allocate import match as matching
-from agent.allocate.candidates import Evidence, Grant, MatchSettings, Question
+from agent.allocate.match import Evidence, Grant, MatchSettings, Question
 from agent.cluster import BIND_TIME, PodUid
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.settle import Effect, EffectKind

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
-from agent.allocate.candidates import NOT_HERE, MatchSettings, UnlockedPods
 from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import NOT_HERE, MatchSettings, UnlockedPods
 from agent.allocate.service import Allocation
 from agent.app.front import Front
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone

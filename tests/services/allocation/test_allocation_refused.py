@@ -8,7 +8,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.allocate import inquiry
-from agent.allocate.candidates import ReadRecords
 from agent.allocate.inquiry import (
     API_BUDGET,
     KUBELET_BUDGET,
@@ -18,6 +17,7 @@ from agent.allocate.inquiry import (
     WAIT_BURST,
     WAIT_REFILL,
 )
+from agent.allocate.match import ReadRecords
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.kit.timing import MOST, WINDOW

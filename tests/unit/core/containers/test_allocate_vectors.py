@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.candidates import pair_groups
 from agent.allocate.edits import LOCK_DIRECTORY, EditRequest, cache_file, container_edits
+from agent.allocate.match import pair_groups
 from agent.cluster import TO_ALLOCATE, PodView
 from agent.errors import AgentError
 from agent.hami.pod import consume, decode_pod_devices
