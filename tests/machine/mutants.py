@@ -13,9 +13,8 @@ import msgspec
 
 from agent import settle as core_settlement
 from agent import settle as settlement
-from agent.allocate import inquiry
 from agent.allocate import match as matching
-from agent.allocate.inquiry import Inquiry
+from agent.allocate import service
 from agent.allocate.match import (
     UNREAD,
     Candidate,
@@ -27,6 +26,7 @@ from agent.allocate.match import (
 )
 from agent.allocate.match import decide as decide_truly
 from agent.allocate.room import RoomClaim
+from agent.allocate.service import Inquiry
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
@@ -153,7 +153,7 @@ def silence_taken_for_no() -> Mutant:
         try:
             await original(self, namespace, name)
         except Refusal:
-            self._known[(namespace, name)] = None
+            self.known[(namespace, name)] = None
 
     return Mutant(replaced(Inquiry, "_ask", ask), "another one's directory|a good pod was refused")
 
@@ -191,7 +191,7 @@ def unread_name_taken_for_the_same() -> Mutant:
 
 
 def _decided_by(decide: object) -> contextlib.AbstractContextManager[None]:
-    return replaced(inquiry, "decide", decide)
+    return replaced(service, "decide", decide)
 
 
 MUTANTS = (
@@ -225,7 +225,7 @@ def bind_time_compared() -> Mutant:
                 )
         return step
 
-    return Mutant(replaced(inquiry, "decide", decide), "a good pod was refused")
+    return Mutant(replaced(service, "decide", decide), "a good pod was refused")
 
 
 def bind_time_compared_in_settlement() -> Mutant:
@@ -258,12 +258,12 @@ def returning_names_not_looked_at() -> Mutant:
             step = decide_truly(count, evidence, settings)
         return step
 
-    return Mutant(replaced(inquiry, "decide", decide), "another one's directory")
+    return Mutant(replaced(service, "decide", decide), "another one's directory")
 
 
 def locks_that_went_forgotten() -> Mutant:
     """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
-    return Mutant(replaced(inquiry, "former_locks", lambda *_: ()), "a good pod was refused")
+    return Mutant(replaced(service, "former_locks", lambda *_: ()), "a good pod was refused")
 
 
 def listed_for_good() -> Mutant:
