@@ -60,19 +60,21 @@ def decide(count: int, evidence: "Evidence", settings: "MatchSettings") -> "Ques
     7. A first answer needs a right: the node lock names the pod.
     8. A first answer needs room: the GPUs in the annotation are here and serving; the shares fit.
     """
+    # Steps 1 to 3: one candidate, or a question.
     pool = candidates(count, evidence, settings)
     candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
     if not isinstance(candidate, Candidate):
         return candidate
+    # Step 4. The lock comes before the GET of the pod: its owner may wait longer for the API server
+    # (2 s in place of 0.15 s). A replay needs no lock, and no lock helps the hopeless.
     pod, question = candidate.pod, None
     is_first = candidate.row is None and is_at_admission(pod, evidence, settings.resource)
     if is_first and pod.reusable_name and not hopeless(candidate, settings):
-        # The lock comes before the GET of the pod: its owner may wait longer for the API server. A
-        # replay needs no lock, no lock helps the hopeless, and the others are not read.
         question = seek_lock(pod, evidence, settings)
     question = question or _still_the_same(candidate, evidence, settings)
     if question is not None:
         return question
+    # Step 5.
     asked = possible(pod, evidence, settings.resource)
     if sum(each.container.count == candidate.container.count for each in asked) > 1:
         raise Refusal(
@@ -81,6 +83,7 @@ def decide(count: int, evidence: "Evidence", settings: "MatchSettings") -> "Ques
             f"{'/'.join(pod.key)} it starts again; delete the pod, and its controller makes a new "
             "one.",
         )
+    # Steps 6 to 8.
     if candidate.row is not None:
         return replay(candidate, candidate.row, evidence)
     return right(candidate, evidence, settings) or check(candidate, evidence, settings)
@@ -131,9 +134,6 @@ class MatchSettings(msgspec.Struct, frozen=True):
 
 
 # The evidence, the questions whose answers add to it, and the grant.
-
-Known = Mapping[PodKey, Holding | None]
-"""The witness's answers so far; None: it does not know the pod. A missing key: it was not asked."""
 
 ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
 """Before any pod was made."""
@@ -196,7 +196,8 @@ class Evidence(msgspec.Struct, frozen=True):
     - `released_locks`: the former locks that still prove a right, the last one first.
     - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
       than the rows. `outlived`: those of these locks that still stood when their pod was gone.
-    - `known`: the witness's answers in this call.
+    - `known`: the witness's answers in this call; None: it does not know the pod. A missing key:
+      it was not asked.
     - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
     - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
@@ -214,7 +215,7 @@ class Evidence(msgspec.Struct, frozen=True):
     inventory: Inventory
     kubelet: KubeletView
     now: dt.datetime
-    known: Known
+    known: Mapping[PodKey, Holding | None]
     released_locks: tuple[NodeLock, ...] = ()
     used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
@@ -232,11 +233,6 @@ class Evidence(msgspec.Struct, frozen=True):
     present: frozenset[PodKey] = frozenset()
     alone: bool = False
     beside: tuple[frozenset[PodKey] | None, ...] = ()
-
-    @property
-    def blind(self) -> bool:
-        """Whether the pods are not known: they were never listed, or the LIST failed."""
-        return self.listed and (self.list_failed or not self.table.synced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -270,10 +266,10 @@ class LookAtPod(msgspec.Struct, frozen=True):
 
 
 class AwaitLock(msgspec.Struct, frozen=True):
-    """Wait for the Node's watch to show this pod's lock; empty: any other lock than now."""
+    """Wait for the Node's watch to show this pod's lock."""
 
-    namespace: str = ""
-    name: str = ""
+    namespace: str
+    name: str
 
 
 class LookAtNode(msgspec.Struct, frozen=True):
@@ -378,7 +374,8 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
     return tuple(
         Candidate(pod, container, rows.get(container.name))
         for container in pod.asking(resource)
-        if not is_alive(container, evidence.kubelet)
+        # Its status can be late, or from before a reboot: a live cgroup shows that it runs.
+        if container.running_id not in evidence.kubelet.alive
         and not is_over(container, evidence.kubelet.epoch)
         and not _is_held(pod, container, rows.get(container.name), evidence)
     )
@@ -407,11 +404,6 @@ def is_new(pod: PodView, evidence: Evidence) -> bool:
     """Whether no kubelet before this one can have started a container of the pod."""
     rows = evidence.ledger.rows_of(pod.uid)
     return not pod.has_run and all(row.epoch == evidence.kubelet.epoch for row in rows)
-
-
-def is_alive(container: ContainerView, kubelet: KubeletView) -> bool:
-    """Whether the container has a live cgroup. Its status can be late or from before a reboot."""
-    return container.running_id is not None and container.running_id in kubelet.alive
 
 
 def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
@@ -680,13 +672,15 @@ def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> Pod
         return None
     pod = found[0].pod
     # A deleted pod of the name that an earlier kubelet answered is no candidate, but may ask again.
-    for stone in evidence.table.tombstones:
-        is_late = evidence.now - stone.deleted_at > ASKED_AFTER_DELETION
-        rows = evidence.ledger.rows_of(stone.pod.uid)
-        is_asking = any(row.epoch != evidence.kubelet.epoch for row in rows)
-        if stone.pod.key == pod.key and is_asking and not is_late:
-            return None
-    return pod.uid
+    is_predecessor_possible = any(
+        stone.pod.key == pod.key
+        and evidence.now - stone.deleted_at <= ASKED_AFTER_DELETION
+        and any(
+            row.epoch != evidence.kubelet.epoch for row in evidence.ledger.rows_of(stone.pod.uid)
+        )
+        for stone in evidence.table.tombstones
+    )
+    return None if is_predecessor_possible else pod.uid
 
 
 def _sole_candidate(
@@ -716,13 +710,7 @@ def _sole_candidate(
 def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
     names = cap(", ".join(sorted({"/".join(each.pod.key) for each in known})))
     if evidence.list_failed:
-        return Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            f"The kubelet may admit one of several pods ({names}), but the API server does not "
-            "say which pods are on this node; the pod's controller or the kubelet starts it again; "
-            "if it has no controller, create it again.",
-            transient=True,
-        )
+        return _unknown(f"the kubelet may be admitting one of several pods ({names})")
     if all(each.row is not None and not each.deleted for each in known):
         return Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
@@ -739,19 +727,23 @@ def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
 
 def _nobody(count: int, evidence: Evidence) -> Refusal:
     """Why no pod could be found for the request."""
-    if evidence.blind:
-        return Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            "The agent could not ask the API server which pods are on this node, and no pod that "
-            f"it knows and that requests {count} slice(s) is being admitted; the pod's controller "
-            "starts it again.",
-            transient=True,
-        )
+    if evidence.listed and (evidence.list_failed or not evidence.table.synced):
+        return _unknown(f"no pod that it knows of asks for {count} slice(s) at this moment")
     return Refusal(
         RefusalReason.NO_POD_ADMITTED,
         f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
         "number is being admitted. Static pods and deleted pods cannot get GPUs; create the pod "
         "through the API server.",
+    )
+
+
+def _unknown(what: str) -> Refusal:
+    """The refusal while the API server does not answer, and `what` makes its word necessary."""
+    return Refusal(
+        RefusalReason.PODS_UNKNOWN,
+        f"The agent could not ask the API server, and {what}; the kubelet or the pod's controller "
+        "starts it again; without a controller, create it again.",
+        transient=True,
     )
 
 
@@ -775,7 +767,7 @@ def _still_the_same(
         return ListPods()
     if evidence.list_failed and is_newcomer_possible:
         raise _unknown(
-            f"The kubelet has no record of pod {'/'.join(pod.key)}, which may have run before, so "
+            f"pod {'/'.join(pod.key)}, of which the kubelet has no record, may have run before, so "
             "a pod that the agent does not know may be asking"
         )
     if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
@@ -783,11 +775,11 @@ def _still_the_same(
     if pod.key not in evidence.pod_uids_read:
         return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
     uid_read = evidence.pod_uids_read[pod.key]
-    if uid_read is UNREAD and not evidence.records_read:
-        return ReadRecords()
     if uid_read == pod.uid:
         return None
     if uid_read is UNREAD:  # a GET that failed proves nothing
+        if not evidence.records_read:
+            return ReadRecords()
         # The kubelet names the pod's UID if PodResources has slices for a container that the
         # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
         # the kubelet allocates again.
@@ -797,20 +789,10 @@ def _still_the_same(
             for key in evidence.kubelet.recorded or ()
         ):
             return None
-        raise _unknown(f"The name of pod {'/'.join(pod.key)} may be another pod's by now")
+        raise _unknown(f"the name of pod {'/'.join(pod.key)} may be another pod's by now")
     if evidence.list_failed:
-        raise _unknown(f"Another pod now has the name {'/'.join(pod.key)}")
+        raise _unknown(f"another pod now has the name {'/'.join(pod.key)}")
     return None if evidence.listed else ListPods()
-
-
-def _unknown(what: str) -> Refusal:
-    return Refusal(
-        RefusalReason.PODS_UNKNOWN,
-        f"{what}, and the agent could not ask the API server which pods are on this node; the "
-        "pod's controller or the kubelet starts it again; if it has no controller, create it "
-        "again.",
-        transient=True,
-    )
 
 
 def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
@@ -875,12 +857,7 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     name, lock = "/".join(pod.key), evidence.lock
     is_made_with_its_node = _is_made_with_its_node(pod)
     if evidence.node_unread and not is_made_with_its_node:
-        raise Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            "The agent could not ask the API server whether HAMi's scheduler placed pod "
-            f"{name} on this node; the pod's controller starts it again.",
-            transient=True,
-        )
+        raise _unknown(f"no node lock that it knows of names pod {name}")
     if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         raise Refusal(
             RefusalReason.NO_RIGHT,
@@ -953,9 +930,10 @@ def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
 
 def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
-    if settings.unlocked_pods is UnlockedPods.SCHEDULED:
-        return evidence.kubelet.witnessed and _was_bound_without(pod, settings)
-    return evidence.kubelet.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
+    is_allowed = settings.unlocked_pods is UnlockedPods.UNIQUE or (
+        settings.unlocked_pods is UnlockedPods.SCHEDULED and _was_bound_without(pod, settings)
+    )
+    return evidence.kubelet.witnessed and is_allowed
 
 
 def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
