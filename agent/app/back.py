@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
-from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
-from agent.allocate.service import Allocation
+from agent.allocate.plain import KubeletShares, PlainSettings
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.app.adapters import Adapters
 from agent.app.front import EXPECTED, POLICIES, Front
 from agent.cluster import PodTable
@@ -83,30 +82,26 @@ async def open_back(
         node = NodeWatch(node_api, facts.node, adapters.random)
         pods = PodWatch(pod_api, facts.pods, clock, adapters.random, facts.resource)
         source = SchedulerShares(
-            AllocationViews(
-                facts.pods,
-                facts.node,
-                facts.inventory,
-                state.ledger,
-                facts.outlived,
-                facts.match,
-                facts.edits,
-                front.knowing.recent.greatest,
-            ),
-            AllocationPeers(
-                witness=witness,
-                records=records,
-                containers=CgroupContainers(paths.cgroup, adapters.worker),
-                hooks=adapters.hooks,
-                refresh=pods.refresh,
-                look_at_pod=pods.look,
-                look_at_node=node.refresh,
-                epoch=front.knowing.kubelet.now,
-                streams=front.server.traffic.streams,
-                clock=clock,
-                look=node.look,
-                lag=front.allocator.lag,
-            ),
+            pods=facts.pods,
+            node=facts.node,
+            inventory=facts.inventory,
+            ledger=state.ledger,
+            outlived=facts.outlived,
+            match=facts.match,
+            edits=facts.edits,
+            registered=front.knowing.recent.greatest,
+            witness=witness,
+            records=records,
+            containers=CgroupContainers(paths.cgroup, adapters.worker),
+            hooks=adapters.hooks,
+            refresh=pods.refresh,
+            look_at_pod=pods.look,
+            look_at_node=node.refresh,
+            epoch=front.knowing.kubelet.now,
+            streams=front.server.traffic.streams,
+            clock=clock,
+            look=node.look,
+            lag=front.allocator.lag,
         )
         reconcile = Reconcile(
             views=ReconcileViews(
@@ -203,9 +198,16 @@ async def open_plain(
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
     source = KubeletShares(
-        KubeletViews(facts.inventory, state.ledger, facts.edits, front.knowing.kubelet.now),
-        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random, front.allocator.lag),
-        plain,
+        inventory=facts.inventory,
+        ledger=state.ledger,
+        edits=facts.edits,
+        epoch=front.knowing.kubelet.now,
+        records=records,
+        hooks=adapters.hooks,
+        clock=adapters.clock,
+        chance=adapters.random,
+        settings=plain,
+        lag=front.allocator.lag,
     )
     reconcile = Reconcile(
         views=ReconcileViews(

@@ -37,6 +37,7 @@ class Lull:
     """Counts the work in progress. A waiter delays no work."""
 
     def __init__(self) -> None:
+        self._lag = Lag()
         self._active = 0
         self._ended = -math.inf
         self._idle = asyncio.Event()
@@ -62,7 +63,10 @@ class Lull:
             if self._active:
                 await self._idle.wait()
             else:
-                await asyncio.sleep(left)
+                # After a stall of the loop, work that came meanwhile is counted first.
+                with contextlib.suppress(TimeoutError):
+                    async with self._lag.within(left):
+                        await asyncio.Event().wait()
 
 
 # Deadlines that count only the time in which the event loop ran.

@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from agent.allocate.candidates import NOT_HERE
+from agent.allocate.match import NOT_HERE
 from agent.allocate.room import GpuUse
 from agent.cluster import (
     BIND_PHASE,

@@ -9,8 +9,7 @@ from itertools import pairwise
 import msgspec
 from grpclib import GRPCError
 
-from agent.allocate.inquiry import SchedulerShares
-from agent.allocate.service import AllocateCall, Allocation
+from agent.allocate.service import AllocateCall, Allocation, SchedulerShares
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import container_response
 from agent.ledger import State

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
-from agent.allocate.candidates import MatchSettings
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
 from agent.hami.register import ReportSettings
@@ -76,28 +75,24 @@ class AgentLife:
         match = Cell(MatchSettings(NODE, unlocked_pods=host.unlocked, requests=requests))
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
-            AllocationViews(
-                self.pods,
-                self.node,
-                host.inventory,
-                state.ledger,
-                outlived,
-                match,
-                Cell(EditSettings()),
-            ),
-            AllocationPeers(
-                witness=witness,
-                records=records,
-                containers=MachineRuntime(host, step),
-                hooks=hooks,
-                refresh=self._pods.refresh,
-                look_at_pod=self._pods.look,
-                look_at_node=self._node.refresh,
-                epoch=lambda: host.epoch.value,
-                streams=self.streams,
-                clock=host.clock,
-                look=self._node.look,
-            ),
+            pods=self.pods,
+            node=self.node,
+            inventory=host.inventory,
+            ledger=state.ledger,
+            outlived=outlived,
+            match=match,
+            edits=Cell(EditSettings()),
+            witness=witness,
+            records=records,
+            containers=MachineRuntime(host, step),
+            hooks=hooks,
+            refresh=self._pods.refresh,
+            look_at_pod=self._pods.look,
+            look_at_node=self._node.refresh,
+            epoch=lambda: host.epoch.value,
+            streams=self.streams,
+            clock=host.clock,
+            look=self._node.look,
         )
         self.allocation = Allocation(self.shares, self.commit, hooks, lambda _: None)
         self._settlement = Settlement(

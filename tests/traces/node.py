@@ -4,10 +4,9 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
-from agent.allocate.candidates import MatchSettings
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch, PodWatch
@@ -60,30 +59,26 @@ class TracedAgent:
         self._pods = PodWatch(api, pods, clock, chance, resource)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
-            AllocationViews(
-                pods,
-                node,
-                Cell(_inventory(trace)),
-                ledger,
-                outlived,
-                Cell(
-                    MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
-                ),
-                Cell(EditSettings()),
+            pods=pods,
+            node=node,
+            inventory=Cell(_inventory(trace)),
+            ledger=ledger,
+            outlived=outlived,
+            match=Cell(
+                MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
             ),
-            AllocationPeers(
-                witness=kubelet,
-                records=kubelet,
-                containers=kubelet,
-                hooks=hooks,
-                refresh=self._pods.refresh,
-                look_at_pod=self._pods.look,
-                look_at_node=self._node.refresh,
-                epoch=lambda: epoch,
-                streams=Cell(1),
-                clock=clock,
-                look=self._node.look,
-            ),
+            edits=Cell(EditSettings()),
+            witness=kubelet,
+            records=kubelet,
+            containers=kubelet,
+            hooks=hooks,
+            refresh=self._pods.refresh,
+            look_at_pod=self._pods.look,
+            look_at_node=self._node.refresh,
+            epoch=lambda: epoch,
+            streams=Cell(1),
+            clock=clock,
+            look=self._node.look,
         )
         self.allocation = Allocation(self.shares, self.state.commit, hooks, self.said.append)
         self._settlement = Settlement(

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
+from agent.allocate.plain import KubeletShares, PlainSettings
 from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
@@ -68,9 +68,15 @@ class PlainNode:
         self.edits = Cell(EditSettings())
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
         self.shares = KubeletShares(
-            KubeletViews(self.inventory, self.state.ledger, self.edits, lambda: self.epoch.value),
-            KubeletPeers(self.holds, self.hooks, self.clock, chance),
-            PlainSettings(memory_limits=limits),
+            inventory=self.inventory,
+            ledger=self.state.ledger,
+            edits=self.edits,
+            epoch=lambda: self.epoch.value,
+            records=self.holds,
+            hooks=self.hooks,
+            clock=self.clock,
+            chance=chance,
+            settings=PlainSettings(memory_limits=limits),
         )
         self.said: list[NodeEvent] = []
         self.service = Allocation(self.shares, self.state.commit, self.hooks, self.said.append)

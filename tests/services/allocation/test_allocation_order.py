@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.cluster import NodeView, Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BOOKING

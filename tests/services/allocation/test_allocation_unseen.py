@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.allocate.inquiry import API_BUDGET, LOCK_PAUSE
+from agent.allocate.service import API_BUDGET, LOCK_PAUSE
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, Ledger, State

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Evidence, Grant, MatchSettings, UnlockedPods
-from agent.allocate.match import decide
+from agent.allocate.match import Evidence, Grant, MatchSettings, UnlockedPods, decide
 from agent.cluster import BIND_TIME, MUTEX_LOCK, NodeLock, NodeView, Phase, PodTable, PodView
 from agent.errors import Refusal
 from agent.hami.pod import held_lock
