@@ -1,8 +1,10 @@
 """Reads a cluster for the commands: nodes, pods and rights."""
 
+import contextlib
 import datetime as dt
 import difflib
 import email.utils
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
@@ -12,7 +14,7 @@ import msgspec
 from agent import cluster as annotations
 from agent.cluster import REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
-from agent.hami.pod import decode_stamp
+from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.health.news import GPU_DEGRADED
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
@@ -89,7 +91,7 @@ class GpuHolder(msgspec.Struct, frozen=True):
 
 
 class PodEventView(msgspec.Struct, frozen=True):
-    """An Event about the pod. `last`: the last time; None if it cannot be read."""
+    """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
 
     kind: str
     reason: str
@@ -97,6 +99,7 @@ class PodEventView(msgspec.Struct, frozen=True):
     writer: str
     last: dt.datetime | None
     count: int = 1
+    about: str = ""
 
 
 class AgentPod(msgspec.Struct, frozen=True):
@@ -118,6 +121,17 @@ class RefusedPod(msgspec.Struct, frozen=True):
     node: str
     message: str
     at: dt.datetime | None
+
+
+class OwnedPod(msgspec.Struct, frozen=True, order=True):
+    """A pod of a workload; in order, the one to explain first is the first.
+
+    `rank`: 0 without a Node, 1 on a Node and not running, 2 running, 3 ended well or being deleted.
+    """
+
+    rank: int
+    name: str
+    phase: str
 
 
 class HeldUse(msgspec.Struct, frozen=True):
@@ -145,6 +159,10 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
     of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
     `use_unread`: why its node's agent did not say.
+
+    `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
+    `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
+    `is_own_read`: the pods of the pod's namespace were read, if not those of the cluster.
     """
 
     pod: JsonObject
@@ -157,6 +175,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     agents: tuple[AgentPod, ...] = ()
     uses: tuple[HeldUse, ...] = ()
     use_unread: str = ""
+    node_events: tuple[PodEventView, ...] = ()
+    owners: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
+    is_own_read: bool = True
 
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
@@ -285,6 +306,7 @@ def decode_pod_event(body: Raw) -> PodEventView:
         writer=_text(inside(event, "source"), "component") or _text(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
         count=count if isinstance(count, int) else 1,
+        about=_text(inside(event, "involvedObject"), "name"),
     )
 
 
@@ -346,6 +368,27 @@ def decode_refused(body: Raw) -> RefusedPod | None:
     )
 
 
+GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
+"""What a workload makes that makes its pods; the name has one more word, without a hyphen."""
+_RANKS: Final = {"Running": 2, "Succeeded": 3}
+
+
+def decode_owned(body: Raw, kind: str, name: str) -> OwnedPod | None:
+    """Decode a pod; None if it is not of this workload. Raises MalformedText: not an object."""
+    pod = read_object(body)
+    metadata = inside(pod, "metadata")
+    for owner in objects_in(metadata, "ownerReferences"):
+        owner_kind, owner_name = _text(owner, "kind"), _text(owner, "name")
+        head, _, made = owner_name.rpartition("-")
+        is_made = owner_kind == GENERATED.get(kind) and head == name and bool(made)
+        if is_made or (owner_kind, owner_name) == (kind, name):
+            phase = _text(inside(pod, "status"), "phase") or "Pending"
+            rank = _RANKS.get(phase, 1 if _text(inside(pod, "spec"), "nodeName") else 0)
+            rank = 3 if metadata.get("deletionTimestamp") else rank
+            return OwnedPod(rank, _text(metadata, "name"), phase)
+    return None
+
+
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
     metadata = inside(read_pod(body), "metadata")
@@ -376,6 +419,10 @@ AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 JSON_FORM: Final = "["
 """The first character of a register annotation for schedulers from 2.8 on."""
+UNHEALTHY: Final = re.compile(r'"health": *false|,false:')
+"""In a register annotation of either form: a GPU is unhealthy."""
+OWNERS: Final = 16
+"""Owners of locks that are looked up. A lock stands for seconds, so there are few."""
 
 T = TypeVar("T")
 
@@ -436,6 +483,13 @@ class ClusterReader:
             else ("fieldSelector", UNFINISHED)
         )
         found = await self._part("pods", path_of("pods"), decode_holder, (query,))
+        is_own_read, failures = True, len(self._unread)
+        if any(unread.part == "pods" for unread in self._unread):
+            # Whoever may read one namespace alone can still be told what holds its quota.
+            own = path_of("namespaces", namespace, "pods")
+            found = await self._part("pods", own, decode_holder, (query,))
+            is_own_read = len(self._unread) == failures
+            del self._unread[failures:]
         holders = tuple(holder for holder in found if holder is not None)
         quotas = await self._part(
             "resourcequotas",
@@ -454,8 +508,58 @@ class ClusterReader:
             query = ("labelSelector", AGENTS)
             pods = await self._part("pods", path_of("pods"), decode_agent, (query,), "agents")
             agents = tuple(pod for pod in pods if pod is not None)
-        unread = tuple(self._unread)
-        return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
+        about = "involvedObject.kind=Node"
+        if bound := pod["spec"].get("nodeName"):
+            about += f",involvedObject.name={bound}"
+        said: tuple[PodEventView, ...] = ()
+        if bound or any(_is_troubled(node) for node in nodes):
+            query = ("fieldSelector", about)
+            path = path_of("namespaces", "default", "events")  # where Events of Nodes are
+            said = await self._part("events", path, decode_pod_event, (query,), "events of Nodes")
+        return ClusterSnapshot(
+            pod,
+            taken,
+            nodes,
+            holders,
+            quotas,
+            events,
+            agents=agents,
+            owners=await self._owners(nodes, holders),
+            node_events=tuple(event for event in said if event.writer == WRITER),
+            unread=tuple(self._unread),
+            is_own_read=is_own_read,
+        )
+
+    async def _owners(
+        self, nodes: Iterable[ClusterNode], holders: Iterable[GpuHolder]
+    ) -> Mapping[tuple[str, str], str]:
+        """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
+        owners: set[tuple[str, str]] = set()
+        for node in nodes:
+            with contextlib.suppress(MalformedText):  # also where there is no lock
+                lock = decode_node_lock(node.annotations.get(annotations.MUTEX_LOCK, ""))
+                owners |= {lock.owner} if lock.owner else set()
+        known = {(holder.namespace, holder.name) for holder in holders}
+        found: dict[tuple[str, str], str] = {}
+        for namespace, name in sorted(owners - known)[:OWNERS]:
+            path = path_of("namespaces", namespace, "pods", name)
+            try:
+                pod = decode_target(await self._session.call(ApiRequest("get", "pods", path)))
+                found[namespace, name] = _text(pod["status"], "phase") or "Pending"
+            except ApiNotFound:
+                found[namespace, name] = ""
+            except (ApiError, MalformedText):
+                continue  # nothing is concluded from what could not be read
+        return found
+
+    async def owned(self, namespace: str, kind: str, name: str) -> tuple[OwnedPod, ...]:
+        """The pods of a workload, those without a Node first. Raises ApiError."""
+        request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"))
+        try:
+            pods = await self._list(request, lambda raw: decode_owned(raw, kind, name))
+        except ApiForbidden as error:
+            raise ApiForbidden(_right(request, error), status=error.status) from error
+        return tuple(sorted(pod for pod in pods if pod is not None))
 
     async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.
@@ -533,6 +637,12 @@ class ClusterReader:
     async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
         lists = Lists(self._session, whole=False, budget=lambda: self._budget)
         return (await lists.fetch(request, read)).items
+
+
+def _is_troubled(node: ClusterNode) -> bool:
+    """Whether the Node has, or had, GPUs and does not offer all of them."""
+    report = node.annotations.get(annotations.REGISTER, "")
+    return _is_unregistered(node) or bool(UNHEALTHY.search(report))
 
 
 def _is_unregistered(node: ClusterNode) -> bool:

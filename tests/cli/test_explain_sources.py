@@ -158,6 +158,71 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     assert 2 == (await rig.explain("a/b/c")).code
 
 
+@pytest.mark.parametrize("word", ["pod/p", "pods/p", "po/p", "Pod/p"])
+async def test_a_pod_is_named_as_for_kubectl(rig: ExplainRig, word: str):
+    rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
+
+    data = (await rig.explain(word, "-n", "a")).data
+
+    assert ("p", "a") == (data["pod"], data["namespace"])
+
+
+def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
+    references = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]
+    rig.submit(name, {GPU: 1}, metadata={"ownerReferences": references})
+    rig.edit_pod(name, {"spec": {"nodeName": node}, "status": {"phase": phase}})
+
+
+@pytest.mark.parametrize(
+    ("word", "pod", "phases"),
+    [
+        ("deployment/web", "web-2", "2 Pending, 1 Running"),
+        ("deploy/web-api", "api", "1 Running"),
+        ("statefulsets/db", "db-0", "1 Pending, 1 Failed"),
+        ("rs/web-6f", "web-2", "2 Pending, 1 Running"),
+        ("job/once", "once-x", "1 Succeeded"),
+        ("cronjob/nightly", "nightly-1-x", "1 Failed"),
+    ],
+)
+async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
+    rig: ExplainRig, word: str, pod: str, phases: str
+):
+    for name, kind, owner, phase, node in (
+        ("web-1", "ReplicaSet", "web-6f", "Running", "n1"),
+        ("web-2", "ReplicaSet", "web-6f", "Pending", ""),
+        ("web-3", "ReplicaSet", "web-6f", "Pending", "n1"),
+        ("api", "ReplicaSet", "web-api-77", "Running", "n1"),
+        ("db-0", "StatefulSet", "db", "Pending", "n1"),
+        ("db-1", "StatefulSet", "db", "Failed", "n1"),
+        ("once-x", "Job", "once", "Succeeded", "n1"),
+        ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
+        ("other", "Job", "other", "Pending", ""),
+    ):
+        owned(rig, name, kind, owner, phase, node)
+
+    text = (await rig.explain(word, "-o", "table")).out
+
+    assert phases in text
+    assert f": Pod default/{pod} is " in text
+    assert 4 == (await rig.explain("daemonset/web")).code
+
+
+async def test_verdicts_have_colours_on_a_terminal_alone(
+    rig: ExplainRig, monkeypatch: pytest.MonkeyPatch
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.submit("p", {GPU: 1, MEMORY: 20_000})
+    environ = {"KUBECONFIG": str(rig.kubeconfig)}
+    plain = (await rig.explain("p", "-o", "table")).out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    coloured = (await rig.explain("p", "-o", "table", environ=environ)).out
+    without = (await rig.explain("p", "-o", "table", environ=environ | {"NO_COLOR": "1"})).out
+
+    assert "\x1b[31mNO\x1b[0m   placement" in coloured
+    assert ["\x1b" in text for text in (plain, without)] == [False, False]
+
+
 async def test_another_context_of_the_kubeconfig_is_used(rig: ExplainRig):
     rig.submit("p", {GPU: 1})
     text = rig.kubeconfig.read_text().replace("contexts: [", "contexts: [{name: y, context: {")
@@ -314,7 +379,11 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     )
     explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now, Seeded())
 
-    text = folded(explanation_lines(explanation, "API server by /etc/kubeconfig", now), columns)
+    text = folded(
+        explanation_lines(explanation, "API server by /etc/kubeconfig", now),
+        columns,
+        lambda text, _: text,
+    )
 
     assert columns >= max(len(line) for line in text.splitlines())
     assert "CardInsufficientMemory" in " ".join(text.split())
@@ -333,6 +402,7 @@ async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
 
 
 OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}
+ONE = {"limits": {GPU: 1}}
 HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 
@@ -408,7 +478,7 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
             [f"{HELD}, not kept: {NOT_KEPT} kata-qemu"],
         ),
         (
-            *(a_status, {"containers": [{"name": "main", "env": [OFF]}]}),
+            *(a_status, {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]}),
             [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
         ),
         (lambda: web.Response(status=403, text="forbidden"), {}, [HELD, UNREAD]),

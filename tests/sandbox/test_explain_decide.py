@@ -14,7 +14,7 @@ from agent.hami.pod import encode_pod_devices
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
 from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import Explanation, GateVerdict
+from agent.sandbox.explain.story import Explanation, GateVerdict, PlacingChange
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer
@@ -71,7 +71,9 @@ class RandomCluster:
     def snapshot(
         self, pod: dict[str, Any], events: tuple[PodEventView, ...] = ()
     ) -> ClusterSnapshot:
-        return ClusterSnapshot(pod, NOW, tuple(self.nodes), tuple(self.holders), events=events)
+        tried = (event("FilteringSucceed", "find fit node(n0), 0 nodes not fit", 20),)
+        nodes, holders = tuple(self.nodes), tuple(self.holders)
+        return ClusterSnapshot(pod, NOW, nodes, holders, events=events or tried)
 
     def placed(self, pod: dict[str, Any], without: str = "") -> bool:
         """Whether the model, asked without any part of `explain`, places the pod."""
@@ -215,11 +217,11 @@ def test_where_reasons_differ_the_advice_is_the_change_that_places_the_pod():
     ]
     small = ClusterNode("small", {REGISTER: report_of(a_gpu("GPU-a", 0, 16_000))}, slices=10)
 
-    gate = explained(pod_of({GPU: 1, MEMORY: 20_000}), nodes=(*sick, small)).gate("placement")
+    found = explained(pod_of({GPU: 1, MEMORY: 20_000}), nodes=(*sick, small))
 
-    assert "CardNotHealth" == gate.reason
-    said = "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB -> small"
-    assert said == gate.advice
+    assert "CardNotHealth" == found.gate("placement").reason
+    said = "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB"
+    assert [PlacingChange(said, "small", "nvidia.com/gpumem: 16000")] == [*found.changes]
 
 
 def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
@@ -230,7 +232,10 @@ def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy()
 
     gate = found.gate("placement")
     assert "ExclusiveDeviceAllocateConflict" == gate.reason
-    assert "drop the annotation hami.io/gpu-scheduler-policy -> n1" == gate.advice
+    assert ("drop the annotation hami.io/gpu-scheduler-policy", "n1") == (
+        found.changes[0].said,
+        found.changes[0].node,
+    )
     assert "the pod wants it alone, and 1 of its slices is held" == found.nodes[0].gpus[0].said
 
 

@@ -42,6 +42,7 @@ def a_pod(node: str = "", status: Json | None = None, **marks: str) -> Json:
 def told(pod: Json, lock: str | None = None, **parts: Any) -> Explanation:
     marks = {REGISTER: report_of(a_gpu("GPU-a"))} | ({} if lock is None else {LOCK: lock})
     nodes = (ClusterNode("n1", marks, slices=10),)
+    parts = {"events": (CHOSEN,), "owners": {("d", "other"): ""}} | parts
     return explain_pod(ClusterSnapshot(pod, NOW, nodes, **parts), NOW, Seeded())
 
 
@@ -75,10 +76,12 @@ FAILED = {
     **of_main(terminated={"startedAt": "2026-09-01T12:00:00Z"}),
 }
 OWN, OTHER, LONG = locked("p", 3), locked("other", 3), locked("other", 90)
+CHOSEN = event("FilteringSucceed", "find fit node(n1), 0 nodes not fit")
+WAITS = {"owners": {("d", "other"): "Pending"}}
 PENDING, ENDED, UNREAD = (
-    {"holders": (holder("Pending"),)},
-    {"holders": (holder("Failed"),)},
-    {"unread": (Unread("pods", "no right"),)},
+    {"holders": (holder("Pending"),), "owners": {}},
+    {"holders": (holder("Failed"),), "owners": {}},
+    {"unread": (Unread("pods", "no right"),), "owners": {}},
 )
 CONTENDED = event("BindingFailed", "node n1 has been locked within 5m0s: contention")
 LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected")
@@ -92,6 +95,9 @@ LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected
         (a_pod(), {"lock": OTHER, **PENDING}, "binding", "WAITING E-LOCK", "normal for seconds"),
         (a_pod(), {"lock": LONG, **PENDING}, "binding", "BLOCKED E-LOCK", "too long"),
         (a_pod(), {"lock": OTHER, **ENDED}, "binding", "BLOCKED E-LOCK", "has ended (Failed)"),
+        # Its owner may have no GPU yet.
+        (a_pod(), {"lock": OTHER, **WAITS}, "binding", "WAITING E-LOCK", "normal for seconds"),
+        (a_pod(), {"lock": LONG, **WAITS}, "binding", "BLOCKED E-LOCK", "too long"),
         (a_pod(), {"lock": OTHER}, "binding", "BLOCKED E-LOCK", "that pod does not exist"),
         # Without the pods no owner of a lock is called dead.
         (a_pod(vgpu_node="n1"), {"lock": OTHER, **UNREAD}, "binding", "WAITING E-LOCK", "held by"),
@@ -162,8 +168,8 @@ def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(
     [
         ({"nvidia.com/nouse-gputype": "T4"}, "NVIDIA-Tesla T4 found, T4 excluded"),
         ({"nvidia.com/vgpu-mode": "mig"}, "NVIDIA-Tesla T4 found, mode mig wanted"),
-        ({"nvidia.com/use-gpuuuid": "GPU-x,GPU-y"}, "GPU-a found, GPU-x or GPU-y wanted"),
-        ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, "GPU-a found, GPU-a excluded"),
+        ({"nvidia.com/use-gpuuuid": "GPU-x,GPU-y"}, "GPU-x or GPU-y wanted"),
+        ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, "GPU-a excluded"),
     ],
 )
 def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str, str], words: str):
