@@ -6,7 +6,7 @@ import datetime as dt
 import random
 import sys
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -26,21 +26,30 @@ from agent.cli.main import (
     add_output,
     fail,
 )
-from agent.cli.output import UNFOLDED, Paint, document, painter, terminal_width, working
+from agent.cli.output import (
+    UNFOLDED,
+    Column,
+    Paint,
+    document,
+    painter,
+    table,
+    terminal_width,
+    working,
+)
 from agent.cluster import ALLOCATED
-from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
+from agent.errors import AgentError, ApiError, ApiNotFound, MalformedText, SettingsError, cap
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
-from agent.kube.client import KubeSession, default_namespace
+from agent.kube.client import Connection, KubeSession, default_namespace
 from agent.kube.objects import EPOCH
 from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
     NodeReader,
-    NoSuchPod,
     RefusedPod,
 )
+from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation, GateVerdict
 from agent.sandbox.explain.words import TEXT, agent_sentence, refusal_id, when
@@ -63,19 +72,30 @@ KINDS: Final = {
 NODES_SHOWN: Final = 5
 SHOWN: Final = 20
 """The last refusals that are shown; programs get all."""
-_COLOURS: Final = {
-    "ok": "green",
-    "NO": "red",
-    "wait": "yellow",
-    "note": "yellow",
-    "--": "faint",
-    "??": "yellow",
+_WORDS: Final = {
+    GateVerdict.PASSED: ("ok", "green"),
+    GateVerdict.BLOCKED: ("NO", "red"),
+    GateVerdict.WAITING: ("wait", "yellow"),
+    GateVerdict.NOTED: ("note", "yellow"),
+    GateVerdict.NOT_REACHED: ("--", "faint"),
+    GateVerdict.UNKNOWN: ("??", "yellow"),
 }
-"""By the word of a verdict."""
+"""The word of a verdict, and its colour."""
+_GPU_COLUMNS: Final = (
+    Column("GPU"),
+    Column("FREE MiB", right=True),
+    Column("FREE CORES", right=True),
+    Column("SLICES", right=True),
+    Column("WHY NOT"),
+)
 _ENTRY: Final = "[RUNBOOK "
 _KEPT: Final = "[RUNBOOK\0"
 Lines: TypeAlias = Iterator[tuple[int, int, str]]
 """Indent, indent of what is folded, and text of each line."""
+
+
+class NoPod(AgentError):  # noqa: N818 -- names what happened
+    """There is no such pod, or no pod of such a workload."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -137,74 +157,74 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     connection = connection_of(args, environ)
     if connection is None:
         return fail("explain", NO_KUBECONFIG, UNREACHABLE)
-
-    async def run() -> int:
-        async with open_session(connection, PROGRAM) as session:
-            source = f"API server by {connection.source}"
-            columns, paint = terminal_width(environ, UNFOLDED), painter(environ)
-            if args.recent:
-                return await _recent(args, session, namespace, source, columns, paint)
-            space = namespace or default_namespace(connection)
-            return await _explain(args, session, (space, kind, name), source, columns, paint)
-
+    source, clock = f"API server by {connection.source}", SystemClock()
+    code, data = OK, object()
     try:
-        return asyncio.run(run())
+        if args.recent:
+            with working("reading pods and Events"):
+                refused = asyncio.run(read_refused(connection, namespace, clock))
+            kind, data, at = "Refusals", refused_data(refused), clock.now()
+            lines = recent_lines(refused, source, at)
+        else:
+            namespace = namespace or default_namespace(connection)
+            with working("reading the pod, Nodes and pods with GPUs"):
+                chosen, found = asyncio.run(read_pod(connection, namespace, kind, name, clock))
+            settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
+            with working(f"trying changes on {len(found.nodes)} Nodes"):
+                ties = random.Random(0)  # noqa: S311 -- breaks ties
+                explanation = explain_pod(found, at, ties, settings)
+            kind, data = "Explanation", explanation
+            lines = explanation_lines(explanation, found.taken, source, at, chosen)
+            code = PROBLEM if explanation.blocked else OK
+            code = INCOMPLETE if explanation.missing else code
     except SettingsError as error:
         advice = ": give --kubeconfig, or set KUBECONFIG"
         return fail("explain", f"{error.said}{advice}", UNREACHABLE)
     except ApiError as error:
         return fail("explain", str(error), UNREACHABLE)
+    except NoPod as error:
+        return fail("explain", str(error), NOT_FOUND)
+    if args.output == TABLE:
+        columns = terminal_width(environ, UNFOLDED)
+        sys.stdout.write(folded(lines, columns, painter(environ)))
+    else:
+        sys.stdout.write(document(kind, data, args.output, at, source))
+    return code
 
 
-async def _explain(
-    args: argparse.Namespace,
-    session: KubeSession,
-    what: tuple[str, str, str],
-    source: str,
-    columns: int,
-    paint: Paint,
-) -> int:
-    """Print the explanation of one pod. Raises SettingsError, ApiError."""
-    (namespace, kind, name), clock, chosen = what, SystemClock(), ""
-    reader = ClusterReader(session, clock)
-    with working("reading the pod, Nodes and pods with GPUs"):
+async def read_pod(
+    connection: Connection, namespace: str, kind: str, name: str, clock: Clock
+) -> tuple[str, ClusterSnapshot]:
+    """Read the pod and the parts of the cluster that decide about it; nothing is written.
+
+    Of a workload it is the pod that is furthest from running; the text says how it was chosen.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pod cannot be read.
+        NoPod: there is none of that name.
+    """
+    async with open_session(connection, PROGRAM) as session:
+        reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
         if kind != "Pod":
             pods = await reader.owned(namespace, kind, name)
             if not pods:
-                said = f"no pod of {kind}/{cap(name, 256)} is in the namespace {cap(namespace, 64)}"
-                return fail("explain", said, NOT_FOUND)
+                raise NoPod(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
             phases = Counter(pod.phase for pod in pods)
             told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
-            chosen, name = f"{kind}/{cap(name, 256)} has {told}: ", pods[0].name
+            chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
         try:
             found = await reader.snapshot(namespace, name)
-        except ApiNotFound:
-            said = _not_found(await reader.similar(namespace, name), what)
-            return fail("explain", said, NOT_FOUND)
-        found = await _with_use(session, found)
-    settings, now = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
-    with working(f"trying changes on {len(found.nodes)} Nodes"):
-        ties = random.Random(0)  # noqa: S311 -- breaks ties
-        explanation = explain_pod(found, now, ties, settings)
-    if args.output == TABLE:
-        lines = explanation_lines(explanation, source, now, chosen)
-        sys.stdout.write(folded(lines, columns, paint))
-    else:
-        data = explanation_data(explanation)
-        sys.stdout.write(document("Explanation", data, args.output, found.taken, source))
-    if explanation.missing:
-        return INCOMPLETE
-    return PROBLEM if explanation.is_blocked else OK
-
-
-def _not_found(found: NoSuchPod, what: tuple[str, str, str]) -> str:
-    namespace, _, name = what
-    text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
-    if found.elsewhere:
-        text += f"; one is in {', '.join(cap(space, 64) for space in found.elsewhere)}"
-    if found.nearest:
-        text += f"; the nearest names are {', '.join(cap(near, 256) for near in found.nearest)}"
-    return f"{text}; no other name is known: {found.unread}" if found.unread else text
+        except ApiNotFound as missing:
+            near = await reader.similar(namespace, name)
+            text = f"there is no pod {cap(name, 256)} in the namespace {where}"
+            if near.elsewhere:
+                text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
+            if near.nearest:
+                text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
+            text += f"; no other name is known: {near.unread}" if near.unread else ""
+            raise NoPod(text) from missing
+        return chosen, await _with_use(session, found)
 
 
 async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
@@ -233,35 +253,18 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     return msgspec.structs.replace(found, uses=uses)
 
 
-async def _recent(
-    args: argparse.Namespace,
-    session: KubeSession,
-    namespace: str,
-    source: str,
-    columns: int,
-    paint: Paint,
-) -> int:
-    """Print the pods that kubelets refused, the last first. Raises SettingsError, ApiError."""
-    clock = SystemClock()
-    with working("reading pods and Events"):
+async def read_refused(
+    connection: Connection, namespace: str, clock: Clock
+) -> Sequence[RefusedPod]:
+    """Read the pods that kubelets refused, the last first; `namespace` empty: of all namespaces.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pods cannot be read.
+    """
+    async with open_session(connection, PROGRAM) as session:
         found = await ClusterReader(session, clock).refused(namespace)
-    refused, now = sorted(found, key=lambda pod: pod.at or EPOCH, reverse=True), clock.now()
-    if args.output == TABLE:
-        sys.stdout.write(folded(recent_lines(refused, source, now), columns, paint))
-        return OK
-    data = [
-        {
-            "namespace": pod.namespace,
-            "pod": pod.name,
-            "node": pod.node,
-            "at": encode_stamp(pod.at) if pod.at else None,
-            "id": refusal_id(pod.message),
-            "message": pod.message,
-        }
-        for pod in refused
-    ]
-    sys.stdout.write(document("Refusals", data, args.output, now, source))
-    return OK
+    return sorted(found, key=lambda pod: pod.at or EPOCH, reverse=True)
 
 
 # Renders the answers as text for people, and as data for programs.
@@ -269,6 +272,7 @@ async def _recent(
 
 def folded(lines_of: Lines, columns: int, paint: Paint) -> str:
     """The lines for people, folded at `columns`; the word of a verdict has its colour."""
+    colours = dict(_WORDS.values())
     lines: list[str] = []
     for indent, hanging, text in lines_of:
         head, *rest = textwrap.wrap(
@@ -279,22 +283,22 @@ def folded(lines_of: Lines, columns: int, paint: Paint) -> str:
             break_on_hyphens=False,
         )
         word = text[:4].rstrip()
-        is_gate = not indent and word in _COLOURS
-        lines += [paint(word, _COLOURS[word]) + head[len(word) :] if is_gate else head, *rest]
+        is_gate = not indent and word in colours
+        lines += [paint(word, colours[word]) + head[len(word) :] if is_gate else head, *rest]
     return "".join(f"{line}\n" for line in lines).replace(_KEPT, _ENTRY)
 
 
 def explanation_lines(
-    explanation: Explanation, source: str, now: dt.datetime, chosen: str = ""
+    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
 ) -> Lines:
     """The explanation for people. `chosen`: how the pod was chosen among those of a workload."""
     yield 0, 2, f"{chosen}{explanation.headline}"
-    rest = [gate for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
+    rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
     for gate in explanation.gates:
-        if gate in rest:
+        if gate.name in rest:
             continue
         reason = f" {_ENTRY}{gate.reason}]" if gate.reason else ""
-        yield 0, 5, f"{gate.verdict.value:<4} {gate.name:<10} {gate.said}{reason}"
+        yield 0, 5, f"{_WORDS[gate.verdict][0]:<4} {gate.name:<10} {gate.said}{reason}"
         for fact in gate.facts:
             yield 7, 9, fact
         if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
@@ -302,19 +306,18 @@ def explanation_lines(
         if gate.advice:
             yield 7, 9, f"do: {gate.advice}"
     if rest:
-        names = ", ".join(gate.name for gate in rest)
-        yield 0, 5, f"{GateVerdict.NOT_REACHED.value:<4} not reached: {names}"
+        yield 0, 5, f"--   not reached: {', '.join(rest)}"
     if explanation.changes:
         yield 0, 2, "Changes that would place it, each alone (tried with the scheduler's model):"
-        for number, change in enumerate(explanation.changes, 1):
-            yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
-            if change.paste:
-                yield 6, 8, change.paste
-    elif explanation.is_tried:
+    elif explanation.tried:
         yield 0, 2, "No single change that was tried with the scheduler's model places it."
+    for number, change in enumerate(explanation.changes, 1):
+        yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
+        if change.paste:
+            yield 6, 8, change.paste
     for text in explanation.missing:
         yield 0, 2, f"missing: {text}"
-    age = span((now - explanation.taken).total_seconds())
+    age = span((now - taken).total_seconds())
     yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
 
 
@@ -323,42 +326,43 @@ def _node_lines(explanation: Explanation) -> Lines:
     for node in shown:
         yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
         # One line for all GPUs of which the same is said.
-        alike: dict[str, list[str]] = {}
+        alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for gpu in node.gpus:
-            said = f"{gpu.reason}: {gpu.said}" if gpu.reason else ""
-            alike.setdefault(said, []).append(str(gpu.index))
-        for said, indexes in alike.items():
-            fits = "fits" if len(indexes) == 1 else "fit"
-            yield 9, 11, f"GPU {', '.join(indexes)} {said or fits}"
+            why = f"{gpu.reason}: {gpu.said}" if gpu.said else gpu.reason or "fits"
+            cells = (
+                f"{gpu.registered_mib - gpu.promised_mib:,} of {gpu.registered_mib:,}",
+                f"{gpu.core_percent - gpu.promised_percent} of {gpu.core_percent} %",
+                f"{gpu.slots - gpu.used_slots} of {gpu.slots}",
+                why,
+            )
+            alike[cells].append(str(gpu.index))
+        rows = [(",".join(indexes), *cells) for cells, indexes in alike.items()]
+        for line in table(_GPU_COLUMNS, rows, UNFOLDED) if rows else ():
+            yield 9, 11, line
         if node.biggest and node.gpus:
             yield 9, 11, f"most is held by {', '.join(node.biggest)}"
         for event in node.events:
             yield 9, 11, event
-    reasons = explanation.reasons
+    reasons = explanation.nodes_by_reason
     are_more = max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown)
     if are_more and reasons:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         yield 7, 9, f"Nodes by reason: {told}"
 
 
-def explanation_data(explanation: Explanation) -> dict[str, object]:
-    """The explanation for programs."""
-    gates = [
-        msgspec.structs.asdict(gate) | {"verdict": gate.verdict.name.lower().replace("_", "-")}
-        for gate in explanation.gates
+def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]]:
+    """The refusals for programs."""
+    return [
+        {
+            "namespace": pod.namespace,
+            "pod": pod.name,
+            "node": pod.node,
+            "at": encode_stamp(pod.at) if pod.at else None,
+            "id": refusal_id(pod.message),
+            "message": pod.message,
+        }
+        for pod in refused
     ]
-    return {
-        "namespace": explanation.namespace,
-        "pod": explanation.name,
-        "phase": explanation.phase,
-        "headline": explanation.headline,
-        "blocked": explanation.is_blocked,
-        "gates": gates,
-        "nodes": explanation.nodes,
-        "nodesByReason": explanation.reasons,
-        "changes": explanation.changes,
-        "missing": explanation.missing,
-    }
 
 
 def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -> Lines:

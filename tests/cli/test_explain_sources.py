@@ -89,8 +89,9 @@ async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
         answer = await rig.explain("p")
 
         assert 5 == answer.code
-        told = {node["name"]: node["codes"] for node in answer.data["nodes"]}
-        assert {"n1": ["CardInsufficientMemory"], "n2": ["CardNotHealth"]} == told
+        told = " ".join(answer.gate("placement")["facts"])
+        assert "1 nodes CardInsufficientMemory(n1)" in told
+        assert "1 nodes CardNotHealth(n2)" in told
         assert "placement" == answer.blocked[0]
         assert [] == answer.changes
 
@@ -380,7 +381,7 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now, Seeded())
 
     text = folded(
-        explanation_lines(explanation, "API server by /etc/kubeconfig", now),
+        explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
         columns,
         lambda text, _: text,
     )

@@ -236,7 +236,7 @@ def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy()
         found.changes[0].said,
         found.changes[0].node,
     )
-    assert "the pod wants it alone, and 1 of its slices is held" == found.nodes[0].gpus[0].said
+    assert (10, 1) == (found.nodes[0].gpus[0].slots, found.nodes[0].gpus[0].used_slots)
 
 
 def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():

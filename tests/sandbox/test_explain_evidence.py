@@ -60,7 +60,7 @@ def told(pod: Json, *events: PodEventView, **parts: Any) -> Explanation:
 
 def blocked(found: Explanation) -> tuple[str, str]:
     """Gate and id of what blocks the pod; both empty if nothing does."""
-    return next(((g.name, g.reason) for g in found.gates if g.verdict.value == "NO"), ("", ""))
+    return next(((g.name, g.reason) for g in found.gates if g.verdict.value == "blocked"), ("", ""))
 
 
 def words(found: Explanation) -> str:
@@ -251,7 +251,7 @@ def test_each_known_text_of_kubelets_and_runtimes_has_a_cause_and_a_remedy_of_it
         found = told(a_pod(status, "n1"))
         assert text in words(found)
         assert cause in words(found), text
-        remedies |= {gate.advice for gate in found.gates if gate.verdict.value == "NO"}
+        remedies |= {gate.advice for gate in found.gates if gate.verdict.value == "blocked"}
 
     assert len(cases) == len(remedies)
     assert "has lost its GPU devices" in words(told(a_pod(crash, "n1")))
@@ -265,7 +265,7 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
     metadata = {"annotations": {"hami.io/vgpu-devices-allocated": held}}
     running = told(a_pod({"phase": "Running"}, "n1", metadata=metadata), *events).gate("running")
 
-    assert "note" == running.verdict.value
+    assert "noted" == running.verdict.value
     assert [
         "the agent, 3 s ago: MemoryLimitReached: container c3 uses 99 %",
         "the agent, 7 s ago: GpuDegradedForPod: GPU 0: XID 94 [H-094]",
@@ -304,7 +304,7 @@ def test_a_gpu_that_no_node_reports_any_more_is_not_called_well():
     metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-gone,NVIDIA,10,0:;"}}
     gate = told(a_pod({"phase": "Running"}, "n1", metadata=metadata)).gate("running")
 
-    assert ("note", "CardNotHealth") == (gate.verdict.value, gate.reason)
+    assert ("noted", "CardNotHealth") == (gate.verdict.value, gate.reason)
     assert "no Node reports GPU GPU-gone any more" in gate.facts[-1]
 
 

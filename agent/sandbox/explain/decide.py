@@ -37,7 +37,6 @@ from agent.sandbox.explain.placement import (
     foreign_gate,
     place,
     placement_gate,
-    told_by_words,
 )
 from agent.sandbox.explain.story import (
     Explanation,
@@ -48,7 +47,7 @@ from agent.sandbox.explain.story import (
     mib,
     request_words,
 )
-from agent.sandbox.explain.words import AttemptStage, last_attempt
+from agent.sandbox.explain.words import last_attempt
 from agent.sandbox.explain.world import (
     NO_EDIT,
     Edit,
@@ -348,8 +347,6 @@ def explain_pod(
         try:
             if world.is_complete:
                 placement = place(world, pod, now)
-            elif attempt is not None and attempt.stage is AttemptStage.REFUSED:
-                placement = told_by_words(world, attempt)
             searched = placement_gate(world, placement, attempt, now)
         except BadWeightsError as error:
             said = f"HAMi's scheduler refuses the pod: {cap(str(error))}"
@@ -468,14 +465,14 @@ def _story(
     ]
     return Explanation(
         namespace=namespace,
-        name=name,
+        pod=name,
         phase=phase,
         headline=headline + (f" It asks for {'; '.join(asked)}." if asked else ""),
-        taken=snapshot.taken,
+        blocked=at is not None,
         gates=tuple(gates),
         nodes=placement.nodes if placement else (),
-        reasons=placement.reasons if placement else {},
+        nodes_by_reason=placement.reasons if placement else {},
         changes=changes,
-        is_tried=is_tried,
+        tried=is_tried,
         missing=tuple(f"{unread.part}: {cap(unread.why, 512)}" for unread in snapshot.unread),
     )

@@ -2,7 +2,7 @@
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -14,10 +14,10 @@ from agent.kube.reader import JsonObject, decode_moment
 from agent.sandbox.explain.story import Gate, GateVerdict, GpuVerdict, NodeVerdict, mib
 from agent.sandbox.explain.words import (
     NODE_UNREGISTERED,
+    TEXT,
     Attempt,
     AttemptStage,
     agent_words,
-    nodes_told,
     when,
 )
 from agent.sandbox.explain.world import (
@@ -58,6 +58,19 @@ ADVICE: Final = {
 """Where to look. A change is advised only if the scheduler's model has verified it."""
 _DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
 """That too few GPUs fit follows from the reasons of the others, if there are others."""
+_FOREIGN: Final = (
+    *("Insufficient ", "didn't ", "untolerated taint", "volume", "free ports", "Too many pods"),
+)
+REASONS: Final = frozenset(
+    {
+        *("CardNotHealth", "CardCordoned", "CardTypeMismatch", "CardUuidMismatch"),
+        *("CardTimeSlicingExhausted", "CardInsufficientMemory", "CardInsufficientCore"),
+        *("CardComputeUnitsExhausted", "ExclusiveDeviceAllocateConflict", "NumaNotFit"),
+        *("AllocatedCardsInsufficientRequest", "ResourceQuotaNotFit", "NodeInsufficientDevice"),
+        *(NODE_UNREGISTERED, KUBE_SCHEDULER),
+    }
+)
+"""The reasons of schedulers that the runbook explains."""
 _OF_CORES: Final = frozenset(
     {"CardInsufficientCore", "CardComputeUnitsExhausted", "ExclusiveDeviceAllocateConflict"}
 )
@@ -71,18 +84,18 @@ _REPORTED: Final = frozenset(
 
 
 class PodPlacement(msgspec.Struct, frozen=True):
-    """The answer for all Nodes: by the model, else by what the scheduler said (then no `fits`).
+    """The model's answer for all Nodes with GPUs, by name.
 
     - `reason`: that of most Nodes; `reasons`: Nodes by reason.
     - `nodes`: the Nodes nearest to a fit, at most NODES_TOLD.
     - `is_oversized`: even an empty GPU of the cluster has less memory than a container asks for.
     """
 
+    fits: Mapping[str, NodeFit]
     reason: str
     reasons: Mapping[str, int]
     nodes: tuple[NodeVerdict, ...]
-    fits: Mapping[str, NodeFit] = msgspec.field(default_factory=dict)
-    is_oversized: bool = False
+    is_oversized: bool
 
     @property
     def fitting(self) -> list[str]:
@@ -124,39 +137,25 @@ def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
             firsts.append(name)
     fitting = [name for name in names if fits[name].groups is not None]
     told = dict.fromkeys((*fitting[:HOLDERS_TOLD], *firsts, *refused))
+    by_reason = Counter(code for name in refused for code in codes_of(fits[name].reason))
     return PodPlacement(
-        _main_reason(nodes, gpus),
-        dict(sorted(Counter(c for name in refused for c in codes_of(fits[name].reason)).items())),
-        tuple(_verdict(world, pod, name, fits[name], now) for name in list(told)[:NODES_TOLD]),
         fits,
+        _main_reason(nodes, gpus),
+        dict(sorted(by_reason.items())),
+        tuple(_verdict(world, pod, name, fits[name], now) for name in list(told)[:NODES_TOLD]),
         is_oversized=bool(sizes) and all(sizes),
     )
 
 
-def told_by_words(world: World, attempt: Attempt) -> PodPlacement:
-    """The answer as the scheduler itself gave it."""
-    nodes = [
-        NodeVerdict(
-            name,
-            is_fit=False,
-            reason=", ".join(codes),
-            said=f"{', '.join(codes)}, by the scheduler's Event; figures could not be read",
-            codes=tuple(codes),
-        )
-        for name, codes in sorted(nodes_told(world.snapshot.events).items())
-    ]
-    reasons = Counter(code for node in nodes for code in node.codes)
-    reason = _main_reason(attempt.reasons, {}) or KUBE_SCHEDULER
-    return PodPlacement(reason, dict(sorted(reasons.items())), tuple(nodes[:NODES_TOLD]))
-
-
 def _main_reason(counts: Mapping[str, int], more: Mapping[str, int]) -> str:
-    """The reason with the greatest count, `more` if several have it; empty without any."""
-    return max(
+    """The reason with the greatest count, then in `more`, as an id of the runbook."""
+    reason = max(
         sorted(counts),
         key=lambda code: (code not in _DERIVED, counts[code], more.get(code, 0)),
-        default="",
+        default=KUBE_SCHEDULER,
     )
+    # A word of the scheduler that the runbook does not have stands as it was said.
+    return reason if reason in REASONS else NOT_JUDGED
 
 
 def codes_of(reason: str) -> tuple[str, ...]:
@@ -170,7 +169,7 @@ def codes_of(reason: str) -> tuple[str, ...]:
 def placement_gate(
     world: World, placement: PodPlacement | None, attempt: Attempt | None, now: dt.datetime
 ) -> Gate:
-    """The gate of a pod without a Node. `placement`: None if nothing is known of the Nodes."""
+    """The gate of a pod without a Node. `placement`: None if the model could not be run."""
     told = (attempt.said(now),) if attempt else ()
     is_refused = attempt is not None and attempt.stage is AttemptStage.REFUSED
     fitting = placement.fitting if placement else []
@@ -179,18 +178,31 @@ def placement_gate(
         also = "" if len(fitting) == 1 else " and others"
         fits += f" ({cap(fitting[0], 128)}{also})"
     if attempt is not None and attempt.stage is AttemptStage.ERROR:
-        said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, 512)}"
+        said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
         advice = "look at HAMi's scheduler: its pod, its Service and its log"
         facts = (f"by what the Nodes report, {fits}",) if fitting else ()
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-ERROR", advice, facts)
-    if placement is not None and not fitting and (placement.is_judged or is_refused):
-        return _nowhere(world, placement, attempt, told)
+    if placement is not None and not fitting and placement.is_judged:
+        return _nowhere(world, placement, told)
     if attempt is None:
         return _untried(world, fits if fitting else "", now)
     if not is_refused:
         said = fits if fitting else "the scheduler chose a Node, by its Event"
         return Gate(PLACEMENT, GateVerdict.PASSED, said)
-    foreign = [reason for reason in _kube_reasons(attempt.text) if reason]
+    if not fitting:
+        said = "the scheduler places it nowhere; "
+        said += "GPUs in MIG or MPS mode are not judged" if placement else "Nodes cannot be read"
+        told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
+        reason = _main_reason(attempt.reasons, {})
+        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
+    return _refused(world, fitting, fits, attempt, now)
+
+
+def _refused(
+    world: World, fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime
+) -> Gate:
+    """The gate of a pod that fits by what the Nodes report, and that was refused last."""
+    told, foreign = (attempt.said(now),), _kube_reasons(attempt.text)
     if slices := [reason for reason in foreign if "Insufficient nvidia.com/" in reason]:
         said = f"{fits}, but the Nodes that were tried offered too few slices ({slices[0]})"
         advice = (
@@ -247,54 +259,34 @@ def foreign_gate(world: World, attempt: Attempt | None, now: dt.datetime) -> Gat
     """The gate of a pod that kube-scheduler places alone."""
     if attempt is None:
         return _untried(world, "", now)
-    said = f"kube-scheduler places it nowhere, {when(attempt.at, now)}: {cap(attempt.text, 512)}"
+    said = f"kube-scheduler places it nowhere, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, ADVICE[KUBE_SCHEDULER])
 
 
-def _nowhere(
-    world: World, placement: PodPlacement, attempt: Attempt | None, facts: tuple[str, ...]
-) -> Gate:
-    bare = sum(not has_gpus(node) for node in world.nodes.values())
-    if bare:
+def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> Gate:
+    if bare := sum(not has_gpus(node) for node in world.nodes.values()):
         facts = (*facts, f"not counted: {counted(bare, 'Node')} without GPUs")
-    if not placement.reasons and not placement.nodes and world.is_complete:
-        said = "no Node of the cluster reports GPUs to HAMi's scheduler"
-        advice = ADVICE[NODE_UNREGISTERED].format(node="its Nodes")
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, NODE_UNREGISTERED, advice, facts)
-    said, refused = f"none of {len(placement.fits):,} Nodes with GPUs fits", len(placement.fits)
-    if not placement.fits:
-        said = "the scheduler places it nowhere"
-    elif refused == 1:
+    reason, said = placement.reason, f"none of {len(placement.fits):,} Nodes with GPUs fits"
+    if len(placement.fits) == 1:
         said = "the only Node with GPUs does not fit"
-    reason = placement.reason
-    if not placement.is_judged:
-        said += "; GPUs of a mode that the model does not cover are not judged"
-        reason = _main_reason(attempt.reasons if attempt else {}, {})
-    if reason not in {*REASONS, NODE_UNREGISTERED, KUBE_SCHEDULER}:
-        reason = NOT_JUDGED  # the scheduler's own word stands; the runbook does not have it
+    if not placement.fits:
+        reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
     if reason == "CardInsufficientMemory" and placement.is_oversized:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
-    nearest = next(
-        (cap(node.name, 128) for node in placement.nodes if reason in node.codes), "NODE"
-    )
-    advice = ADVICE.get(reason, "").format(node=nearest)
-    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, advice, facts)
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
 
-def _kube_reasons(text: str) -> Iterable[str]:
+def _advice(reason: str, placement: PodPlacement | None) -> str:
+    """Where to look, with the nearest Node of that reason."""
+    nodes = placement.nodes if placement else ()
+    name = next((cap(node.name, 128) for node in nodes if reason in node.codes), "NODE")
+    return ADVICE.get(reason, "").format(node=name)
+
+
+def _kube_reasons(text: str) -> Sequence[str]:
     """The reasons of kube-scheduler's message that are its own rules, not HAMi's answer."""
-    marks = (
-        "Insufficient ",
-        "didn't ",
-        "untolerated taint",
-        "volume",
-        "free ports",
-        "Too many pods",
-    )
-    _, _, reasons = text.partition(":")
-    for part in reasons.split("preemption:")[0].split(", "):
-        if any(mark in part for mark in marks):
-            yield part.strip().rstrip(".")
+    parts = text.partition(":")[2].partition("preemption:")[0].split(", ")
+    return [part.strip().rstrip(".") for part in parts if any(mark in part for mark in _FOREIGN)]
 
 
 def _is_stale(world: World, fitting: Sequence[str], attempt: Attempt, now: dt.datetime) -> bool:
@@ -385,30 +377,19 @@ def _verdict(
 
 def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steering) -> GpuVerdict:
     has, used = gpu.capacity, gpu.load
-    figures = {
-        "free_mib": mib(has.registered_mib - used.memory_mib),
-        "registered": f"{has.registered_mib:,}",
-        "promised": f"{used.memory_mib:,}",
-        "asked": f"{request.memory_on(has.registered_mib):,}",
-        "free": has.core_percent - used.core_percent,
-        "cores": has.core_percent,
-        "promised_cores": used.core_percent,
-        "asked_cores": request.cores,
-        "type": cap(has.type_name, 64),
-        "types": _wanted(steering.use_types, steering.avoid_types, steering.mode),
-        "uuids": _wanted(steering.use_uuids, steering.avoid_uuids, None),
-        "used": used.slots,
-        "slots": has.split_count,
-        "are": "is" if used.slots == 1 else "are",
-        "numa": has.numa,
-        "count": request.count,
+    said = {
+        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, "
+        + _wanted(steering.use_types, steering.avoid_types, steering.mode),
+        "CardUuidMismatch": _wanted(steering.use_uuids, steering.avoid_uuids, None),
+        "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
+        "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} are asked for",
     }
     return GpuVerdict(
         uuid=has.uuid,
         index=has.index,
         model=has.type_name,
         reason=reason,
-        said=REASONS[reason].format(**figures) if reason else "",
+        said=said.get(reason, ""),
         registered_mib=has.registered_mib,
         promised_mib=used.memory_mib,
         asked_mib=request.memory_on(has.registered_mib),
@@ -418,27 +399,6 @@ def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steerin
         slots=has.split_count,
         used_slots=used.slots,
     )
-
-
-REASONS: Final = {
-    "CardNotHealth": "the agent reports it as unhealthy",
-    "CardCordoned": "it is cordoned (hami.io/device-cordon)",
-    "CardTypeMismatch": "{type} found, {types}",
-    "CardUuidMismatch": "{uuids}",
-    "CardTimeSlicingExhausted": "{used} of {slots} slices are held",
-    "CardInsufficientMemory": "{free_mib} free ({registered} registered - {promised} promised to "
-    "others), {asked} asked",
-    "CardInsufficientCore": "{free} % of cores free ({cores} registered - {promised_cores} "
-    "promised to others), {asked_cores} asked",
-    "CardComputeUnitsExhausted": "all {cores} % of its cores are promised to others",
-    "ExclusiveDeviceAllocateConflict": "the pod wants it alone, and {used} of its "
-    "slices {are} held",
-    "NumaNotFit": "it fits, but too few GPUs of NUMA node {numa} do (numa-bind)",
-    "AllocatedCardsInsufficientRequest": "it fits, but {count} GPUs are asked for",
-    "ResourceQuotaNotFit": "the namespace's ResourceQuota has no room for this share",
-    "NodeInsufficientDevice": "",
-}
-"""The reasons of HAMi's scheduler that the model gives, with what each says of a GPU."""
 
 
 def _wanted(

@@ -1,6 +1,5 @@
 """The values of an explanation, and its words for requests and amounts."""
 
-import datetime as dt
 import enum
 from collections.abc import Mapping
 
@@ -10,14 +9,17 @@ from agent.allocate.room import ContainerRequest
 
 
 class GateVerdict(enum.Enum):
-    """What a gate says; the value is the word that people read."""
+    """What a gate says."""
 
-    PASSED = "ok"
-    BLOCKED = "NO"
-    WAITING = "wait"
-    NOTED = "note"
-    NOT_REACHED = "--"
-    UNKNOWN = "??"
+    PASSED = "passed"
+    BLOCKED = "blocked"
+    WAITING = "waiting"
+    """Another program has to act, and normally does so soon."""
+    NOTED = "noted"
+    """It blocks nothing."""
+    NOT_REACHED = "not-reached"
+    UNKNOWN = "unknown"
+    """The data for it could not be read."""
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -39,7 +41,8 @@ class Gate(msgspec.Struct, frozen=True):
 class GpuVerdict(msgspec.Struct, frozen=True, rename="camel"):
     """One GPU for the container that does not fit; `reason` is empty if the GPU fits.
 
-    `promised_…` is what other pods were given, whether they use it or not.
+    `promised_…` is what other pods were given, whether they use it or not. `said`: what the reason
+    and the figures do not say.
     """
 
     uuid: str
@@ -89,31 +92,26 @@ class PlacingChange(msgspec.Struct, frozen=True, rename="camel"):
     paste: str = ""
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """All that is said of one pod.
 
-    - `headline`: one sentence: state, age and request.
-    - `nodes`: a few of the Nodes, nearest to a fit first; `reasons` counts all.
-    - `is_tried`: changes were tried, also where none is in `changes`.
+    - `headline`: one sentence: state, age and request. `blocked`: a gate says no.
+    - `nodes`: a few of the Nodes, nearest to a fit first; `nodes_by_reason` counts all.
+    - `tried`: changes were tried, also where none is in `changes`.
     - `missing`: parts of the cluster that could not be read, each with why.
     """
 
     namespace: str
-    name: str
+    pod: str
     phase: str
     headline: str
-    taken: dt.datetime
+    blocked: bool
     gates: tuple[Gate, ...]
     nodes: tuple[NodeVerdict, ...] = ()
-    reasons: Mapping[str, int] = msgspec.field(default_factory=dict)
+    nodes_by_reason: Mapping[str, int] = msgspec.field(default_factory=dict)
     changes: tuple[PlacingChange, ...] = ()
-    is_tried: bool = False
+    tried: bool = False
     missing: tuple[str, ...] = ()
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a gate says no."""
-        return any(gate.verdict is GateVerdict.BLOCKED for gate in self.gates)
 
     def gate(self, name: str) -> Gate:
         """The gate of that name. Raises StopIteration."""

@@ -3,7 +3,7 @@
 import datetime as dt
 import enum
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -25,10 +25,9 @@ NODE_UNREGISTERED: Final = "NodeUnregistered"
 _NOWHERE: Final = re.compile(r"\d+/\d+ nodes are available|no nodes available")
 _BINDING: Final = re.compile(r"\b[Bb]ind(?:ing)?\b|node lock|has been locked")
 _REASON: Final = re.compile(
-    r"(?:(\d+)/\d+ )?\b((?:Card|Node|Numa|Exclusive|Allocated|ResourceQuota)[A-Z]?[a-z]+[A-Z]\w+)"
+    r"(?:(\d+)/\d+ )?\b((?:Card|Node|Numa|Exclusive|Allocated|ResourceQuota)[A-Z]\w+)"
 )
 _TOTAL: Final = "no available node"
-_OF_NODES: Final = re.compile(r"\d+ nodes (\w+)\((.*)\)", re.DOTALL)
 
 
 class AttemptStage(enum.Enum):
@@ -43,12 +42,16 @@ class AttemptStage(enum.Enum):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """What was said last about placing the pod. `reasons`: GPUs, or attempts, by HAMi's reason."""
+    """What was said last about placing the pod. `reasons`: GPUs, or attempts, by HAMi's reason.
+
+    `named`: HAMi's own Events of the attempt, which name the Nodes.
+    """
 
     stage: AttemptStage
     text: str
     at: dt.datetime | None
-    reasons: Mapping[str, int]
+    reasons: Mapping[str, int] = msgspec.field(default_factory=dict)
+    named: str = ""
 
     def said(self, now: dt.datetime) -> str:
         """The attempt with its age."""
@@ -67,56 +70,43 @@ def last_attempt(snapshot: ClusterSnapshot) -> Attempt | None:
     for condition in snapshot.pod["status"].get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             text = str(condition.get("message") or "") or text
-    filtered, passed = (
-        last_event(events, "FilteringFailed"),
-        last_event(events, "FilteringSucceed", "BindingFailed"),
-    )
+    filtered = last_event(events, "FilteringFailed")
     refused_at = filtered.last if filtered else None
-    passed_at = passed.last if passed else None
-    is_past = bool(passed_at and (refused_at is None or passed_at >= refused_at))
+    passed = last_event(events, "FilteringSucceed", "BindingFailed")
+    if passed and passed.last and refused_at and passed.last < refused_at:
+        passed = None
     if text and not _NOWHERE.match(text):
-        is_binding = _BINDING.search(text) or (
-            is_past and passed and passed.reason != "FilteringSucceed"
-        )
-        stage = AttemptStage.CHOSEN if is_binding else AttemptStage.ERROR
-        return Attempt(stage, text, at, {})
-    if passed and passed_at and is_past and (at is None or passed_at > at):
-        return Attempt(AttemptStage.CHOSEN, passed.message, passed_at, {})
+        is_binding = _BINDING.search(text) or (passed and passed.reason == "BindingFailed")
+        return Attempt(AttemptStage.CHOSEN if is_binding else AttemptStage.ERROR, text, at)
+    if passed and passed.last and (at is None or passed.last > at):
+        return Attempt(AttemptStage.CHOSEN, passed.message, passed.last)
     reasons: Counter[str] = Counter()
     for count, reason in _REASON.findall(text.replace("node unregistered", NODE_UNREGISTERED)):
         reasons[reason] += int(count or 1)
-    if refused_at and (at is None or at < refused_at):
+    named = ""
+    if refused_at:
         group = [
-            event
+            event.message
             for event in events
             if event.reason == "FilteringFailed"
             and event.last
             and refused_at - event.last <= ATTEMPT
         ]
-        told = [one for one in group if not one.message.startswith(_TOTAL)] or group
-        named = {reason: 1 for one in told for _, reason in _REASON.findall(one.message)}
-        reasons = reasons or Counter(named)
+        group = [message for message in group if not message.startswith(_TOTAL)] or group
+        reasons = reasons or Counter(reason for _, reason in _REASON.findall(" ".join(group)))
+
+        def weight(message: str) -> int:
+            return max((reasons[reason] for _, reason in _REASON.findall(message)), default=0)
+
         # The reason of most GPUs first: it is the one to read.
-        told.sort(
-            key=lambda one: -max((reasons[r] for _, r in _REASON.findall(one.message)), default=0)
-        )
-        text, at = "; ".join(one.message for one in told), refused_at
+        named = "; ".join(sorted(group, key=weight, reverse=True))
+        if at is None or at < refused_at:
+            text, at = named, refused_at
     if text:
-        return Attempt(AttemptStage.REFUSED, text, at, reasons)
+        return Attempt(AttemptStage.REFUSED, text, at, reasons, named)
     # Its Events may be gone; the scheduler's annotation says that it chose a Node.
     is_noted = VGPU_NODE in (snapshot.pod["metadata"].get("annotations") or {})
-    return Attempt(AttemptStage.CHOSEN, "", None, {}) if is_noted else None
-
-
-def nodes_told(events: Iterable[PodEventView]) -> Mapping[str, list[str]]:
-    """The reasons of each Node that HAMi's scheduler named in its Events."""
-    nodes: defaultdict[str, list[str]] = defaultdict(list)
-    for event in events:
-        if event.reason == "FilteringFailed" and (found := _OF_NODES.fullmatch(event.message)):
-            for name in found[2].split(","):
-                if found[1] not in nodes[name]:
-                    nodes[name].append(found[1])
-    return nodes
+    return Attempt(AttemptStage.CHOSEN, "", None) if is_noted else None
 
 
 def last_event(events: Iterable[PodEventView], *reasons: str) -> PodEventView | None:
