@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import datetime as dt
-import random
 import sys
 import textwrap
 from collections import Counter, defaultdict
@@ -171,8 +170,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
                 chosen, found = asyncio.run(read_pod(connection, namespace, kind, name, clock))
             settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
             with working(f"trying changes on {len(found.nodes)} Nodes"):
-                ties = random.Random(0)  # noqa: S311 -- breaks ties
-                explanation = explain_pod(found, at, ties, settings)
+                explanation = explain_pod(found, at, settings)
             kind, data = "Explanation", explanation
             lines = explanation_lines(explanation, found.taken, source, at, chosen)
             code = PROBLEM if explanation.blocked else OK

@@ -22,7 +22,6 @@ from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot
 from agent.sandbox.explain.decide import explain_pod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
-from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, TOKEN, ExplainRig, a_gpu, explain_rig, report_of
 from tests.fakes.kubeworld import KUBECONFIG
 
@@ -378,7 +377,7 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
         )
         for number in range(7)
     )
-    explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now, Seeded())
+    explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now)
 
     text = folded(
         explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),

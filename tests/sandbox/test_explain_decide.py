@@ -93,7 +93,7 @@ class RandomCluster:
 
 
 def told(cluster: RandomCluster, pod: dict[str, Any]) -> Explanation:
-    return explain_pod(cluster.snapshot(pod), NOW, Seeded())
+    return explain_pod(cluster.snapshot(pod), NOW)
 
 
 def with_limit(pod: dict[str, Any], key: str, most: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ FREE = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
 def explained(pod: dict[str, Any], *events: PodEventView, **parts: Any) -> Explanation:
     """The explanation of the pod beside one free GPU, unless `parts` have other Nodes."""
     nodes = parts.pop("nodes", (FREE,))
-    return explain_pod(ClusterSnapshot(pod, NOW, nodes, events=events, **parts), NOW, Seeded())
+    return explain_pod(ClusterSnapshot(pod, NOW, nodes, events=events, **parts), NOW)
 
 
 def event(reason: str, message: str, age: float = 40) -> PodEventView:

@@ -15,7 +15,6 @@ from agent.kube.reader import (
 )
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation
-from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
 
 NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
@@ -55,7 +54,7 @@ def a_node(name: str = "n1", *gpus: Any, slices: int = 10, **parts: Any) -> Clus
 def told(pod: Json, *events: PodEventView, **parts: Any) -> Explanation:
     nodes = parts.pop("nodes", (a_node(),))
     snapshot = ClusterSnapshot(pod, NOW, nodes, events=events, **parts)
-    return explain_pod(snapshot, NOW, Seeded())
+    return explain_pod(snapshot, NOW)
 
 
 def blocked(found: Explanation) -> tuple[str, str]:

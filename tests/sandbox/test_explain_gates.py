@@ -10,7 +10,6 @@ from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventV
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation, Gate
 from agent.sandbox.explain.world import refuse_node
-from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
 
 NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
@@ -43,7 +42,7 @@ def told(pod: Json, lock: str | None = None, **parts: Any) -> Explanation:
     marks = {REGISTER: report_of(a_gpu("GPU-a"))} | ({} if lock is None else {LOCK: lock})
     nodes = (ClusterNode("n1", marks, slices=10),)
     parts = {"events": (CHOSEN,), "owners": {("d", "other"): ""}} | parts
-    return explain_pod(ClusterSnapshot(pod, NOW, nodes, **parts), NOW, Seeded())
+    return explain_pod(ClusterSnapshot(pod, NOW, nodes, **parts), NOW)
 
 
 def seen(gate: Gate) -> tuple[str, str]:
@@ -197,7 +196,7 @@ def test_a_cluster_without_gpus_is_told_as_such():
     nodes = (ClusterNode("cpu-1"), ClusterNode("cpu-2"))
     snapshot = ClusterSnapshot(pod, NOW, nodes)
 
-    gate = explain_pod(snapshot, NOW, Seeded()).gate("placement")
+    gate = explain_pod(snapshot, NOW).gate("placement")
 
     assert ("BLOCKED", "NodeUnregistered") == seen(gate)
     assert ("not counted: 2 Nodes without GPUs",) == gate.facts

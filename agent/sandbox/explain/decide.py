@@ -6,9 +6,8 @@ kind of refusal, so that 5,000 Nodes cost little.
 
 import copy
 import datetime as dt
-import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -18,7 +17,6 @@ from agent.errors import cap
 from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject, decode_moment
 from agent.sandbox.explain.gates import (
     ADMISSION,
-    QUOTA,
     READ_BY_HAMI,
     admission_gate,
     allocation_gate,
@@ -47,15 +45,15 @@ from agent.sandbox.explain.story import (
     mib,
     request_words,
 )
-from agent.sandbox.explain.words import last_attempt
+from agent.sandbox.explain.words import Attempt, last_attempt
 from agent.sandbox.explain.world import (
     NO_EDIT,
     Edit,
     World,
-    has_gpus,
+    by_number,
     held_by,
 )
-from agent.sandbox.scheduler.filter import NodeFit, filter_pod
+from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import Load, SchedulerSettings
 from agent.sandbox.scheduler.requests import (
     CORES,
@@ -70,7 +68,7 @@ from agent.sandbox.scheduler.requests import (
     lookup,
     parse_quantity,
 )
-from agent.sandbox.scheduler.usage import Quotas, Reservation
+from agent.sandbox.scheduler.usage import Reservation
 from agent.sandbox.scheduler.webhook import review_pod
 from agent.status import counted, span
 
@@ -87,12 +85,6 @@ _STEERING: Final = (
     "hami.io/gpu-scheduler-policy",
     WEIGHTS,
 )
-_OWNERS: Final = frozenset({"E-REQUEST", "E-GATED", "E-DELETED"})
-"""Only its owner knows what the request was to be, or when the pod is to start."""
-_REPAIRABLE: Final = frozenset({"E-REQUEST", "E-WEBHOOK", "E-SCHEDULER"})
-"""What a change of the pod opens before any Node is tried."""
-_NO_CHANGE: Final = frozenset({"E-ERROR", "E-UNTRIED"})
-"""The scheduler itself must be looked at: no change of the pod or of a Node helps."""
 
 
 class _Trial(msgspec.Struct, frozen=True):
@@ -109,7 +101,7 @@ class _Trial(msgspec.Struct, frozen=True):
 class _Tries:
     """The single changes of a pod that does not fit, tried on a few Nodes. `pod`: as it is."""
 
-    def __init__(self, world: World, pod: JsonObject, fits: dict[str, NodeFit]) -> None:
+    def __init__(self, world: World, pod: JsonObject, fits: Mapping[str, NodeFit]) -> None:
         self._world = world
         self._pod = pod
         # A few Nodes of each kind of refusal, those with most free memory first.
@@ -191,9 +183,7 @@ class _Tries:
         for key in _STEERING:
             if key in noted:
                 paste = f"remove the line: {key}: {cap(noted[key], 128)}"
-                yield _Trial(
-                    (2, 0), f"drop the annotation {key}", without(self._pod, key), paste=paste
-                )
+                yield _Trial((2, 0), f"drop the annotation {key}", self._without(key), paste=paste)
         affinity = spec.get("affinity") or {}
         parts = (
             ("nodeSelector", spec.get("nodeSelector")),
@@ -219,6 +209,12 @@ class _Tries:
                 size = (3, 1000 - 1000 * best // max(most, 1))
                 edited = self._capped(kind, best)
                 yield _Trial(size, f"ask for at most {said}", edited, paste=paste)
+
+    def _without(self, key: str) -> JsonObject:
+        """The pod without one annotation."""
+        metadata = self._pod["metadata"]
+        noted = {name: text for name, text in metadata["annotations"].items() if name != key}
+        return {**self._pod, "metadata": {**metadata, "annotations": noted}}
 
     def _of_holders(self) -> Iterator[_Trial]:
         holders = [(held_by(one), one) for name in self._names for one in self._world.holders[name]]
@@ -304,23 +300,15 @@ def _some(holders: Sequence[tuple[Load, GpuHolder]]) -> Sequence[tuple[Load, Gpu
     return [holders[round(place * step)] for place in range(HOLDERS_TRIED)]
 
 
-def without(pod: JsonObject, key: str) -> JsonObject:
-    """The pod without one annotation."""
-    noted = {name: text for name, text in pod["metadata"]["annotations"].items() if name != key}
-    return {**pod, "metadata": {**pod["metadata"], "annotations": noted}}
-
-
 def explain_pod(
-    snapshot: ClusterSnapshot,
-    now: dt.datetime,
-    rng: random.Random,
-    settings: SchedulerSettings | None = None,
+    snapshot: ClusterSnapshot, now: dt.datetime, settings: SchedulerSettings | None = None
 ) -> Explanation:
-    """Explain the pod of the snapshot; `now` is for ages, `rng` breaks ties as HAMi's map order."""
-    world = World(snapshot, settings or SchedulerSettings())
-    pod, attempt = snapshot.pod, last_attempt(snapshot)
-    has_node = bool(pod["spec"].get("nodeName"))
+    """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
+    world, pod = World(snapshot, settings or SchedulerSettings()), snapshot.pod
+    attempt, has_node = last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
     placement: PodPlacement | None = None
+    changes: tuple[PlacingChange, ...] | None = None
+    after = [start_gate(world, pod, now), running_gate(world, pod, now)]
     if not asks_for_gpus(pod):
         gates = [Gate(ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
         if has_node:
@@ -330,41 +318,42 @@ def explain_pod(
             gates = [Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)]
         else:
             gates.append(foreign_gate(world, attempt, now))
-        gates += [start_gate(world, pod, now), running_gate(world, pod, now)]
-        return _story(world, gates, None, now)
+        return _story(world, [*gates, *after], None, None, now)
     admission, is_foreign = admission_gate(world, pod, now), _is_foreign(world, pod)
-    is_history = (has_node or is_foreign) and admission.reason != "E-DELETED"
-    if admission.verdict is GateVerdict.BLOCKED and is_history:
-        admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
+    if is_foreign or has_node:  # what was wrong when it was created blocks it no more
+        admission = _noted(admission)
     quota = quota_gate(world, is_refused=False)
+    searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if has_node:
         searched = chosen_gate(pod)
     elif admission.verdict is GateVerdict.BLOCKED:
-        searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
+        if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
+            changes = _created_again(world, pod)
     elif is_foreign:
         searched = foreign_gate(world, attempt, now)
     else:
         try:
-            if world.is_complete:
-                placement = place(world, pod, now)
+            placement = place(world, pod, now) if world.is_complete else None
             searched = placement_gate(world, placement, attempt, now)
         except BadWeightsError as error:
             said = f"HAMi's scheduler refuses the pod: {cap(str(error))}"
             advice = f"write `{WEIGHTS}: slot=1,core=1,memory=1`, or drop the annotation"
             searched = Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
-        if placement is not None and _is_of_quota(world, pod, placement):
-            quota = quota_gate(world, is_refused=True)
-    chosen = _next_node(world, pod, placement, rng)
-    gates = [
-        admission,
-        quota,
-        searched,
-        binding_gate(world, pod, chosen, attempt, now),
-        allocation_gate(world, pod, now),
-        start_gate(world, pod, now),
-        running_gate(world, pod, now),
-    ]
-    return _story(world, gates, placement, now)
+        if placement is not None and not placement.fitting:
+            quota = quota_gate(world, is_refused=placement.reason == "ResourceQuotaNotFit")
+            # No change of the pod or of a Node helps where the scheduler itself does not work.
+            if searched.reason not in {"E-ERROR", "E-UNTRIED"}:
+                changes = _Tries(world, pod, placement.fits).smallest()
+    chosen = _chosen_node(pod, placement, attempt)
+    binding = binding_gate(world, pod, chosen, attempt, now)
+    gates = [admission, quota, searched, binding, allocation_gate(world, pod, now), *after]
+    return _story(world, gates, placement, changes, now)
+
+
+def _noted(gate: Gate) -> Gate:
+    if gate.verdict is not GateVerdict.BLOCKED or gate.reason == "E-DELETED":
+        return gate
+    return msgspec.structs.replace(gate, verdict=GateVerdict.NOTED)
 
 
 def _is_foreign(world: World, pod: JsonObject) -> bool:
@@ -374,84 +363,37 @@ def _is_foreign(world: World, pod: JsonObject) -> bool:
     return not is_ours and not has_hami and world.snapshot.has("nodes")
 
 
-def _is_of_quota(world: World, pod: JsonObject, placement: PodPlacement) -> bool:
-    """Whether a quota alone keeps the pod from every Node."""
-    if "ResourceQuotaNotFit" not in placement.reasons or placement.fitting:
-        return False
-    fit = world.trial(pod, Edit(quotas=()))
-    is_only = set(placement.reasons) == {"ResourceQuotaNotFit"}
-    return is_only or any(fit(name).groups is not None for name in placement.fits)
-
-
-def _next_node(
-    world: World,
-    pod: JsonObject,
-    placement: PodPlacement | None,
-    rng: random.Random,
-) -> str:
-    """The Node that the scheduler chose, or would choose now; empty if there is none."""
+def _chosen_node(pod: JsonObject, placement: PodPlacement | None, attempt: Attempt | None) -> str:
+    """The Node that the scheduler chose, or may choose now; empty if there is none."""
     noted: str = (pod["metadata"].get("annotations") or {}).get(annotations.VGPU_NODE, "")
-    if noted or placement is None or not placement.fitting:
-        return noted
-    states = {name: world.registered(name) for name in placement.fitting}
-    registered = {name: state for name, state in states.items() if state is not None}
-    quotas = Quotas(world.held, world.settings.memory_factor)
-    filtered = filter_pod(dict(pod), list(registered), registered, world.settings, rng, quotas)
-    return next(iter(filtered.nodes), "")
+    fitting = placement.fitting if placement else []
+    told = (name for name in fitting if attempt and f"node({name})" in attempt.text)
+    return noted or next(told, next(iter(fitting), ""))
 
 
-def _changes(
-    world: World, blocked: Gate, placement: PodPlacement | None
-) -> tuple[PlacingChange, ...]:
-    """What would place the pod that is blocked there, each alone. Nothing is named untried."""
-    pod = world.snapshot.pod
-    if blocked.name != ADMISSION and placement is not None:
-        return _Tries(world, pod, dict(placement.fits)).smallest()
-    said = f"drop the annotation {WEIGHTS}"
-    if blocked.name == ADMISSION:
-        spec = {**pod["spec"], "schedulerName": ""}
-        review = review_pod({**pod, "spec": spec}, world.settings)
-        if not review.is_allowed:
-            return ()
-        pod, said = (
-            review.pod,
-            "create the pod again without schedulerName, where HAMi's webhook sees it",
-        )
-    else:
-        pod = without(pod, WEIGHTS)
-    fit = world.trial(pod)
-    fitting = (name for name in sorted(world.nodes) if has_gpus(world.nodes[name]))
-    return tuple(PlacingChange(said, name) for name in fitting if fit(name).groups)[:1]
+def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
+    """The pod as HAMi's webhook would have changed it, if it fits on a Node then."""
+    review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
+    if not review.is_allowed:
+        return ()
+    fit = world.trial(review.pod)
+    fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
+    said = "create the pod again without schedulerName, where HAMi's webhook sees it"
+    return tuple(PlacingChange(said, name) for name in fitting)[:1]
 
 
 def _story(
     world: World,
     gates: list[Gate],
     placement: PodPlacement | None,
+    changes: tuple[PlacingChange, ...] | None,
     now: dt.datetime,
 ) -> Explanation:
-    """The gates up to the one that blocks the pod, and the changes that would open it."""
     snapshot, pod = world.snapshot, world.snapshot.pod
-    at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), None)
-    changes: tuple[PlacingChange, ...] = ()
-    is_tried = False
-    if at is not None:
-        blocked = gates[at]
-        is_owners = blocked.name == ADMISSION and blocked.reason in _OWNERS
-        is_tried = (
-            blocked.name in {ADMISSION, QUOTA, PLACEMENT}
-            and world.is_complete
-            and (placement is not None or blocked.reason in _REPAIRABLE)
-            and not (is_owners or blocked.reason in _NO_CHANGE)
-            and not (placement and placement.fitting)
-        )
-        if is_tried:
-            changes = _changes(world, blocked, placement)
-        if any(gate.verdict is GateVerdict.NOTED and gate.advice for gate in gates[:at]):
-            # What was wrong from the start comes first: the same pod would fail again.
-            gates[at] = msgspec.structs.replace(blocked, advice="")
-        for later in range(at + 1, len(gates)):
-            gates[later] = Gate(gates[later].name, GateVerdict.NOT_REACHED, "not reached")
+    at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), len(gates))
+    if any(gate.verdict is GateVerdict.NOTED and gate.advice for gate in gates[:at]):
+        # What was wrong from the start comes first: the same pod would fail again.
+        gates[at : at + 1] = [msgspec.structs.replace(one, advice="") for one in gates[at : at + 1]]
     metadata, phase = pod["metadata"], str(pod["status"].get("phase") or "Pending")
     namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
     born = decode_moment(metadata.get("creationTimestamp"))
@@ -463,16 +405,17 @@ def _story(
         for container in all_containers(dict(pod))
         if (request := container_request(container, world.settings))
     ]
+    later = [Gate(one.name, GateVerdict.NOT_REACHED, "not reached") for one in gates[at + 1 :]]
     return Explanation(
         namespace=namespace,
         pod=name,
         phase=phase,
         headline=headline + (f" It asks for {'; '.join(asked)}." if asked else ""),
-        blocked=at is not None,
-        gates=tuple(gates),
+        blocked=at < len(gates),
+        gates=(*gates[: at + 1], *later),
         nodes=placement.nodes if placement else (),
         nodes_by_reason=placement.reasons if placement else {},
-        changes=changes,
-        tried=is_tried,
+        changes=changes or (),
+        tried=changes is not None,
         missing=tuple(f"{unread.part}: {cap(unread.why, 512)}" for unread in snapshot.unread),
     )

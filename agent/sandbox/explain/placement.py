@@ -37,6 +37,7 @@ from agent.status import counted, span
 PLACEMENT: Final = "placement"
 NODES_TOLD: Final = 20
 HOLDERS_TOLD: Final = 3
+FITTING_TOLD: Final = 3
 KUBE_SCHEDULER: Final = "E-NODE"
 NOT_JUDGED: Final = "E-UNJUDGED"
 INGESTED: Final = dt.timedelta(seconds=30)
@@ -88,14 +89,12 @@ class PodPlacement(msgspec.Struct, frozen=True):
 
     - `reason`: that of most Nodes; `reasons`: Nodes by reason.
     - `nodes`: the Nodes nearest to a fit, at most NODES_TOLD.
-    - `is_oversized`: even an empty GPU of the cluster has less memory than a container asks for.
     """
 
     fits: Mapping[str, NodeFit]
     reason: str
     reasons: Mapping[str, int]
     nodes: tuple[NodeVerdict, ...]
-    is_oversized: bool
 
     @property
     def fitting(self) -> list[str]:
@@ -111,13 +110,11 @@ class PodPlacement(msgspec.Struct, frozen=True):
 def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
     """Try the pod on every Node with GPUs. Raises BadWeightsError."""
     fit, steering = world.trial(pod), world.steering(pod)
-    requests = pod_requests(dict(pod), world.settings)
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
     refused = [name for name in names if fits[name].groups is None]
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    sizes: list[bool] = []
     for name in refused:
         found = fits[name]
         # Of the GPUs that the pod itself does not exclude, if there is one: it is about them.
@@ -125,25 +122,14 @@ def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
         reasons = [found.refusals[uuid] for uuid in wanted if uuid in found.refusals]
         nodes.update(frozenset(reasons or codes_of(found.reason)))
         gpus.update(reasons)
-        request = requests[found.position]
-        has = [gpu.capacity.registered_mib for gpu in found.gpus]
-        sizes += [size < request.memory_on(size) for size in has] if request else []
-    kinds: set[tuple[str, ...]] = set()
-    firsts = []
-    refused.sort(key=lambda name: _distance(fits[name]))
-    for name in refused:  # one of each kind of refusal is before the others
-        if (kind := codes_of(fits[name].reason)) not in kinds:
-            kinds.add(kind)
-            firsts.append(name)
     fitting = [name for name in names if fits[name].groups is not None]
-    told = dict.fromkeys((*fitting[:HOLDERS_TOLD], *firsts, *refused))
+    told = (*fitting[:FITTING_TOLD], *sorted(refused, key=lambda name: _distance(fits[name])))
     by_reason = Counter(code for name in refused for code in codes_of(fits[name].reason))
     return PodPlacement(
         fits,
         _main_reason(nodes, gpus),
         dict(sorted(by_reason.items())),
-        tuple(_verdict(world, pod, name, fits[name], now) for name in list(told)[:NODES_TOLD]),
-        is_oversized=bool(sizes) and all(sizes),
+        tuple(_verdict(world, pod, name, fits[name], now) for name in told[:NODES_TOLD]),
     )
 
 
@@ -271,7 +257,9 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
         said = "the only Node with GPUs does not fit"
     if not placement.fits:
         reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
-    if reason == "CardInsufficientMemory" and placement.is_oversized:
+    requests = pod_requests(dict(world.snapshot.pod), world.settings)
+    sizes = [gpu.registered_mib for offer in world.offers.values() if offer for gpu in offer.gpus]
+    if max((one.memory_mib for one in requests if one), default=0) > max(sizes, default=0) > 0:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
