@@ -4,7 +4,6 @@ import contextlib
 import datetime as dt
 import difflib
 import email.utils
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
@@ -15,6 +14,7 @@ from agent import cluster as annotations
 from agent.cluster import REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
 from agent.hami.pod import decode_node_lock, decode_stamp
+from agent.hami.register import read_register
 from agent.health.news import GPU_DEGRADED
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
@@ -419,8 +419,6 @@ AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 JSON_FORM: Final = "["
 """The first character of a register annotation for schedulers from 2.8 on."""
-UNHEALTHY: Final = re.compile(r'"health": *false|,false:')
-"""In a register annotation of either form: a GPU is unhealthy."""
 OWNERS: Final = 16
 """Owners of locks that are looked up. A lock stands for seconds, so there are few."""
 
@@ -641,8 +639,8 @@ class ClusterReader:
 
 def _is_troubled(node: ClusterNode) -> bool:
     """Whether the Node has, or had, GPUs and does not offer all of them."""
-    report = node.annotations.get(annotations.REGISTER, "")
-    return _is_unregistered(node) or bool(UNHEALTHY.search(report))
+    gpus = read_register(node.annotations.get(annotations.REGISTER))
+    return _is_unregistered(node) or not all(gpu.healthy for gpu in gpus)
 
 
 def _is_unregistered(node: ClusterNode) -> bool:

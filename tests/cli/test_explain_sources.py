@@ -16,7 +16,8 @@ from aiohttp import web
 
 from agent.cli.explain import explanation_lines, folded
 from agent.cli.main import dispatch
-from agent.errors import ApiError
+from agent.errors import ApiError, ApiForbidden
+from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot
@@ -119,6 +120,98 @@ async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(
         answer.data["missing"][1:]
     )
     assert "unknown" == answer.gate("placement")["verdict"]
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights in one namespace, as a Role gives them."""
+    plain = KubeSession.call
+
+    async def call(
+        session: KubeSession, request: ApiRequest, at_most: int | None = None
+    ) -> bytearray:
+        if "/namespaces/default/" not in request.path:
+            raise ApiForbidden("list: 403", status=403)
+        return await plain(session, request, at_most)
+
+    monkeypatch.setattr(KubeSession, "call", call)
+
+
+@pytest.mark.usefixtures("lead")
+async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_and_the_quota(
+    rig: ExplainRig,
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("held", "n1", "GPU-a", 3000)
+    rig.submit("p", {GPU: 1, MEMORY: 15_000})
+    hard = {"limits.nvidia.com/gpumem": "50000"}
+    metadata = {"name": "team", "namespace": "default"}
+    rig.store.create("resourcequotas", {"metadata": metadata, "spec": {"hard": hard}})
+    async with rig.scheduling():
+        await rig.until_told("p", "FilteringFailed")
+
+    answer = await rig.explain("p")
+
+    assert (5, ("placement", "CardInsufficientMemory")) == (answer.code, answer.blocked)
+    assert ["nodes", "pods"] == [text.partition(":")[0] for text in answer.data["missing"]]
+    assert ["team: 3,000 MiB of 50,000 MiB are held"] == answer.gate("quota")["facts"]
+
+
+async def test_where_no_pod_can_be_listed_the_use_of_the_quota_is_not_known(
+    tmp_path: Path, capsys: Capsys
+):
+    async with explain_rig(tmp_path, capsys, ALL - {("list", "pods")}) as rig:
+        rig.submit("p", {GPU: 1})
+        quota = {"metadata": {"name": "q", "namespace": "default"}}
+        spec = {"hard": {"limits.nvidia.com/gpucores": "50"}}
+        rig.store.create("resourcequotas", {**quota, "spec": spec})
+
+        answer = await rig.explain("p")
+
+        assert "unknown" == answer.gate("quota")["verdict"]
+        assert 1 == len(answer.data["missing"])
+
+
+@pytest.mark.parametrize(
+    ("owner", "verdict", "said"),
+    [("gone", "blocked", "that pod does not exist"), ("waits", "waiting", "normal for seconds")],
+)
+async def test_the_owner_of_a_lock_is_looked_up_where_it_holds_no_gpu_yet(
+    rig: ExplainRig, owner: str, verdict: str, said: str
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.lock_node("n1", owner, age=9)
+    for name in ("p", "waits"):
+        rig.submit(name, {GPU: 1, MEMORY: 1000})
+    rig.event("p", "BindingFailed", "node n1 has been locked within 5m0s")
+
+    gate = (await rig.explain("p")).gate("binding")
+
+    assert verdict == gate["verdict"]
+    assert said in gate["said"]
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+async def test_what_agents_say_of_nodes_is_read_where_a_node_does_not_offer_all_its_gpus(
+    rig: ExplainRig, *, is_healthy: bool
+):
+    rig.node("n1", a_gpu("GPU-a", healthy=is_healthy))
+    rig.submit("p", {GPU: 1, MEMORY: 99_000})
+    rig.store.create(
+        "events",
+        {
+            "metadata": {"name": "e", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": "n1"},
+            "reason": "GpuUnhealthy",
+            "message": "GPU 0: XID 48 [H-048]",
+            "source": {"component": "hami-agent"},
+            "lastTimestamp": encode_stamp(rig.now(-30)),
+        },
+    )
+
+    (node,) = (await rig.explain("p")).data["nodes"]
+
+    assert is_healthy == ("GpuUnhealthy: GPU 0: XID 48 [H-048]" not in "".join(node["events"]))
 
 
 async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Path, capsys: Capsys):

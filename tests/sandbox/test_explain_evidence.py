@@ -1,73 +1,22 @@
 """What schedulers, kubelets, runtimes and agents said decides over what the objects allow."""
 
-import datetime as dt
-from typing import Any
-
 import pytest
 
-from agent.kube.reader import (
-    ClusterNode,
-    ClusterSnapshot,
-    GpuHolder,
-    PodEventView,
-    Taint,
-    Unread,
+from agent.kube.reader import GpuHolder, PodEventView, Taint, Unread
+from tests.fakes.explain_rig import a_gpu
+from tests.sandbox.explained import (
+    CORES,
+    GPU,
+    MEMORY,
+    Json,
+    a_node,
+    a_pod,
+    blocked,
+    event,
+    said,
+    told,
+    words,
 )
-from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import Explanation
-from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
-
-NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
-GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
-Json = dict[str, Any]
-
-
-def a_pod(status: Json | None = None, node: str = "", age: float = 600, **parts: Any) -> Json:
-    born = (NOW - dt.timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    metadata: Json = {"name": "p", "namespace": "d", "uid": "own", "creationTimestamp": born}
-    limits = {GPU: "1", MEMORY: "1000"} | parts.pop("limits", {})
-    container = {"name": "main", "resources": {"limits": limits}}
-    spec = {"schedulerName": "hami-scheduler", "nodeName": node, "containers": [container]}
-    return {
-        "metadata": {"labels": {}, "annotations": {}} | metadata | parts.pop("metadata", {}),
-        "spec": spec | parts,
-        "status": {"phase": "Pending"} | (status or {}),
-    }
-
-
-def said(message: str, reason: str = "Unschedulable") -> Json:
-    """The status of a pod of which a scheduler said this last."""
-    one = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-    return {"conditions": [one]}
-
-
-def event(reason: str, message: str, age: float = 20, writer: str = "x", about: str = "p"):
-    last = NOW - dt.timedelta(seconds=age)
-    return PodEventView("Warning", reason, message, writer, last, about=about)
-
-
-def a_node(name: str = "n1", *gpus: Any, slices: int = 10, **parts: Any) -> ClusterNode:
-    report = report_of(*(gpus or (a_gpu("GPU-a"),)))
-    return ClusterNode(name, {REGISTER: report} | parts.pop("marks", {}), slices=slices, **parts)
-
-
-def told(pod: Json, *events: PodEventView, **parts: Any) -> Explanation:
-    nodes = parts.pop("nodes", (a_node(),))
-    snapshot = ClusterSnapshot(pod, NOW, nodes, events=events, **parts)
-    return explain_pod(snapshot, NOW)
-
-
-def blocked(found: Explanation) -> tuple[str, str]:
-    """Gate and id of what blocks the pod; both empty if nothing does."""
-    return next(((g.name, g.reason) for g in found.gates if g.verdict.value == "blocked"), ("", ""))
-
-
-def words(found: Explanation) -> str:
-    """All that people read of the gates and Nodes."""
-    parts = [(gate.said, *gate.facts, gate.advice) for gate in found.gates]
-    parts += [(node.said, *node.biggest, *node.events) for node in found.nodes]
-    return " | ".join(text for part in parts for text in part)
-
 
 BOUND = event("BindingFailed", "pods is forbidden: not yours", 5)
 LOCKED = "running PreBind plugin: node n1 has been locked within 5m0s"
@@ -84,6 +33,20 @@ PODS_UNREAD = {"nodes": (), "unread": (Unread("nodes", "no right"), Unread("pods
         (a_pod(age=50), (), {}, " ", "no scheduler has said anything about the pod yet"),
         (a_pod(age=70), (), PODS_UNREAD, "placement E-UNTRIED", "hami-scheduler runs"),
         (a_pod(limits={GPU: 0}, age=999), (), {}, "placement E-UNTRIED", "hami-scheduler runs"),
+        # A Node that was chosen before the last refusal is history.
+        (
+            a_pod(limits={MEMORY: "900"}),
+            (
+                event("FilteringSucceed", "find fit node(n1)", 90),
+                event("FilteringFailed", "1 nodes CardFoo(n1)", 20),
+            ),
+            *({}, " ", "the scheduler has not tried since"),
+        ),
+        # Nothing that the pod asks for is changed where the scheduler itself fails.
+        (
+            *(a_pod(said("EOF"), limits={MEMORY: "99999"}), (), {}),
+            *("placement E-ERROR", "the scheduler failed"),
+        ),
         # What it cannot decide is quoted, whatever the text is, and is no word about the Nodes.
         (
             *(a_pod(said("running Bind extender: EOF", "SchedulerError")), (BOUND,), {}),
@@ -178,6 +141,13 @@ def test_the_words_of_schedulers_and_agents_decide_and_are_quoted(
     assert "not ours" not in words(found)
     if gate != "placement CardInsufficientMemory":
         assert () == found.changes
+
+
+def test_what_the_pod_itself_was_given_does_not_count_against_it():
+    own = GpuHolder("own", "d", "p", "n1", "GPU-a,NVIDIA,16000,0:;", "Pending")
+    chosen = event("FilteringSucceed", "find fit node(n1)", 9)
+
+    assert ("", "") == blocked(told(a_pod(), chosen, holders=(own,)))
 
 
 def test_nodes_are_ordered_by_number():

@@ -6,51 +6,30 @@ from typing import Any
 import pytest
 
 from agent.hami.pod import encode_node_lock
-from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView, Taint, Unread
-from agent.sandbox.explain.decide import explain_pod
+from agent.kube.reader import ClusterNode, GpuHolder, Taint, Unread
 from agent.sandbox.explain.story import Explanation, Gate
 from agent.sandbox.explain.world import refuse_node
-from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
+from tests.fakes.explain_rig import LOCK
+from tests.sandbox import explained
+from tests.sandbox.explained import NOW, Json, a_node, event
 
-NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
-Json = dict[str, Any]
-ALLOCATED = "hami.io/vgpu-devices-allocated"
+CHOSEN = event("FilteringSucceed", "find fit node(n1), 0 nodes not fit")
 
 
 def a_pod(node: str = "", status: Json | None = None, **marks: str) -> Json:
-    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
     noted = {f"hami.io/{key.replace('_', '-')}": text for key, text in marks.items()}
-    return {
-        "metadata": {
-            "name": "p",
-            "namespace": "d",
-            "uid": "own",
-            "labels": {},
-            "annotations": noted,
-            "creationTimestamp": "2026-01-02T11:00:00Z",
-        },
-        "spec": {
-            "schedulerName": "hami-scheduler",
-            "nodeName": node,
-            "containers": [{"name": "main", "resources": {"limits": limits}}],
-        },
-        "status": {"phase": "Pending"} | (status or {}),
-    }
+    return explained.a_pod(status, node, metadata={"annotations": noted})
 
 
 def told(pod: Json, lock: str | None = None, **parts: Any) -> Explanation:
-    marks = {REGISTER: report_of(a_gpu("GPU-a"))} | ({} if lock is None else {LOCK: lock})
-    nodes = (ClusterNode("n1", marks, slices=10),)
-    parts = {"events": (CHOSEN,), "owners": {("d", "other"): ""}} | parts
-    return explain_pod(ClusterSnapshot(pod, NOW, nodes, **parts), NOW)
+    """The explanation of a pod for which the scheduler chose n1; nobody else is there."""
+    marks = {} if lock is None else {LOCK: lock}
+    parts = {"nodes": (a_node(marks=marks),), "owners": {("d", "other"): ""}} | parts
+    return explained.told(pod, *parts.pop("events", (CHOSEN,)), **parts)
 
 
 def seen(gate: Gate) -> tuple[str, str]:
     return gate.verdict.name, gate.reason
-
-
-def event(reason: str, message: str) -> PodEventView:
-    return PodEventView("Warning", reason, message, "x", NOW - dt.timedelta(seconds=9))
 
 
 def locked(owner: str, age: float) -> str:
@@ -75,7 +54,6 @@ FAILED = {
     **of_main(terminated={"startedAt": "2026-09-01T12:00:00Z"}),
 }
 OWN, OTHER, LONG = locked("p", 3), locked("other", 3), locked("other", 90)
-CHOSEN = event("FilteringSucceed", "find fit node(n1), 0 nodes not fit")
 WAITS = {"owners": {("d", "other"): "Pending"}}
 PENDING, ENDED, UNREAD = (
     {"holders": (holder("Pending"),), "owners": {}},
@@ -194,9 +172,8 @@ def test_to_wait_for_a_pod_that_is_being_deleted_is_the_smallest_change():
 def test_a_cluster_without_gpus_is_told_as_such():
     pod = a_pod()
     nodes = (ClusterNode("cpu-1"), ClusterNode("cpu-2"))
-    snapshot = ClusterSnapshot(pod, NOW, nodes)
 
-    gate = explain_pod(snapshot, NOW).gate("placement")
+    gate = told(pod, nodes=nodes, events=()).gate("placement")
 
     assert ("BLOCKED", "NodeUnregistered") == seen(gate)
     assert ("not counted: 2 Nodes without GPUs",) == gate.facts
