@@ -12,7 +12,8 @@ from agent import cluster as annotations
 from agent.allocate.candidates import pair_groups
 from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
-from agent.kube.reader import REFUSED, ClusterNode, JsonObject, decode_moment
+from agent.kube.objects import decode_moment
+from agent.kube.reader import REFUSED, ClusterNode, JsonObject
 from agent.sandbox.explain.story import Gate, GateVerdict, core_words, mib
 from agent.sandbox.explain.words import (
     TEXT,

@@ -10,7 +10,8 @@ import msgspec
 from agent import cluster as annotations
 from agent.allocate.room import ContainerRequest
 from agent.errors import cap
-from agent.kube.reader import JsonObject, decode_moment
+from agent.kube.objects import decode_moment
+from agent.kube.reader import JsonObject
 from agent.sandbox.explain.story import Gate, GateVerdict, GpuVerdict, NodeVerdict, mib
 from agent.sandbox.explain.words import (
     NODE_UNREGISTERED,
