@@ -23,21 +23,20 @@ from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot
 from agent.sandbox.explain.decide import explain_pod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
-from tests.fakes.explain_rig import REGISTER, TOKEN, ExplainRig, a_gpu, explain_rig, report_of
+from tests.fakes.explain_rig import (
+    EXPLAIN_RIGHTS,
+    REGISTER,
+    TOKEN,
+    ExplainRig,
+    a_gpu,
+    explain_rig,
+    report_of,
+)
 from tests.fakes.kubeworld import KUBECONFIG
 
 pytestmark = pytest.mark.looptime(False)
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
-ALL = frozenset(
-    {
-        ("get", "pods"),
-        ("list", "pods"),
-        ("list", "nodes"),
-        ("list", "events"),
-        ("list", "resourcequotas"),
-    }
-)
 Capsys = pytest.CaptureFixture[str]
 
 
@@ -48,7 +47,7 @@ async def rig(tmp_path: Path, capsys: Capsys) -> AsyncIterator[ExplainRig]:
 
 
 async def test_the_five_rights_that_the_help_names_are_enough(tmp_path: Path, capsys: Capsys):
-    async with explain_rig(tmp_path, capsys, ALL) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.submit("p", {GPU: 1, MEMORY: 1000})
 
@@ -62,7 +61,7 @@ async def test_the_five_rights_that_the_help_names_are_enough(tmp_path: Path, ca
 async def test_a_missing_right_is_named_and_the_rest_is_told(
     resource: str, tmp_path: Path, capsys: Capsys
 ):
-    async with explain_rig(tmp_path, capsys, ALL - {("list", resource)}) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", resource)}) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.submit("p", {GPU: 1, MEMORY: 1000})
 
@@ -79,7 +78,7 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
 async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
     tmp_path: Path, capsys: Capsys
 ):
-    async with explain_rig(tmp_path, capsys, ALL - {("list", "nodes")}) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", "nodes")}) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.node("n2", a_gpu("GPU-b", healthy=False))
         rig.submit("p", {GPU: 1, MEMORY: 20_000})
@@ -160,7 +159,7 @@ async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_an
 async def test_where_no_pod_can_be_listed_the_use_of_the_quota_is_not_known(
     tmp_path: Path, capsys: Capsys
 ):
-    async with explain_rig(tmp_path, capsys, ALL - {("list", "pods")}) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", "pods")}) as rig:
         rig.submit("p", {GPU: 1})
         quota = {"metadata": {"name": "q", "namespace": "default"}}
         spec = {"hard": {"limits.nvidia.com/gpucores": "50"}}
