@@ -60,14 +60,14 @@ PODS_UNREAD = {"nodes": (), "unread": (Unread("nodes", "no right"), Unread("pods
         # A pod that is being deleted is not placed, with and without a finalizer.
         (
             a_pod(metadata={"deletionTimestamp": "2026-01-02T11:58:00Z"}),
-            *((), {}, "admission E-DELETED", "is being deleted since 2 min"),
+            *((), {}, "admission E-DELETED", "was deleted 2 min ago"),
         ),
         (
             a_pod(
                 limits={GPU: "0"},
                 metadata={"deletionTimestamp": "2026-01-02T11:58:00Z", "finalizers": ["a/b"]},
             ),
-            *((), {}, "admission E-DELETED", "finalizers keep it: a/b"),
+            *((), {}, "admission E-DELETED", "finalizers keep it (a/b)"),
         ),
         # With rights in one namespace the last attempt decides, by its greatest number.
         (a_pod(said(REFUSED)), (), PODS_UNREAD, "placement CardInsufficientCore", "9 nodes"),

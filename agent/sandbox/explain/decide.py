@@ -343,7 +343,7 @@ def explain_pod(
         if placement is not None and not placement.fitting:
             quota = quota_gate(world, is_refused=placement.reason == "ResourceQuotaNotFit")
             # No change of the pod or of a Node helps where the scheduler itself does not work.
-            if searched.reason not in {"E-ERROR", "E-UNTRIED"}:
+            if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
                 changes = _Tries(world, pod, placement.fits).smallest()
     chosen = _chosen_node(pod, placement, attempt)
     binding = binding_gate(world, pod, chosen, attempt, now)

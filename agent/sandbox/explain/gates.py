@@ -101,7 +101,7 @@ def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
             "create the pod again where HAMi's webhook sees it",
             left,
         )
-    said = f"scheduler is {shown}, and the pod has the webhook's defaults"
+    said = f"scheduler is {shown}, with the webhook's defaults"
     facts = () if pod["spec"].get("nodeName") else tuple(_whole_gpus(world, pod))
     return Gate(ADMISSION, GateVerdict.PASSED, said, facts=facts)
 
@@ -112,11 +112,11 @@ def deletion(pod: JsonObject, now: dt.datetime) -> tuple[str, str, str] | None:
     if deleted is None:
         return None
     finalizers = [cap(str(one), 128) for one in pod["metadata"].get("finalizers") or ()]
-    said = f"the pod is being deleted since {span((now - deleted).total_seconds())}"
+    said = f"the pod was deleted {when(deleted, now)} and is still there"
     if not finalizers:
         return said, "E-DELETED", "its kubelet, or the API server, removes it"
     advice = "look at the program that set the finalizer: it removes it when its work is done"
-    return f"{said}, and finalizers keep it: {', '.join(finalizers)}", "E-DELETED", advice
+    return f"{said}: finalizers keep it ({', '.join(finalizers)})", "E-DELETED", advice
 
 
 def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
