@@ -160,7 +160,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
             f"{condition},cordoned" if gpu.cordoned else condition or "-",
             f"{gpu.slices_held}/{gpu.slices}",
             gib(gpu.promised_mib),
-            gib(gpu.sellable_mib),
+            gib(gpu.sellable_mib or None),  # 0: it was lost before this start, its size is unknown
             f"{gpu.promised_cores}/{gpu.sellable_cores}%",
             gib(gpu.used_mib),
             "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",

@@ -141,7 +141,7 @@ class TopScreen(App[None]):
                 "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
                 self._bar((gpu.gpu_percent or 0) / 100),
                 f"{gpu.slices_held}/{gpu.slices}",
-                f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib)}",
+                f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib or None)}",
                 self._bar(gpu.promised_mib / gpu.sellable_mib if gpu.sellable_mib else 0.0),
                 f"{gib(gpu.used_mib)} of {gib(gpu.memory_mib)}",
                 spark(gpu.history.gpu_percent if gpu.history else (), plain=self._plain),

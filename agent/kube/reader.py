@@ -1,5 +1,6 @@
 """Reads a cluster for the commands: nodes, pods and rights."""
 
+import contextlib
 import datetime as dt
 import difflib
 import email.utils
@@ -11,7 +12,9 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound
+from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
+from agent.hami.pod import decode_node_lock
+from agent.hami.register import read_register
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
     METADATA_ONLY,
@@ -86,7 +89,7 @@ class GpuHolder(msgspec.Struct, frozen=True):
 
 
 class PodEventView(msgspec.Struct, frozen=True):
-    """An Event about the pod. `last`: the last time; None if it cannot be read."""
+    """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
 
     kind: str
     reason: str
@@ -94,6 +97,7 @@ class PodEventView(msgspec.Struct, frozen=True):
     writer: str
     last: dt.datetime | None
     count: int = 1
+    about: str = ""
 
 
 class AgentPod(msgspec.Struct, frozen=True):
@@ -115,6 +119,17 @@ class RefusedPod(msgspec.Struct, frozen=True):
     node: str
     message: str
     at: dt.datetime | None
+
+
+class OwnedPod(msgspec.Struct, frozen=True, order=True):
+    """A pod of a workload; in order, the one to explain first is the first.
+
+    `rank`: 0 without a Node, 1 on a Node and not running, 2 running, 3 ended well or being deleted.
+    """
+
+    rank: int
+    name: str
+    phase: str
 
 
 class HeldUse(msgspec.Struct, frozen=True):
@@ -142,6 +157,10 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
     of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
     `use_unread`: why its node's agent did not say.
+
+    `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
+    `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
+    `is_own_read`: the pods of the pod's namespace were read, if not those of the cluster.
     """
 
     pod: JsonObject
@@ -154,6 +173,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     agents: tuple[AgentPod, ...] = ()
     uses: tuple[HeldUse, ...] = ()
     use_unread: str = ""
+    node_events: tuple[PodEventView, ...] = ()
+    owners: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
+    is_own_read: bool = True
 
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
@@ -283,6 +305,7 @@ def decode_pod_event(body: Raw) -> PodEventView:
         or text_in(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
         count=count if isinstance(count, int) else 1,
+        about=text_in(inside(event, "involvedObject"), "name"),
     )
 
 
@@ -344,6 +367,27 @@ def decode_refused(body: Raw) -> RefusedPod | None:
     )
 
 
+GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
+"""What a workload makes that makes its pods; the name has one more word, without a hyphen."""
+_RANKS: Final = {"Running": 2, "Succeeded": 3}
+
+
+def decode_owned(body: Raw, kind: str, name: str) -> OwnedPod | None:
+    """Decode a pod; None if it is not of this workload. Raises MalformedText: not an object."""
+    pod = read_object(body)
+    metadata = inside(pod, "metadata")
+    for owner in objects_in(metadata, "ownerReferences"):
+        owner_kind, owner_name = text_in(owner, "kind"), text_in(owner, "name")
+        head, _, made = owner_name.rpartition("-")
+        is_made = owner_kind == GENERATED.get(kind) and head == name and bool(made)
+        if is_made or (owner_kind, owner_name) == (kind, name):
+            phase = text_in(inside(pod, "status"), "phase") or "Pending"
+            rank = _RANKS.get(phase, 1 if text_in(inside(pod, "spec"), "nodeName") else 0)
+            rank = 3 if metadata.get("deletionTimestamp") else rank
+            return OwnedPod(rank, text_in(metadata, "name"), phase)
+    return None
+
+
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
     metadata = inside(read_object(body), "metadata")
@@ -361,6 +405,8 @@ AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 JSON_FORM: Final = "["
 """The first character of a register annotation for schedulers from 2.8 on."""
+OWNERS: Final = 16
+"""Owners of locks that are looked up. A lock stands for seconds, so there are few."""
 
 T = TypeVar("T")
 
@@ -416,6 +462,12 @@ class ClusterReader:
             else ("fieldSelector", UNFINISHED)
         )
         holders = await self._part("pods", "", decode_holder, query)
+        is_own_read, failures = True, len(self._unread)
+        if any(unread.part == "pods" for unread in self._unread):
+            # Whoever may read one namespace alone can still be told what holds its quota.
+            holders = await self._part("pods", namespace, decode_holder, query)
+            is_own_read = len(self._unread) == failures
+            del self._unread[failures:]
         quotas = await self._part("resourcequotas", namespace, decode_quota)
         own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
         events = await self._part("events", namespace, decode_pod_event, own)
@@ -423,8 +475,53 @@ class ClusterReader:
         if any(_is_unregistered(node) for node in nodes):
             query = ("labelSelector", AGENTS)
             agents = await self._part("pods", "", decode_agent, query, part="agents")
-        unread = tuple(self._unread)
-        return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
+        about = "involvedObject.kind=Node"
+        if bound := pod["spec"].get("nodeName"):
+            about += f",involvedObject.name={bound}"
+        said: tuple[PodEventView, ...] = ()
+        if bound or any(_is_troubled(node) for node in nodes):
+            query, part = ("fieldSelector", about), "events of Nodes"
+            said = await self._part("events", "default", decode_pod_event, query, part=part)
+        return ClusterSnapshot(
+            pod,
+            taken,
+            nodes,
+            holders,
+            quotas,
+            events,
+            agents=agents,
+            owners=await self._owners(nodes, holders),
+            node_events=tuple(event for event in said if event.writer == WRITER),
+            unread=tuple(self._unread),
+            is_own_read=is_own_read,
+        )
+
+    async def _owners(
+        self, nodes: Iterable[ClusterNode], holders: Iterable[GpuHolder]
+    ) -> Mapping[tuple[str, str], str]:
+        """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
+        owners: set[tuple[str, str]] = set()
+        for node in nodes:
+            with contextlib.suppress(MalformedText):  # also where there is no lock
+                lock = decode_node_lock(node.annotations.get(annotations.MUTEX_LOCK, ""))
+                owners |= {lock.owner} if lock.owner else set()
+        known = {(holder.namespace, holder.name) for holder in holders}
+        found: dict[tuple[str, str], str] = {}
+        for namespace, name in sorted(owners - known)[:OWNERS]:
+            path = path_of("namespaces", namespace, "pods", name)
+            try:
+                pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_target)
+                found[namespace, name] = text_in(pod["status"], "phase") or "Pending"
+            except ApiNotFound:
+                found[namespace, name] = ""
+            except ApiError:
+                continue  # nothing is concluded from what could not be read
+        return found
+
+    async def owned(self, namespace: str, kind: str, name: str) -> tuple[OwnedPod, ...]:
+        """The pods of a workload, those without a Node first. Raises ApiError."""
+        pods = await self._list("pods", namespace, lambda raw: decode_owned(raw, kind, name))
+        return tuple(sorted(pods))
 
     async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.
@@ -496,6 +593,12 @@ class ClusterReader:
         except ApiForbidden as error:
             raise _right(request, error) from error
         return tuple(item for item in listed.items if item is not None)
+
+
+def _is_troubled(node: ClusterNode) -> bool:
+    """Whether the Node has, or had, GPUs and does not offer all of them."""
+    gpus = read_register(node.annotations.get(annotations.REGISTER))
+    return _is_unregistered(node) or not all(gpu.healthy for gpu in gpus)
 
 
 def _is_unregistered(node: ClusterNode) -> bool:

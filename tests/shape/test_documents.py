@@ -8,7 +8,7 @@ from agent.app import codes
 from agent.cli.main import VERBS
 from agent.errors import RefusalReason
 from agent.node.findings import PreflightCheck
-from agent.sandbox.explain.story import ADVICE
+from agent.sandbox.explain.placement import ADVICE
 from tests.shape import tree
 from tests.shape.typed import told
 
