@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 import yaml
@@ -106,6 +106,17 @@ def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
 def writes_utf8() -> bool:
     """Whether standard output takes characters beyond ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+Paint: TypeAlias = Callable[[str, str], str]
+"""Gives a text a colour (red, green, yellow or faint) where the terminal takes it."""
+_CODES: Final = {"red": 31, "green": 32, "yellow": 33, "faint": 2}
+
+
+def painter(environ: Mapping[str, str]) -> Paint:
+    """Paints on a terminal, unless NO_COLOR is set (https://no-color.org) or TERM is dumb."""
+    plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return lambda text, colour: text if plain else f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
 @contextlib.contextmanager

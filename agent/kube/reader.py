@@ -36,8 +36,8 @@ from agent.kube.objects import (
     read_object,
     read_pod,
 )
-from agent.node.preflight import Right, skew_of
-from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
+from agent.node.preflight import Right
+from agent.node.scheduling import NodeSight, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -594,15 +594,6 @@ class Neighbours(msgspec.Struct, frozen=True):
     plugins: tuple[str, ...]
 
 
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
-
-    traces: NodeTraces
-    offer: OfferSeen
-    labels: Mapping[str, str]
-    skew: float | None = None
-
-
 class NodeReader:
     """Reads what is known of one node with the rights of who asks; each answer has 10 s."""
 
@@ -673,11 +664,14 @@ class NodeReader:
                 plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
         return Neighbours(names, tuple(plugins))
 
-    async def look(self, resource: str, clock: Clock) -> NodeSight:
-        """Get the Node. Raises ApiNotFound, ApiError."""
+    async def look(self, resource: str, clock: Clock) -> NodeSight | None:
+        """Get the Node; None: there is none. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", self._node))
         before = clock.now()
-        body, headers = await self._session.exchange(request)
+        try:
+            body, headers = await self._session.exchange(request)
+        except ApiNotFound:
+            return None
         after = clock.now()
         try:
             sent = email.utils.parsedate_to_datetime(headers.get("Date", "")).astimezone(dt.UTC)
@@ -690,30 +684,32 @@ class NodeReader:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
         managed = entries(metadata)
         agents = [entry for entry in managed if entry.writer == WRITER]
-        traces = NodeTraces(
-            self._node,
-            {key: str(value) for key, value in inside(metadata, "annotations").items()},
-            frozenset(key for entry in agents for key in entry.annotations),
-            max((entry.time for entry in agents), default=""),
-            other_writer(managed, REGISTER),
-        )
         offered, had = (
             max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
         )
-        labels = {key: str(value) for key, value in inside(metadata, "labels").items()}
-        return NodeSight(traces, OfferSeen(resource, offered, had), labels, skew)
+        return NodeSight(
+            name=self._node,
+            labels={key: str(value) for key, value in inside(metadata, "labels").items()},
+            annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
+            allocatable=offered,
+            capacity=had,
+            written=frozenset(key for entry in agents for key in entry.annotations),
+            last_written=max((entry.time for entry in agents), default=""),
+            reported_by=other_writer(managed, REGISTER),
+            skew=skew,
+        )
 
-    async def named(self, node: str) -> NamedNode:
-        """Look whether a Node of this name exists. Raises ApiError."""
+    async def named(self, node: str) -> bool | None:
+        """Whether a Node of this name exists; None: this account may not look. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
         try:
             await self._session.call(request)
         except ApiNotFound:
-            return NamedNode.MISSING
+            return False
         except ApiForbidden:  # a node's own identity may read only its own Node
-            return NamedNode.UNSEEN
-        return NamedNode.THERE
+            return None
+        return True
 
     async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""

@@ -1,18 +1,15 @@
-"""Cordons, what changes only on a drained node, device files and HAMi-core's files."""
+"""Cordons of GPUs, and what may change only on a drained node."""
 
 import dataclasses
-import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
 from agent.cluster import CORDON, HANDSHAKE, NodeEvent
 from agent.errors import SettingsError, cap
-from agent.ledger import Decider, HookFacts, Ledger, Row
+from agent.ledger import Decider, Ledger, Row
 from agent.model import NO_INDEX, GpuUuid, SharedGpu
-from agent.node.findings import NO_OFFER, Finding, PreflightCheck, counted
 
 # Decides how the annotation `hami.io/device-cordon` of a Node changes.
 #
@@ -152,122 +149,3 @@ def _value(row: Row, key: str) -> str:
     if row.adopted:
         return ""
     return "none" if row.decided_by is Decider.KUBELET else "hami"
-
-
-# Judges the device files of NVIDIA's driver: whether they exist and may be opened.
-
-CONTROL: Final = ("nvidiactl", "nvidia-uvm")
-"""The device files that every CUDA program opens."""
-
-
-class NodeAccess(enum.Enum):
-    """What a device file allows this process."""
-
-    OPEN = "can be opened"
-    SEEN = "exists"
-    """It was not opened: that would wake a GPU."""
-    MISSING = "does not exist"
-    DENIED = "may not be opened by this user"
-    FORBIDDEN = "may not be opened: the device cgroup forbids it"
-    FAILED = "cannot be opened"
-
-
-class DeviceNode(msgspec.Struct, frozen=True):
-    """A device file and what it allows. `reason`: the system's words for a failure."""
-
-    path: str
-    access: NodeAccess
-    reason: str = ""
-
-
-_ADVICE: Final = {
-    NodeAccess.MISSING: "load the module on the host (nvidia-modprobe -u -c 0), or pass the file "
-    "in",
-    NodeAccess.DENIED: "run this check as root",
-    NodeAccess.FORBIDDEN: "restart this container, because its rules for devices are older than "
-    "the driver's files (systemd: DeviceAllow of the unit)",
-    NodeAccess.FAILED: "look with nvidia-smi and for NVRM in the kernel's log (dmesg)",
-}
-
-
-def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Finding]:
-    """Judge the device files. `gpus`: how many GPUs the driver describes; None: not known."""
-    check = PreflightCheck.ACCESS
-    control = [node for node in nodes if node.path.rpartition("/")[2] in CONTROL]
-    bad = [node for node in control if node.access not in {NodeAccess.OPEN, NodeAccess.SEEN}]
-    for node in bad:
-        said = node.access.value + (f" ({node.reason})" if node.reason else "")
-        judged = Finding.unknown if node.access is NodeAccess.DENIED else Finding.wrong
-        finding = judged(check, node.path, said, _ADVICE[node.access])
-        yield finding.because_of(PreflightCheck.DRIVER)
-    seen = len(nodes) - len(control)
-    if gpus is not None and seen < gpus:
-        yield Finding.note(
-            check,
-            "/dev/nvidiaN",
-            f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here",
-            "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
-            "ones on the host: nvidia-modprobe -c N",
-        )
-    elif not bad:
-        said = f"can be opened; {counted(seen, 'file')} of GPUs"
-        yield Finding.ok(check, ", ".join(node.path for node in control), said)
-
-
-# Judges the files of HAMi-core that every container loads: their owner, mode and content.
-
-
-class LibraryFile(msgspec.Struct, frozen=True):
-    """A file of HAMi-core on the host.
-
-    - `ours`: its owner is root or the agent's user.
-    - `digest`: its SHA-256 in hexadecimal.
-    - `failure`: why it cannot be read.
-    """
-
-    path: str
-    owner: int = 0
-    mode: int = 0
-    ours: bool = True
-    digest: str = ""
-    failure: str = ""
-
-
-def judge_library_files(
-    library: LibraryFile, preload: LibraryFile, facts: HookFacts
-) -> tuple[Finding, ...]:
-    """Judge libvgpu.so and ld.so.preload, which exist: who may open them, and what containers load.
-
-    `facts`: what check_library() judges, too.
-    """
-    said = f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both"
-    faults = (*_access(library), *_access(preload), *_content(library, preload, facts))
-    return faults or (Finding.ok(PreflightCheck.PRELOAD, library.path, said),)
-
-
-def _access(file: LibraryFile) -> Iterator[Finding]:
-    check, path = PreflightCheck.PRELOAD, file.path
-    if file.failure:
-        yield Finding.unknown(check, path, file.failure, "run this check as root")
-    elif not file.ours or file.mode & 0o022:
-        yield Finding.wrong(
-            check,
-            path,
-            f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
-            f"chown root and chmod go-w {path}; then put HAMi-core's file there again",
-            "who may write this file can run code in every new container with a GPU",
-        )
-    elif not file.mode & 0o004:
-        said, means = "not everybody may read it", "containers of other users have no limits"
-        yield Finding.wrong(check, path, f"{said} (mode {file.mode:04o})", "make it 0644", means)
-
-
-def _content(library: LibraryFile, preload: LibraryFile, facts: HookFacts) -> Iterator[Finding]:
-    check, until = PreflightCheck.PRELOAD, "until then no slice is on offer (HA-5005)"
-    if not facts.loadable:
-        advice = f"put HAMi-core's file there; {until}"
-        yield Finding.wrong(check, library.path, NOT_LOADABLE, advice, NO_OFFER)
-    if names := misnamed(facts):
-        mounted = mounted_library(facts)
-        said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
-        yield Finding.wrong(check, preload.path, said, advice, NO_OFFER)

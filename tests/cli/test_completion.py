@@ -60,7 +60,7 @@ def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[
         ("hami-agent doc", {"doctor"}),
         ("hami-agent config ", {"show", "check", "schema"}),
         ("hami-agent config s", {"show", "schema"}),
-        ("hami-agent doctor --pre -o ", {"table", "json", "yaml"}),
+        ("hami-agent doctor --pre -o ", {"table", "wide", "json", "yaml"}),
         ("hami-agent doctor -o y", {"yaml"}),
         ("hami-agent config show -o ", {"table", "json", "yaml"}),
         ("hami-agent completion z", {"zsh"}),
