@@ -154,9 +154,23 @@ class Finding(msgspec.Struct, frozen=True):
         return "" if self.verdict == "ok" else self.means or CHECKS[self.group][self.check]
 
 
-def ok(check: CheckId, subject: str, said: str) -> Finding:
-    """The check passed."""
-    return Finding(check, "ok", subject, said)
+class When(msgspec.Struct, frozen=True):
+    """A row of a rule: if it holds, this is the finding."""
+
+    holds: bool
+    verdict: Verdict
+    said: str
+    advice: str = ""
+    means: str = ""
+    causes: tuple[CheckId, ...] = ()
+
+
+def judged(check: CheckId, subject: str, well: str, *rows: When) -> Finding:
+    """The finding of the first row that holds; without one the check passed: `well`."""
+    for row in rows:
+        if row.holds:
+            return Finding(check, row.verdict, subject, row.said, row.advice, row.means, row.causes)
+    return Finding(check, "ok", subject, well)
 
 
 def traced(findings: Iterable[Finding]) -> Iterator[Finding]:

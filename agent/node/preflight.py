@@ -10,7 +10,16 @@ import msgspec
 from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library, undefined
 from agent.ledger import EditSettings, HookFacts
 from agent.model import GpuUuid, Scan
-from agent.node.findings import NO_OFFER, OF_ONE_GPU, CheckId, Finding, Verdict, counted
+from agent.node.findings import (
+    NO_OFFER,
+    OF_ONE_GPU,
+    CheckId,
+    Finding,
+    Verdict,
+    When,
+    counted,
+    judged,
+)
 
 # The rights at the API server.
 
@@ -82,6 +91,10 @@ MONITOR: Final = (
     "it, and the Service on port 31992"
 )
 
+_SAME_METRICS: Final = (
+    "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again (see "
+    "deploy/README.md)"
+)
 _TAKE_OFF: Final = (
     "remove it from this node first: two plugins for one resource take it from each other"
 )
@@ -124,28 +137,38 @@ class PluginSocket(msgspec.Struct, frozen=True):
 
 def judge_path(place: PathFacts, check: CheckId = "P-PATHS", *, made: bool) -> Finding:
     """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
-    if not place.kind and made and place.writable:
-        return Finding(check, "ok", place.path, "does not exist: the agent creates it")
-    said = means = ""
-    advice = f"chown root and chmod 0755 {place.path}"
-    if not place.kind and made:
-        said, advice = "does not exist and cannot be created", "create it, or mount it read-write"
-    elif place.kind != "directory":
-        said = f"is a {place.kind}" if place.kind else "does not exist"
-        advice = "mount or create the directory there"
-    elif not place.ours or place.mode & 0o002:
-        said = f"belongs to uid {place.owner}"
-        if place.ours:
-            said = f"every user may write there (mode {place.mode:04o})"
-        means = "who may write there can replace the sockets, or the limits of containers"
-    elif not place.writable:
-        said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
-        advice = "run as its owner, and mount it read-write"
-    elif place.full:
-        said, advice = "no space or no inodes are left", "free some space there"
-    else:
-        return Finding(check, "ok", place.path, "can be written, only by its owner or a group")
-    return Finding(check, "WRONG", place.path, said, advice, means)
+    is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
+    means = "who may write there can replace the sockets, or the limits of containers"
+    mode = f"mode {place.mode:04o}"
+    return judged(
+        check,
+        place.path,
+        "can be written, only by its owner or a group",
+        When(is_missing and place.writable, "ok", "does not exist: the agent creates it"),
+        When(
+            is_missing,
+            "WRONG",
+            "does not exist and cannot be created",
+            "create it, or mount it read-write",
+        ),
+        When(
+            place.kind != "directory",
+            "WRONG",
+            f"is a {place.kind}" if place.kind else "does not exist",
+            "mount or create the directory there",
+        ),
+        When(not place.ours, "WRONG", f"belongs to uid {place.owner}", chown, means),
+        When(
+            bool(place.mode & 0o002), "WRONG", f"every user may write there ({mode})", chown, means
+        ),
+        When(
+            not place.writable,
+            "WRONG",
+            f"cannot be written (owner {place.owner}, {mode})",
+            "run as its owner, and mount it read-write",
+        ),
+        When(place.full, "WRONG", "no space or no inodes are left", "free some space there"),
+    )
 
 
 def judge_size(path: str, size: int, entries: int) -> Finding:
@@ -167,16 +190,26 @@ def judge_bytecode(program: str, uncompiled: int, lost: int | None) -> Finding:
     `lost`: those of them whose bytecode the agent cannot keep; None: it is not known.
     """
     modules = counted(uncompiled, "module")
-    if not uncompiled:
-        return Finding("P-BYTECODE", "ok", program, "its modules are compiled")
-    if lost == 0:
-        said = f"{modules} not compiled yet; the agent's next start keeps the result"
-        return Finding("P-BYTECODE", "ok", program, said)
-    said = f"each start compiles {modules} anew, and cannot keep the result"
-    if lost is None:
-        said = f"{modules} not compiled: a start that may not write there compiles them each time"
     advice = "run `python -m compileall` as the files' owner, for Python's own library too"
-    return Finding("P-BYTECODE", "note", program, said, advice)
+    return judged(
+        "P-BYTECODE",
+        program,
+        f"{modules} not compiled yet; the agent's next start keeps the result"
+        if uncompiled
+        else "its modules are compiled",
+        When(
+            uncompiled > 0 and lost is None,
+            "note",
+            f"{modules} not compiled: a start that may not write there compiles them each time",
+            advice,
+        ),
+        When(
+            uncompiled > 0 and lost != 0,
+            "note",
+            f"each start compiles {modules} anew, and cannot keep the result",
+            advice,
+        ),
+    )
 
 
 def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
@@ -184,11 +217,17 @@ def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
     finding = judge_path(directory, "P-KUBELET", made=False)
     if finding.verdict != "ok":
         return finding
-    if socket.kind != "socket":
-        advice = "start the kubelet, or set paths.kubeletSocket to its socket"
-        said = "no socket of a kubelet is there"
-        return Finding("P-KUBELET", "WRONG", socket.path, said, advice)
-    return Finding("P-KUBELET", "ok", socket.path, "the kubelet's socket is there")
+    return judged(
+        "P-KUBELET",
+        socket.path,
+        "the kubelet's socket is there",
+        When(
+            socket.kind != "socket",
+            "WRONG",
+            "no socket of a kubelet is there",
+            "start the kubelet, or set paths.kubeletSocket to its socket",
+        ),
+    )
 
 
 def judge_witness(
@@ -198,18 +237,28 @@ def judge_witness(
 
     `serving`: an agent runs and knows these containers.
     """
-    if held is None:
-        advice = "check that the kubelet runs and that paths.podResourcesSocket names its socket"
-        return Finding("P-WITNESS", "WRONG", path, failure, advice, causes=("P-KUBELET",))
     hold = "holds" if held == 1 else "hold"
-    known = f"the kubelet answers, and {counted(held, 'container')} {hold} slices"
+    known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
     if held and not serving:
         known += "; the agent takes them over with the ids that they have"
-    if not asks:
-        known += "; it cannot say which pod it is admitting"
-        advice = "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)"
-        return Finding("P-WITNESS", "note", path, known, advice)
-    return Finding("P-WITNESS", "ok", path, known)
+    return judged(
+        "P-WITNESS",
+        path,
+        known,
+        When(
+            held is None,
+            "WRONG",
+            failure,
+            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
+            causes=("P-KUBELET",),
+        ),
+        When(
+            not asks,
+            "note",
+            f"{known}; it cannot say which pod it is admitting",
+            "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
+        ),
+    )
 
 
 def judge_driver(
@@ -223,32 +272,43 @@ def judge_driver(
         advice = _REPAIR_DRIVER if remedy is None else remedy
         yield Finding("P-DRIVER", "WRONG", library, failure, advice)
         return
-    if not scan.gpus:
-        said = f"driver {scan.driver_version} answers but describes no GPU"
-        advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
-        yield Finding("P-DRIVER", "WRONG", library, said, advice)
-    else:
-        models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-        said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
-        yield Finding("P-DRIVER", "ok", library, said)
-    for gpu in scan.gpus:
-        if gpu.mig_enabled:
-            said = f"GPU {gpu.uuid} is in MIG mode"
-            yield Finding("P-DRIVER", "note", library, said, "it will not be shared", OF_ONE_GPU)
-    for fault in scan.faults:
-        advice = f"it is not shared; {fault.remedy}"
-        yield Finding("P-DRIVER", "note", library, fault.sentence, advice, OF_ONE_GPU)
+    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+    yield judged(
+        "P-DRIVER",
+        library,
+        f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
+        When(
+            not scan.gpus,
+            "WRONG",
+            f"driver {scan.driver_version} answers but describes no GPU",
+            "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
+        ),
+    )
+    left = [
+        (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
+        for gpu in scan.gpus
+        if gpu.mig_enabled
+    ]
+    left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
+    for said, advice in left:
+        yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
 
 
 def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
     """Judge HAMi-core's files in `home`. `missing`: the names of those that do not exist."""
-    if not missing:
-        return Finding("P-LIBRARY", "ok", home, "libvgpu.so and ld.so.preload are there")
     said = f"not there: {', '.join(missing)}"
-    if not needed:
-        return Finding("P-LIBRARY", "ok", home, f"{said}; not needed with these settings")
-    advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
-    return Finding("P-LIBRARY", "WRONG", home, said, advice)
+    return judged(
+        "P-LIBRARY",
+        home,
+        "libvgpu.so and ld.so.preload are there",
+        When(
+            bool(missing) and needed,
+            "WRONG",
+            said,
+            "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
+        ),
+        When(bool(missing), "ok", f"{said}; not needed with these settings"),
+    )
 
 
 def judge_cdi(
@@ -258,14 +318,19 @@ def judge_cdi(
 
     `defined`: the names that the specifications define; None: not known.
     """
-    directories, fault = ", ".join(settings.cdi_spec_dirs), undefined(gpus, settings, defined)
-    if defined is None:
-        said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
-        advice = "mount the host's directories read-only at the same paths, or run this as root"
-        return Finding("P-CDI", "unknown", directories, said, advice)
-    if fault is not None:
-        return Finding("P-CDI", "WRONG", directories, *fault)
-    return Finding("P-CDI", "ok", directories, f"defines {counted(len(gpus), 'GPU')}")
+    fault = undefined(gpus, settings, defined)
+    return judged(
+        "P-CDI",
+        ", ".join(settings.cdi_spec_dirs),
+        f"defines {counted(len(gpus), 'GPU')}",
+        When(
+            defined is None,
+            "unknown",
+            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
+            "mount the host's directories read-only at the same paths, or run this as root",
+        ),
+        When(fault is not None, "WRONG", *(fault or ("", ""))),
+    )
 
 
 def judge_plugins(
@@ -285,20 +350,16 @@ def judge_plugins(
     theirs = [socket for socket in sockets if socket.theirs]
     running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
     verdict: Verdict = "note" if takeover else "WRONG"
-    advice = _TAKE_OVER if takeover else _TAKE_OFF
     for subject, said in running:
-        yield Finding("P-PLUGIN", verdict, subject, said, advice)
+        yield Finding("P-PLUGIN", verdict, subject, said, _TAKE_OVER if takeover else _TAKE_OFF)
     for path in (one.path for one in theirs if not one.alive):
         said = "left behind by another device plugin"
         rest = "no process listens there; remove it if that plugin will not come back"
         yield Finding("P-PLUGIN", "note", path, said, rest)
     if not running and directory.kind == "directory":
-        said = "no other plugin for these GPUs answers"
-        yield Finding("P-PLUGIN", "ok", directory.path, said)
+        yield judged("P-PLUGIN", directory.path, "no other plugin for these GPUs answers")
     if running or reported:
-        advice = "the agent serves the same metrics; let Prometheus ask its port, or open 31992 "
-        advice += "again (see deploy/README.md)"
-        yield Finding("P-MONITOR", "note", "HAMi's vGPUmonitor", MONITOR, advice)
+        yield Finding("P-MONITOR", "note", "HAMi's vGPUmonitor", MONITOR, _SAME_METRICS)
 
 
 def judge_hami_files(
@@ -323,9 +384,8 @@ def judge_hami_files(
     if unchecked:
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
-    if not advice:
-        return Finding("P-HAMI", "ok", subject, said)
-    return Finding("P-HAMI", "note", subject, said, f"{advice}, mount its ConfigMaps")
+    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
+    return judged("P-HAMI", subject, said, row)
 
 
 # The device files of NVIDIA's driver: whether they exist and may be opened.
@@ -344,6 +404,12 @@ _REFUSED: Final = {
         "restart this container: its device rules are older than the driver's files (DeviceAllow)",
     ),
 }
+
+
+_GIVE_ALL: Final = (
+    "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing ones on "
+    "the host: nvidia-modprobe -c N"
+)
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
@@ -366,12 +432,10 @@ def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Find
     seen = len(nodes) - len(control)
     if gpus is not None and seen < gpus:
         said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
-        advice = "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the "
-        advice += "missing ones on the host: nvidia-modprobe -c N"
-        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
+        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, _GIVE_ALL)
     elif not bad:
-        said = f"can be opened; {counted(seen, 'file')} of GPUs"
-        yield Finding("P-ACCESS", "ok", ", ".join(node.path for node in control), said)
+        paths = ", ".join(node.path for node in control)
+        yield judged("P-ACCESS", paths, f"can be opened; {counted(seen, 'file')} of GPUs")
 
 
 # HAMi-core's files that every container loads: who may open them, and what they contain.
@@ -395,32 +459,37 @@ class LibraryFile(msgspec.Struct, frozen=True):
 
 def judge_library_files(
     library: LibraryFile, preload: LibraryFile, facts: HookFacts
-) -> Iterator[Finding]:
+) -> Sequence[Finding]:
     """Judge libvgpu.so and ld.so.preload, which exist. `facts`: what check_library() judges."""
-    until, is_well = "until then no slice is on offer (HA-5005)", True
-    for file in (library, preload):
-        said, advice, means = "", "make it 0644", "containers of other users have no limits"
-        if file.failure:
-            is_well = False
-            advice = "run this check as root"
-            yield Finding("P-PRELOAD", "unknown", file.path, file.failure, advice)
-        elif not file.ours or file.mode & 0o022:
-            said = f"others than root may write it (uid {file.owner}, mode {file.mode:04o})"
-            advice = f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again"
-            means = "who may write this file can run code in every new container with a GPU"
-        elif not file.mode & 0o004:
-            said = f"not everybody may read it (mode {file.mode:04o})"
-        if said:
-            is_well = False
-            yield Finding("P-PRELOAD", "WRONG", file.path, said, advice, means)
+    until, mounted = "until then no slice is on offer (HA-5005)", mounted_library(facts)
+    code = "who may write this file can run code in every new container with a GPU"
+    found = [
+        judged(
+            "P-PRELOAD",
+            file.path,
+            f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both",
+            When(bool(file.failure), "unknown", file.failure, "run this check as root"),
+            When(
+                not file.ours or bool(file.mode & 0o022),
+                "WRONG",
+                f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
+                f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
+                code,
+            ),
+            When(
+                not file.mode & 0o004,
+                "WRONG",
+                f"not everybody may read it (mode {file.mode:04o})",
+                "make it 0644",
+                "containers of other users have no limits",
+            ),
+        )
+        for file in (library, preload)
+    ]
     if not facts.loadable:
-        is_well, advice = False, f"put HAMi-core's file there; {until}"
-        yield Finding("P-PRELOAD", "WRONG", library.path, NOT_LOADABLE, advice, NO_OFFER)
+        advice = f"put HAMi-core's file there; {until}"
+        found.append(Finding("P-PRELOAD", "WRONG", library.path, NOT_LOADABLE, advice, NO_OFFER))
     if names := misnamed(facts):
-        mounted = mounted_library(facts)
         said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
-        is_well = False
-        yield Finding("P-PRELOAD", "WRONG", preload.path, said, advice, NO_OFFER)
-    if is_well:
-        said = f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both"
-        yield Finding("P-PRELOAD", "ok", library.path, said)
+        found.append(Finding("P-PRELOAD", "WRONG", preload.path, said, advice, NO_OFFER))
+    return [one for one in found if one.verdict != "ok"] or found[:1]

@@ -12,7 +12,7 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
-from agent.node.findings import OF_ONE_GPU, CheckId, Finding, Verdict, counted
+from agent.node.findings import OF_ONE_GPU, CheckId, Finding, Verdict, When, counted, judged
 from agent.node.preflight import PathFacts, PluginSocket, Right
 
 R = TypeVar("R")
@@ -95,89 +95,113 @@ def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> flo
 
 def judge_cluster(node: str, answer: ClusterAnswer, *, running: bool) -> Iterator[Finding]:
     """Judge the Node, its label, the rights and the clock. `running`: an agent does."""
-    server = answer.server
+    server, sight = answer.server, answer.node
     if answer.failure:
         advice = answer.remedy or "repair the connection or the permissions, and run this again"
         # An agent that runs says itself what it lacks of the API server.
         yield Finding("P-NODE", "unknown" if running else "WRONG", server, answer.failure, advice)
         return
-    sight = answer.node
+    if answer.exists is not None:
+        has_report = sight is not None and REGISTER in sight.annotations
+        yield judged(
+            "P-NODE",
+            f"Node {node}",
+            "exists, already registered" if has_report else "exists, not registered yet",
+            When(
+                not answer.exists,
+                "WRONG",
+                "the API server knows no such Node",
+                "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+            ),
+        )
     if sight is not None:
-        registered = "already registered" if REGISTER in sight.annotations else "not registered yet"
-        yield Finding("P-NODE", "ok", f"Node {node}", f"exists, {registered}")
         key, value = HAMI_LABEL
-        subject = f"label {key}={value} of Node {node}"
-        if sight.labels.get(key) == value:
-            yield Finding("P-LABEL", "ok", subject, "is set")
-        else:
-            advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
-            yield Finding("P-LABEL", "note", subject, "is not set", advice)
-    elif answer.exists is False:
-        said = "the API server knows no such Node"
-        advice = "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes"
-        yield Finding("P-NODE", "WRONG", f"Node {node}", said, advice)
-    if answer.denied:
-        said = f"these are denied: {', '.join(right.words for right in answer.denied)}"
-        advice = "grant them to this account: the chart's ClusterRole lists them"
-        yield Finding("P-RIGHTS", "WRONG", server, said, advice)
-    elif answer.unasked:
-        unasked = ", ".join(right.words for right in answer.unasked)
-        said = f"this account can read what the agent reads; these were not checked: {unasked}"
-        advice = "the agent's account has them: run this check again as the agent once it is "
-        yield Finding("P-RIGHTS", "note", server, said, f"{advice}installed")
-    else:
-        yield Finding("P-RIGHTS", "ok", server, "all permissions of the agent are granted")
+        yield judged(
+            "P-LABEL",
+            f"label {key}={value} of Node {node}",
+            "is set",
+            When(
+                sight.labels.get(key) != value,
+                "note",
+                "is not set",
+                "by default, HAMi's DaemonSet and the agent's select nodes by it",
+            ),
+        )
+    yield judged(
+        "P-RIGHTS",
+        server,
+        "all permissions of the agent are granted",
+        When(
+            bool(answer.denied),
+            "WRONG",
+            f"these are denied: {_words(answer.denied)}",
+            "grant them to this account: the chart's ClusterRole lists them",
+        ),
+        When(
+            bool(answer.unasked),
+            "note",
+            "this account can read what the agent reads; these were not checked: "
+            f"{_words(answer.unasked)}",
+            "the agent's account has them: run this check again as the agent once it is installed",
+        ),
+    )
     if running:
-        yield judge_excess(server, answer.excess)
-        if sight is not None:
-            yield judge_clock(server, sight.skew)
+        yield judged(
+            "P-EXCESS",
+            server,
+            "none of the rights that the agent does not need is granted, as far as asked",
+            When(
+                bool(answer.excess),
+                "note",
+                f"wider than needed: {_words(answer.excess)}",
+                "give the agent the chart's ClusterRole, or the kubeconfig of this node's own "
+                "identity",
+            ),
+        )
+    if running and sight is not None:
+        skew = sight.skew or 0.0
+        order = "ahead of" if skew > 0 else "behind"
+        yield judged(
+            "P-CLOCK",
+            server,
+            f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
+            When(
+                sight.skew is None,
+                "unknown",
+                "its answers have no time (Date)",
+                "compare `date -u` on both machines",
+            ),
+            When(
+                abs(skew) > SKEW_LIMIT,
+                "note",
+                f"its clock is {abs(skew):.0f} s {order} this node's",
+                "synchronise both clocks (timedatectl, chronyc tracking)",
+            ),
+        )
 
 
-def judge_excess(server: str, granted: Sequence[Right]) -> Finding:
-    """Judge the rights of `UNNEEDED` that are granted."""
-    if not granted:
-        said = "none of the rights that the agent does not need is granted, as far as asked"
-        return Finding("P-EXCESS", "ok", server, said)
-    said = f"wider than needed: {', '.join(right.words for right in granted)}"
-    advice = "give the agent the chart's ClusterRole, or the kubeconfig of this node's own identity"
-    return Finding("P-EXCESS", "note", server, said, advice)
+def _words(rights: Sequence[Right]) -> str:
+    return ", ".join(right.words for right in rights)
 
 
-def judge_clock(server: str, skew: float | None) -> Finding:
-    """Judge the difference of the clocks; None: the answers had no time."""
-    if skew is None:
-        said, advice = "its answers have no time (Date)", "compare `date -u` on both machines"
-        return Finding("P-CLOCK", "unknown", server, said, advice)
-    if abs(skew) <= SKEW_LIMIT:
-        said = f"its clock and this node's differ by at most {SKEW_LIMIT:g} s"
-        return Finding("P-CLOCK", "ok", server, said)
-    said = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this node's"
-    advice = "synchronise both clocks (timedatectl, chronyc tracking)"
-    return Finding("P-CLOCK", "note", server, said, advice)
-
-
-def judge_entries(node: str, names: Mapping[str, bool | None], where: str) -> Iterator[Finding]:
+def judge_entries(node: str, names: Mapping[str, bool | None], where: str) -> Sequence[Finding]:
     """Judge the names of Nodes in nodeconfig and in profiles. `where`: the files, for messages.
 
     The value of a name: whether such a Node exists; None: this account may not look.
     """
-    lost = False
+    lost = []
     for name, exists in names.items():
         alike = node not in names and is_alike(name, node)
-        if exists or (exists is None and not alike):
-            continue
-        lost = True
-        said = f"an entry for {cap(name, 64)} matches no Node"
-        if exists is None:
-            said = f"an entry for {cap(name, 64)} does not match this Node"
-        said += f"; did you mean {node}?" if alike else ""
-        advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
-        yield Finding("P-ENTRIES", "note", where, said, advice)
-    if not lost:
-        unseen = sum(exists is None for name, exists in names.items() if name != node)
-        rest = f"whether {unseen} of them exist was not asked" if unseen else "each exists"
-        said = f"{counted(len(names), 'Node')} named; {rest}" if names else "no entry names a Node"
-        yield Finding("P-ENTRIES", "ok", where, said)
+        if exists is False or (exists is None and alike):
+            which = "matches no Node" if exists is False else "does not match this Node"
+            meant = f"; did you mean {node}?" if alike else ""
+            lost.append(f"an entry for {cap(name, 64)} {which}{meant}")
+    advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
+    unseen = sum(exists is None for name, exists in names.items() if name != node)
+    rest = f"whether {unseen} of them exist was not asked" if unseen else "each exists"
+    well = f"{counted(len(names), 'Node')} named; {rest}" if names else "no entry names a Node"
+    found = [Finding("P-ENTRIES", "note", where, said, advice) for said in lost]
+    return found or [judged("P-ENTRIES", where, well)]
 
 
 def is_alike(name: str, node: str) -> bool:
@@ -230,43 +254,54 @@ class AgentAnswer(msgspec.Struct, frozen=True):
     denied: bool = False
 
 
-def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Iterator[Finding]:
+def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Finding]:
     """Judge the agent's readiness: one finding for each of its checks that fails.
 
     `repaired`: words of the agent about the host that no longer hold, each with what was seen now:
     the agent looks every 10 s, and one output must not contradict itself.
     """
-    if answer.denied:
-        advice = "run this check as root, or as the agent's user"
-        yield Finding("P-AGENT", "unknown", answer.path, answer.failure, advice)
-        return
-    if answer.failure:
-        advice = (
-            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
-            "and give this check the agent's settings (--run-dir)"
-        )
-        said = f"no agent answers: {answer.failure}"
-        yield Finding("P-AGENT", "WRONG", answer.path, said, advice)
-        return
     lines = [match for match in map(_LINE.fullmatch, answer.text.splitlines()) if match]
-    if not lines or answer.status not in {200, 503}:
-        said = f"answers {answer.status}, but not as an agent"
-        yield Finding("P-AGENT", "WRONG", answer.path, said, "give --run-dir of the agent")
-        return
-    failed = [match for match in lines if match[1] != "+"]
-    for sign, name, text in (match.groups() for match in failed):
-        advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
-        said, means = text or "fails", ""
+    is_agent = bool(lines) and answer.status in {200, 503}
+    whole = judged(
+        "P-AGENT",
+        answer.path,
+        f"the agent is ready; {counted(sum(match[1] == '+' for match in lines), 'check')} of it "
+        "passed",
+        When(
+            answer.denied,
+            "unknown",
+            answer.failure,
+            "run this check as root, or as the agent's user",
+        ),
+        When(
+            bool(answer.failure),
+            "WRONG",
+            f"no agent answers: {answer.failure}",
+            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
+            "and give this check the agent's settings (--run-dir)",
+        ),
+        When(
+            not is_agent,
+            "WRONG",
+            f"answers {answer.status}, but not as an agent",
+            "give --run-dir of the agent",
+        ),
+    )
+    if whole.verdict != "ok":
+        return [whole]
+    found = []
+    for sign, name, text in (match.groups() for match in lines if match[1] != "+"):
         verdict: Verdict = "WRONG" if sign == "-" else "note"
+        said, means = text or "fails", ""
+        advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
         if name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
             means = OF_ONE_GPU if verdict == "note" else ""
         if seen := next((seen for words, seen in repaired.items() if words in said), ""):
             said, advice = f"the agent has not seen yet that {seen}", _LOOKS_AGAIN
-        yield Finding("P-AGENT", verdict, name, said, advice, means, _CAUSES.get(name, ()))
-    if not any(match[1] == "-" for match in failed):
-        said = f"the agent is ready; {counted(len(lines) - len(failed), 'check')} of it passed"
-        yield Finding("P-AGENT", "ok", answer.path, said)
+        found.append(Finding("P-AGENT", verdict, name, said, advice, means, _CAUSES.get(name, ())))
+    is_ready = all(one.verdict == "note" for one in found)
+    return [*found, *([whole] if is_ready else [])]
 
 
 def judge_instances(
@@ -278,25 +313,28 @@ def judge_instances(
     other processes of agents on this host. `sockets`: all in the kubelet's directory.
     """
     serving = [one.path for one in sockets if one.alive and _OURS.fullmatch(one.path)]
-    if len(serving) > 1:
-        said = f"{counted(len(serving), 'agent')} serve the kubelet of this node"
-        advice = "stop all but one: the systemd service and the DaemonSet exclude each other"
-        return Finding("P-SECOND", "WRONG", ", ".join(serving), said, advice)
-    if waiting:
-        pids = ", ".join(map(str, waiting))
-        return Finding(
-            "P-SECOND",
+    # The text stays in the file when its holder has ended.
+    held = f"last taken by {holder}" if holder else "names no holder"
+    return judged(
+        "P-SECOND",
+        ", ".join(serving) if len(serving) > 1 else lock.path,
+        f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
+        When(
+            len(serving) > 1,
+            "WRONG",
+            f"{counted(len(serving), 'agent')} serve the kubelet of this node",
+            "stop all but one: the systemd service and the DaemonSet exclude each other",
+        ),
+        When(
+            bool(waiting),
             "note",
-            lock.path,
-            f"more agents run on this host (pid {pids}) than the one that holds the lock",
+            f"more agents run on this host (pid {', '.join(map(str, waiting))}) than the one that "
+            "holds the lock",
             "nothing during an update: the next agent waits there. Otherwise stop it, because it "
             "takes over as soon as the other one ends",
             "pods are not affected: only the agent that holds the lock serves",
-        )
-    # The text stays in the file when its holder has ended.
-    said = f"last taken by {holder}" if holder else "names no holder"
-    said = f"{said}; {counted(len(serving), 'live socket')} of agents at the kubelet"
-    return Finding("P-SECOND", "ok", lock.path, said)
+        ),
+    )
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.
@@ -352,27 +390,30 @@ def read_report(node: NodeSight, differences: tuple[str, ...]) -> ReportSeen:
 
 def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.datetime) -> Finding:
     """Judge allocatable against the healthy slices of the register annotation."""
-    subject, offered = f"allocatable {resource} of Node {node.name}", node.allocatable
-    if not report.gpus:
-        said = f"{offered}; there is no readable register annotation to compare it with"
-        advice = "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)"
-        return Finding("P-OFFER", "note", subject, said, advice, causes=("P-REPORT", "P-AGENT"))
-    if offered == report.healthy:
-        said = f"{offered} = healthy {report.healthy} (capacity {node.capacity})"
-        return Finding("P-OFFER", "ok", subject, said)
+    offered, less = node.allocatable, node.allocatable < report.healthy
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
-    fewer = "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
-    if offered > report.healthy:
-        fewer = "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending"
-    return Finding(
+    return judged(
         "P-OFFER",
-        "note" if is_new else "WRONG",
-        subject,
-        f"{offered}, and the register annotation has {report.healthy} healthy slices",
-        "look again in 15 s: the kubelet reports every 10 s. If it stays, look at `registered`, "
-        "`stream` and `report` in the agent's /readyz?verbose",
-        fewer,
-        ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+        f"allocatable {resource} of Node {node.name}",
+        f"{offered} = healthy {report.healthy} (capacity {node.capacity})",
+        When(
+            not report.gpus,
+            "note",
+            f"{offered}; there is no readable register annotation to compare it with",
+            "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
+            causes=("P-REPORT", "P-AGENT"),
+        ),
+        When(
+            offered != report.healthy,
+            "note" if is_new else "WRONG",
+            f"{offered}, and the register annotation has {report.healthy} healthy slices",
+            "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
+            "`registered`, `stream` and `report` in the agent's /readyz?verbose",
+            "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
+            if less
+            else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
+            ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+        ),
     )
 
 
@@ -381,31 +422,47 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
 
     Before the first start it is another plugin's, and only its content counts.
     """
-    subject, means = f"{REGISTER} of Node {node}", ""
     reader = f"HAMi's scheduler {_READERS[running]}" if running else ""
-    advice = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
-    if running and not report.is_there:
-        said = "does not exist"
-        means = "HAMi's scheduler knows no GPU of this node (node unregistered)"
-    elif running and not report.gpus:
-        said = "cannot be read"
-        means = "HAMi's scheduler keeps what it read before, or knows no GPU of this node"
-    elif running and report.is_json != (running is ReportProfile.JSON):
-        said = f"does not have the form for {reader}, which the settings name"
-        advice = "set report.profile to the scheduler's release, and restart the agent"
-    elif report.differences:
-        more = len(report.differences) - 1
-        said = report.differences[0] + (f", and {more} more" if more else "")
-        advice = "give this check the agent's settings; if it has them, restart the agent"
-        if not running:
-            advice = "unless you want this change, give the agent the settings of the plugin before"
-            advice += " it (HAMi's ConfigMaps, report.profile)"
-        return Finding("P-REPORT", "note", subject, said, advice)
-    else:
-        said = "says what the agent would write" + (f", for {reader}" if running else "")
-        return Finding("P-REPORT", "ok", subject, said)
+    more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
+    look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
     causes: tuple[CheckId, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
-    return Finding("P-REPORT", "WRONG", subject, said, advice, means, causes)
+    return judged(
+        "P-REPORT",
+        f"{REGISTER} of Node {node}",
+        "says what the agent would write" + (f", for {reader}" if running else ""),
+        When(
+            bool(running) and not report.is_there,
+            "WRONG",
+            "does not exist",
+            look,
+            "HAMi's scheduler knows no GPU of this node (node unregistered)",
+            causes,
+        ),
+        When(
+            bool(running) and not report.gpus,
+            "WRONG",
+            "cannot be read",
+            look,
+            "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
+            causes,
+        ),
+        When(
+            bool(running) and report.is_json != (running is ReportProfile.JSON),
+            "WRONG",
+            f"does not have the form for {reader}, which the settings name",
+            "set report.profile to the scheduler's release, and restart the agent",
+            causes=causes,
+        ),
+        When(
+            bool(report.differences),
+            "note",
+            f"{''.join(report.differences[:1])}{more}",
+            "give this check the agent's settings; if it has them, restart the agent"
+            if running
+            else "unless you want this change, give the agent the settings of the plugin before it "
+            "(HAMi's ConfigMaps, report.profile)",
+        ),
+    )
 
 
 def judge_handshake(
@@ -416,109 +473,145 @@ def judge_handshake(
     With the profile `json` the agent removes the handshake with each report, and schedulers from
     2.9 on write it again when they read the report. With the others it stamps it every 30 s.
     """
-    text, subject = node.annotations.get(HANDSHAKE, ""), f"{HANDSHAKE} of Node {node.name}"
+    text = node.annotations.get(HANDSHAKE, "")
     handshake = _decoded(decode_handshake, text)
     word = handshake.word.value if handshake else text.partition(" ")[0][:32]
-    advice, means = "check that HAMi's scheduler runs", ""
-    verdict: Verdict = "ok"
-    causes: tuple[CheckId, ...] = ()
-    if word == "Deleted":
-        verdict, said = "WRONG", f"the scheduler dropped this node's GPUs ({cap(text, 64)})"
-        advice = "restart HAMi's scheduler, which then reads the report again; with a scheduler "
-        advice += "up to 2.7.1 set report.profile"
-        means = "HAMi's scheduler places no pod on this node"
-    elif profile.stamps and not word:
-        verdict, said = "WRONG", "the agent's stamp is absent"
-        advice = "look at `report` in the agent's /readyz?verbose"
-        means, causes = "HAMi's scheduler drops this node after 60 s", ("P-AGENT", "P-RIGHTS")
-    elif profile.stamps:
-        # Schedulers write their local time without a zone: only a stamp with one has an age.
-        stamp = handshake.stamp if handshake else None
-        age = (now - stamp).total_seconds() if stamp and stamp.tzinfo else 0.0
-        said = f"{word}: the agent's stamps are read"
-        if word == "Reported" and age > READ_WITHIN:
-            verdict, said = "note", f"no scheduler has read the report of {age:.0f} s ago"
-    elif word == "Requesting":
-        said = "a scheduler has read the report since it was written"
-    elif word:
-        said = f"{word}: schedulers from 2.8 on do not use it"
-    elif not report.is_there or (
-        report.written is not None and (now - report.written).total_seconds() < READ_WITHIN
-    ):
-        said = "absent: the report is new, or there is none"
-    elif report.gpus and not report.healthy:
+    # Schedulers write their local time without a zone: only a stamp with one has an age.
+    stamp = handshake.stamp if handshake and handshake.stamp and handshake.stamp.tzinfo else now
+    stamped, written = (now - stamp).total_seconds(), report.written or now
+    age = (now - written).total_seconds()
+    return judged(
+        "P-HANDSHAKE",
+        f"{HANDSHAKE} of Node {node.name}",
+        "a scheduler has read the report since it was written",
+        When(
+            word == "Deleted",
+            "WRONG",
+            f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
+            "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
+            "2.7.1 set report.profile",
+            "HAMi's scheduler places no pod on this node",
+        ),
+        When(
+            profile.stamps and not word,
+            "WRONG",
+            "the agent's stamp is absent",
+            "look at `report` in the agent's /readyz?verbose",
+            "HAMi's scheduler drops this node after 60 s",
+            ("P-AGENT", "P-RIGHTS"),
+        ),
+        When(
+            profile.stamps and word == "Reported" and stamped > READ_WITHIN,
+            "note",
+            f"no scheduler has read the report of {stamped:.0f} s ago",
+            "check that HAMi's scheduler runs",
+        ),
+        When(profile.stamps, "ok", f"{word}: the agent's stamps are read"),
+        When(
+            word not in {"", "Requesting"},
+            "ok",
+            f"{word}: schedulers from 2.8 on do not use it",
+        ),
+        When(
+            not word and (not report.is_there or (report.written and age < READ_WITHIN) is True),
+            "ok",
+            "absent: the report is new, or there is none",
+        ),
         # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
-        said = "absent: the report offers no slice to a scheduler"
-    else:
-        verdict, said = "note", "absent: no scheduler has read the present report"
-        if report.written is not None:
-            said += f", which is {(now - report.written).total_seconds():.0f} s old"
-        advice += (
-            "; releases from 2.9 on write this within 15 s. Release 2.8 never does: after a change "
-            "of memory or names alone, restart it"
-        )
-        causes = ("P-AGENT", "P-KUBELET", "P-DRIVER")
-    advice = "" if verdict == "ok" else advice
-    return Finding("P-HANDSHAKE", verdict, subject, said, advice, means, causes)
+        When(
+            not word and report.gpus > 0 and not report.healthy,
+            "ok",
+            "absent: the report offers no slice to a scheduler",
+        ),
+        When(
+            not word,
+            "note",
+            "absent: no scheduler has read the present report"
+            + (f", which is {age:.0f} s old" if report.written else ""),
+            "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
+            "Release 2.8 never does: after a change of memory or names alone, restart it",
+            causes=("P-AGENT", "P-KUBELET", "P-DRIVER"),
+        ),
+    )
 
 
 def judge_writer(node: NodeSight, report: ReportSeen) -> Finding:
     """Judge who wrote the register annotation last. The agent writes no equal one again."""
-    subject = f"{REGISTER} of Node {node.name}"
-    if not node.reported_by:
-        return Finding("P-WRITER", "ok", subject, "no writer other than the agent is known")
     writer, _, when = cap(node.reported_by, 128).rpartition(" ")
-    if report.gpus and not report.differences:
-        said = f"{writer} wrote it at {when}, and the agent would write the same"
-        return Finding("P-WRITER", "ok", subject, said)
-    said = f"{writer} changed it at {when}, after the agent"
-    advice = "find this writer: nearly always it is a second device plugin of this node; stop it"
-    return Finding("P-WRITER", "note", subject, said, advice)
+    is_same = report.gpus > 0 and not report.differences
+    return judged(
+        "P-WRITER",
+        f"{REGISTER} of Node {node.name}",
+        "no writer other than the agent is known",
+        When(
+            bool(writer) and is_same,
+            "ok",
+            f"{writer} wrote it at {when}, and the agent would write the same",
+        ),
+        When(
+            bool(writer),
+            "note",
+            f"{writer} changed it at {when}, after the agent",
+            "find this writer: nearly always it is a second device plugin of this node; stop it",
+        ),
+    )
 
 
 def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     """Judge the node lock."""
-    text, subject = node.annotations.get(MUTEX_LOCK), f"{MUTEX_LOCK} of Node {node.name}"
-    if text is None:
-        return Finding("P-LOCK", "ok", subject, "free")
+    text = node.annotations.get(MUTEX_LOCK)
     lock = _decoded(decode_node_lock, text)
+    age = (now - lock.stamp).total_seconds() if lock else 0.0
+    owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock and lock.owner else "an unnamed pod"
     remove = f"kubectl annotate node {node.name} {MUTEX_LOCK}-"
-    if lock is None:
-        said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"
-        return Finding("P-LOCK", "WRONG", subject, said, f"remove it: {remove}")
-    age = (now - lock.stamp).total_seconds()
-    owner = "an unnamed pod" if lock.owner is None else f"pod {cap('/'.join(lock.owner), 128)}"
-    said = f"held by {owner} for {age:.0f} s"
-    if age <= LOCK_LONG:
-        return Finding("P-LOCK", "ok", subject, said)
-    advice = (
-        "look at that pod's Events. The agent frees the lock of a pod that failed, ended or is "
-        f"gone within 35 s; if there is no such pod and the lock stays: {remove}"
+    return judged(
+        "P-LOCK",
+        f"{MUTEX_LOCK} of Node {node.name}",
+        "free" if text is None else f"held by {owner} for {age:.0f} s",
+        When(
+            text is not None and lock is None,
+            "WRONG",
+            f"cannot be read ({cap(text or '', 64)}): no scheduler ever takes it over",
+            f"remove it: {remove}",
+        ),
+        When(
+            age > LOCK_LONG,
+            "WRONG" if age > LOCK_EXPIRES else "note",
+            f"held by {owner} for {age:.0f} s",
+            "look at that pod's Events. The agent frees the lock of a pod that failed, ended or "
+            f"is gone within 35 s; if there is no such pod and the lock stays: {remove}",
+            causes=("P-RIGHTS",),
+        ),
     )
-    verdict: Verdict = "WRONG" if age > LOCK_EXPIRES else "note"
-    return Finding("P-LOCK", verdict, subject, said, advice, causes=("P-RIGHTS",))
 
 
 def judge_leftovers(
     node: NodeSight, stale: Sequence[str], *, stamps: bool, scores: bool
-) -> Iterator[Finding]:
+) -> Sequence[Finding]:
     """Judge what HAMi's plugin left: sockets without a process (`stale`), and annotations.
 
     `stamps`, `scores`: the agent's settings make it write the handshake, the score.
     """
-    found = False
-    for path in stale:
-        found = True
-        said = "left by HAMi's or NVIDIA's plugin: no process listens there"
-        advice = f"rm {path}, if that plugin does not come back"
-        yield Finding("P-LEFTOVERS", "note", path, said, advice)
+    found = [
+        Finding(
+            "P-LEFTOVERS",
+            "note",
+            path,
+            "left by HAMi's or NVIDIA's plugin: no process listens there",
+            f"rm {path}, if that plugin does not come back",
+        )
+        for path in stale
+    ]
     for key, is_ours in {HANDSHAKE: stamps, SCORE: scores}.items():
         text = node.annotations.get(key)
-        if text is None or is_ours or (key == HANDSHAKE and not text.startswith("Reported")):
-            continue
-        found = True
-        said = f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})"
-        advice = f"kubectl annotate node {node.name} {key}-"
-        yield Finding("P-LEFTOVERS", "note", f"{key} of Node {node.name}", said, advice)
-    if not found:
-        yield Finding("P-LEFTOVERS", "ok", f"Node {node.name}", "nothing of HAMi's plugin is left")
+        if text is not None and not is_ours and (key == SCORE or text.startswith("Reported")):
+            finding = Finding(
+                "P-LEFTOVERS",
+                "note",
+                f"{key} of Node {node.name}",
+                f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})",
+                f"kubectl annotate node {node.name} {key}-",
+            )
+            found.append(finding)
+    well = judged("P-LEFTOVERS", f"Node {node.name}", "nothing of HAMi's plugin is left")
+    return found or [well]

@@ -205,8 +205,10 @@ def cluster(answer: ClusterAnswer, *, running: bool = False) -> list[Finding]:
     return list(scheduling.judge_cluster(NODE, answer, running=running))
 
 
-def clock(skew: float | None) -> Finding:
-    return scheduling.judge_clock("here", skew)
+def clock(skew: float | None, *excess: Right) -> Finding:
+    """What is judged last beside an agent: its account's rights, or the clock."""
+    answer = ClusterAnswer("here", True, NodeSight(NODE, skew=skew), excess=excess)
+    return cluster(answer, running=True)[-2 if excess else -1]
 
 
 def hami_files(*names: str, needed: bool = True, unchecked: bool = False, **there: bool) -> Finding:
@@ -237,7 +239,7 @@ SERVER: list[Case] = [
     (cluster(DENIED), ["P-RIGHTS WRONG|patch pods/status"]),
     (cluster(READS), ["P-NODE WRONG", "P-RIGHTS note|patch nodes"]),
     (
-        scheduling.judge_excess("here", preflight.UNNEEDED[:2]),
+        clock(0.0, *preflight.UNNEEDED[:2]),
         ["P-EXCESS note|wider than needed: list nodes, delete nodes"],
     ),
     (clock(None), ["P-CLOCK unknown|no time"]),
