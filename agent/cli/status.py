@@ -1,17 +1,33 @@
 """`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
 
 import argparse
+import asyncio
+import contextlib
 import datetime as dt
+import difflib
 import operator
+import re
+import stat
 import sys
+import tarfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from agent.cli.connections import add_cluster, add_socket
+from agent.cli.connections import (
+    DEFAULT_SOCKET,
+    NO_KUBECONFIG,
+    Unreachable,
+    add_cluster,
+    add_socket,
+    call,
+    connection_of,
+    open_session,
+)
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
@@ -25,26 +41,25 @@ from agent.cli.main import (
     fail,
     nearest,
 )
-from agent.cli.output import Column, document, table, terminal_width, writes_utf8
-from agent.cli.sources import (
-    NoSuchNode,
-    SourceUnreachable,
-    status_at,
-    status_in,
-    status_of,
-)
-from agent.errors import AgentError, cap
+from agent.cli.output import Column, document, table, terminal_width, working, writes_utf8
+from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
+from agent.kube.api import EndlessList
+from agent.kube.client import Connection, KubeSession
+from agent.kube.reader import NodeObjects, NodeReader, nodes_with_gpus
 from agent.model import Condition, SharingSettings
 from agent.setting import seconds_of
 from agent.status import (
     AllocationStatus,
+    CheckStatus,
     Entry,
     GpuStatus,
     NodeStatus,
     ShareStatus,
     StatusDocument,
     names_of,
+    observed_status,
+    open_envelope,
 )
 
 # Renders the status of a node as text. Pure.
@@ -86,6 +101,15 @@ _POD_COLUMNS: Final = (
     Column("IDLE", rank=4, right=True),
     Column("SINCE", rank=5, right=True),
     Column("KUBELET", rank=6),
+)
+_NODE_COLUMNS: Final = (
+    Column("NODE", flexible=True),
+    Column("GPUS", right=True),
+    Column("UNHEALTHY", right=True),
+    Column("CORDONED", rank=1, right=True),
+    Column("SLICES", right=True),
+    Column("PROMISED", right=True),
+    Column("SELLABLE", rank=2, right=True),
 )
 IDLE: Final = dt.timedelta(hours=1)
 """From then on a container without a kernel is pointed out."""
@@ -304,15 +328,223 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines or [""]
 
 
+# Where the status is read from; each answer names its source and its time.
+
+PROGRAM: Final = "hami-agent-status"
+NEAREST: Final = 3
 RESOURCE: Final = SharingSettings().resource
+R = TypeVar("R")
+DEADLINE: Final = 5.0
+MEMBER: Final = "hami-agent/status.json"
+LARGEST: Final = 8 * 1024 * 1024
+"""Bytes of the status in a bundle."""
+LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
+"""Bytes of a bundle that are read, packed and unpacked: the verb `bundle` writes MEMBER first."""
+CHUNK: Final = 4096
+"""Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
+MEMBERS: Final = 100
+FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
+FOUND: Final = 200
+
+
+class SourceUnreachable(AgentError):  # noqa: N818 -- names what happened
+    """No source answers."""
+
+
+class NotThere(AgentError):  # noqa: N818 -- names what was found
+    """There is no such Node or GPU."""
+
+
+class StatusRead(msgspec.Struct, frozen=True):
+    """The status of a node. `at`: when the source made it. `missing`: what it does not know."""
+
+    found: StatusDocument
+    at: dt.datetime
+    source: str
+    missing: str = ""
+
+
+def status_at(socket: Path) -> StatusRead:
+    """The status by the agent's socket. Raises SourceUnreachable."""
+    try:
+        status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
+        if status != FOUND:
+            raise SourceUnreachable(f"{socket}: {cap(text)}")
+        found, at = open_envelope(text.encode(), "Status", StatusDocument)
+    except Unreachable as error:
+        raise SourceUnreachable(str(error)) from error
+    except MalformedText as error:
+        raise SourceUnreachable(f"{socket} did not answer as an agent: {error}") from error
+    return StatusRead(found, at, str(socket))
+
+
+def status_in(bundle: Path) -> StatusRead:
+    """The status in an archive of `hami-agent bundle`. Raises SourceUnreachable."""
+    try:
+        if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
+            text = "is not a regular file; name an archive of `hami-agent bundle`"
+            raise SourceUnreachable(f"{bundle} {text}")
+        found, at = open_envelope(_member_of(bundle), "Status", StatusDocument)
+    except OSError as error:
+        raise SourceUnreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
+    except (tarfile.TarError, zlib.error) as error:
+        raise SourceUnreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
+    except MalformedText as error:
+        raise SourceUnreachable(f"{bundle}: {error}") from error
+    return StatusRead(found, at, str(bundle))
+
+
+def _member_of(bundle: Path) -> bytes:
+    """The bytes of MEMBER. Raises SourceUnreachable, OSError, TarError, zlib.error.
+
+    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This reads a bounded part
+    of it, and only plain members, as the verb `bundle` writes them.
+    """
+    unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
+    with bundle.open("rb") as file:
+        for _ in range(0, LARGEST_ARCHIVE, CHUNK):
+            packed = file.read(CHUNK)
+            text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
+            if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
+                break
+    at = 0
+    for _ in range(MEMBERS):
+        header = bytes(text[at : at + tarfile.BLOCKSIZE])
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        at += tarfile.BLOCKSIZE
+        if member.name == MEMBER:
+            break
+        if member.type not in (*FILE, tarfile.DIRTYPE) or member.size < 0:
+            raise tarfile.ReadError("it has a member that `hami-agent bundle` does not write")
+        at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    else:
+        raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
+    if member.type not in FILE or not 0 <= member.size <= LARGEST:
+        raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+    return bytes(memoryview(text)[at : at + member.size])
+
+
+def status_of(node: str, args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
+    """The status of a node of the cluster. Raises SourceUnreachable, NotThere."""
+    with working(f"reading {cap(node, 64)}"):
+        return _ask(args, environ, lambda session, source: _read_node(session, source, node, args))
+
+
+def _ask(
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+    read: Callable[[KubeSession, str], Awaitable[R]],
+) -> R:
+    """What a session with the API server reads. Raises SourceUnreachable, NotThere."""
+    connection = connection_of(args, environ)
+    if connection is None:
+        raise SourceUnreachable(NO_KUBECONFIG)
+
+    async def asked(connection: Connection) -> R:
+        async with open_session(connection, PROGRAM) as session:
+            return await read(session, f"API server by {connection.source}")
+
+    try:
+        return asyncio.run(asked(connection))
+    except (SettingsError, ApiError) as error:
+        raise SourceUnreachable(str(error)) from error
+
+
+async def _read_node(
+    session: KubeSession, source: str, node: str, args: argparse.Namespace
+) -> StatusRead:
+    """Read the agent of the node through the API server; where it does not answer, the objects.
+
+    With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
+    text has the nearest names), ApiError.
+    """
+    reader, resource, missing = NodeReader(session, node), args.resource or RESOURCE, ""
+    try:
+        if not args.objects:
+            found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
+            return StatusRead(found, at, f"agent of {node} through the {source}")
+    except EndlessList:
+        raise  # its objects would not end either
+    except (ApiError, MalformedText) as error:
+        missing = f"only what its objects show, because the agent was not read: {error}"
+    at = SystemClock().now()
+    objects = await reader.objects(resource)
+    if objects is None:
+        known = await reader.names()
+        near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
+        there = f"; the nearest names are {', '.join(near)}" if near else ""
+        raise NotThere(f"the cluster has no Node {node}{there}")
+    try:
+        found = observed_status(objects.node, objects.pods, resource, at)
+    except MalformedText as error:
+        raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
+    with contextlib.suppress(ApiError):  # without that right the changes are not known
+        events = [one for one in await reader.events() if one.last is not None]
+        changes = [
+            Entry(at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning")
+            for one in sorted(events, key=lambda one: one.last or at, reverse=True)
+            if one.last is not None
+        ]
+        found = msgspec.structs.replace(found, changes=tuple(changes))
+    return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
+
+
+def by_number(objects: NodeObjects) -> list[tuple[str, int]]:
+    """A key that puts gpu-2 before gpu-10."""
+    parts = re.findall(r"([^0-9]*)([0-9]*)", objects.node.name)
+    return [(text, int(number or 0)) for text, number in parts]
+
+
+def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str) -> int:
+    """Print what the objects of all Nodes with GPUs show, where no agent answers (`silent`).
+
+    Raises SourceUnreachable.
+    """
+    at = SystemClock().now()
+
+    async def read(session: KubeSession, source: str) -> tuple[list[StatusDocument], str]:
+        found = []
+        for one in sorted(await nodes_with_gpus(session, RESOURCE), key=by_number):
+            try:
+                found.append(observed_status(one.node, one.pods, RESOURCE, at))
+            except MalformedText:
+                text = "the register annotation cannot be read"
+                check = CheckStatus(name="report", ok=False, text=text)
+                node = NodeStatus(name=one.node.name, resource=RESOURCE, checks=(check,))
+                found.append(StatusDocument(node=node, gpus=()))
+        return found, source
+
+    found, source = _ask(args, environ, read)
+    if args.output in {"json", "yaml"}:
+        sys.stdout.write(document("Nodes", found, args.output, at, source))
+    elif args.output == "name":
+        sys.stdout.writelines(f"node/{one.node.name}\n" for one in found)
+    else:
+        rows = [
+            [
+                cap(one.node.name),
+                "?" if one.node.checks else str(len(one.gpus)),
+                str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
+                str(sum(gpu.cordoned for gpu in one.gpus)),
+                f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
+                gib(sum(gpu.promised_mib for gpu in one.gpus)),
+                gib(sum(gpu.sellable_mib for gpu in one.gpus)),
+            ]
+            for one in found
+        ]
+        width = terminal_width(environ)
+        sys.stdout.writelines(f"{line}\n" for line in table(_NODE_COLUMNS, rows, width))
+        sys.stdout.writelines(f"{line}\n" for line in wrapped(f"source: {source}", width))
+    text = f"{silent}. These are the Nodes of the cluster; --node NAME reads one"
+    return fail("status", text, INCOMPLETE)
+
+
+# The verb.
+
 OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")
 """Options that only --node uses."""
 DAY: Final = 24 * 3600
 """Seconds for which an agent knows what happened."""
-
-
-class GpuNotFound(AgentError):  # noqa: N818 -- names what happened
-    """The node has no GPU of that name."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -323,7 +555,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Shows the node as the running agent sees it: readiness, the health of each "
         "GPU and what to do, what was promised to pods and what is used, and the last refusal. "
         "With --since it also shows what was refused and what changed. With --node it reads a node "
-        "of the cluster by a kubeconfig, also one whose agent does not answer. Exits 3 if the "
+        "of the cluster by a kubeconfig, also one whose agent does not answer. Without an agent on "
+        "this machine it lists the Nodes with GPUs of the kubeconfig's cluster. Exits 3 if the "
         "source does not answer, 4 if there is no such GPU or node, and 5 if only the objects "
         "could be read.",
         epilog="example: hami-agent status --since 24h",
@@ -378,13 +611,18 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
-            read = status_of(args.node, args.resource or RESOURCE, args, environ)
+            read = status_of(args.node, args, environ)
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except SourceUnreachable as error:
+        # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
+        named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
+        if not named and connection_of(args, environ) is not None:
+            with contextlib.suppress(SourceUnreachable):
+                return show_nodes(args, environ, str(error))
         return fail("status", str(error), UNREACHABLE)
-    except (GpuNotFound, NoSuchNode) as error:
+    except NotThere as error:
         return fail("status", str(error), NOT_FOUND)
     if args.output in {"json", "yaml"}:
         sys.stdout.write(document("Status", found, args.output, read.at, read.source))
@@ -406,13 +644,13 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
-    """The status of one GPU and of the pods that hold it. Raises GpuNotFound."""
+    """The status of one GPU and of the pods that hold it. Raises NotThere."""
     gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
     if gpu is None:
         known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]
         uuids = [gpu.uuid for gpu in found.gpus]
         there = ", ".join(known) or "none"
-        raise GpuNotFound(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
+        raise NotThere(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
     holds = [
         one
         for one in found.allocations or ()
@@ -434,8 +672,11 @@ def _lines(
     if args.since is not None:
         oldest = at - args.since
         for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
-            recent = [entry for entry in entries or () if entry.at >= oldest]
             yield ""
+            if entries is None:
+                yield f"{title}: not known, because no agent was read"
+                continue
+            recent = [entry for entry in entries if entry.at >= oldest]
             yield from entry_lines(title, recent, at, style)
         if found.journal_since is not None and at >= found.journal_since > oldest:
             since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

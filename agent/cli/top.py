@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.cli.connections import add_socket
 from agent.cli.main import OK, UNREACHABLE, USAGE, Subparsers, fail
-from agent.cli.sources import SourceUnreachable, status_at
+from agent.cli.status import SourceUnreachable, status_at
 
 FASTEST: Final = 1.0
 SLOWEST: Final = 3600.0

@@ -9,8 +9,16 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 from typing_extensions import override
 
-from agent.cli.sources import SourceUnreachable, StatusRead
-from agent.cli.status import StatusStyle, attention_lines, gib, head_lines, pod_row, spark
+from agent.cli.status import (
+    SourceUnreachable,
+    StatusRead,
+    StatusStyle,
+    attention_lines,
+    gib,
+    head_lines,
+    pod_row,
+    spark,
+)
 from agent.errors import cap
 
 BAR: Final = 16

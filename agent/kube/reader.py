@@ -24,9 +24,11 @@ from agent.kube.client import (
     decode,
     path_of,
 )
+from agent.kube.events import COMPONENT, NODE_NAMESPACE
 from agent.kube.objects import (
     WRITER,
     Raw,
+    decode_node,
     decode_pod,
     decode_quantity,
     entries,
@@ -627,6 +629,14 @@ class NodeReader:
         pods = await self._pods(lambda item: decode_pod(read_pod(item), resource))
         return NodeObjects(node, pods)
 
+    async def events(self) -> tuple[PodEventView, ...]:
+        """The Events that agents posted about the Node. Raises ApiError."""
+        query = (("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}"),)
+        path = path_of("namespaces", NODE_NAMESPACE, "events")
+        request = ApiRequest("list", "events", path, query=query)
+        listed = await Lists(self._session, budget=command_budget).fetch(request, decode_pod_event)
+        return tuple(event for event in listed.items if event.writer == COMPONENT)
+
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
         request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
@@ -716,6 +726,24 @@ class NodeReader:
         query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
         return (await Lists(self._session, budget=command_budget).fetch(request, read)).items
+
+
+async def nodes_with_gpus(session: KubeSession, resource: str) -> tuple[NodeObjects, ...]:
+    """The Nodes that report GPUs, by name, each with the pods that hold some. Raises ApiError."""
+    lists = Lists(session, whole=False, budget=command_budget)
+    request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
+    nodes = (await lists.fetch(request, lambda item: decode_node(read_object(item)))).items
+    query = (("labelSelector", annotations.VGPU_NODE),)
+    request = ApiRequest("list", "pods", path_of("pods"), query=query)
+    pods = await lists.fetch(request, lambda item: decode_pod(read_pod(item), resource))
+    held: dict[str, list[PodView]] = {}
+    for pod in pods.items:
+        held.setdefault(pod.node, []).append(pod)
+    return tuple(
+        NodeObjects(node, tuple(held.get(node.name, ())))
+        for node in sorted(nodes, key=lambda node: node.name)
+        if node.annotations.get(REGISTER)
+    )
 
 
 def _place(raw: Raw) -> tuple[bool, str, str] | None:

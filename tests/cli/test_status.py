@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from agent.cli import sources
+from agent.cli import status
 from agent.cli.main import dispatch
 from agent.cli.status import (
     StatusStyle,
@@ -225,7 +225,7 @@ def agent(monkeypatch):
         asked.append((str(path), method, target))
         return 200, envelope("Status", STATUS, NOON).decode()
 
-    monkeypatch.setattr(sources, "call", call)
+    monkeypatch.setattr(status, "call", call)
     return asked
 
 
@@ -307,7 +307,7 @@ def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(
     cli, monkeypatch, tmp_path, answer, said
 ):
     if answer is not None:
-        monkeypatch.setattr(sources, "call", lambda *_: answer)
+        monkeypatch.setattr(status, "call", lambda *_: answer)
     socket = str(tmp_path / "no.sock") if answer is None else "/x"
     code, out, err = cli("status", "--since", "24h", "--socket", socket)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from textual.widgets import DataTable, Input, Static
 
-from agent.cli.sources import SourceUnreachable, StatusRead
+from agent.cli.status import SourceUnreachable, StatusRead
 from agent.cli.top_screen import TopScreen
 from agent.status import AllocationStatus, GpuStatus, NodeStatus, ShareStatus, StatusDocument
 
