@@ -535,7 +535,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
         width = terminal_width(environ)
         sys.stdout.writelines(f"{line}\n" for line in table(_NODE_COLUMNS, rows, width))
         sys.stdout.writelines(f"{line}\n" for line in wrapped(f"source: {source}", width))
-    text = f"{silent}. These are the Nodes of the cluster; --node NAME reads one"
+    text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, INCOMPLETE)
 
 

@@ -814,7 +814,10 @@ class KubeLeftovers:
         self._lists = Lists(session, whole=False, budget=command_budget)
 
     async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
-        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError."""
+        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError.
+
+        A pod that is not bound yet may begin on any Node: it has an entry of its own.
+        """
         query = (("labelSelector", selector),)
         request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"), query=query)
 
@@ -827,9 +830,12 @@ class KubeLeftovers:
         request = ApiRequest("list", "nodes", path_of("nodes"))
         # Each Node is read at once: the text of 5,000 is 100 MB.
         listed = await self._lists.fetch(request, lambda item: self._read(read_object(item)))
-        return tuple(
+        nodes = [
             msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
-        )
+        ]
+        if unbound := agents.get(""):
+            nodes.append(NodeLeftovers("no Node yet", has_kubelet=True, agent=unbound))
+        return tuple(nodes)
 
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
