@@ -8,7 +8,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, TextIO, TypeAlias
 
 import msgspec
 import yaml
@@ -113,9 +113,10 @@ Paint: TypeAlias = Callable[[str, str], str]
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "faint": 2}
 
 
-def painter(environ: Mapping[str, str]) -> Paint:
+def painter(environ: Mapping[str, str], out: TextIO | None = None) -> Paint:
     """Paints on a terminal, unless NO_COLOR is set (https://no-color.org) or TERM is dumb."""
-    plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    is_terminal = (out or sys.stdout).isatty()
+    plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or not is_terminal
     return lambda text, colour: text if plain else f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
