@@ -145,12 +145,11 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     return module.main(args, environ)
 
 
-def whole_parser(program: str = "hami-agent") -> argparse.ArgumentParser:
-    """The parser with the options of every verb; it imports all of them."""
-    parser, subparsers = _parser(program)
-    for path in dict.fromkeys(path for path, _ in VERBS.values()):
-        module: Verb = importlib.import_module(path)
-        module.add_parser(subparsers)
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The parser with the options of this verb."""
+    parser, subparsers = _parser("hami-agent")
+    module: Verb = importlib.import_module(VERBS[verb][0])
+    module.add_parser(subparsers)
     return parser
 
 

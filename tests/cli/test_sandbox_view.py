@@ -10,7 +10,7 @@ from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
 LONG = "word " * 60
 
 
-class Terminal(io.StringIO):
+class ColourTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -52,7 +52,7 @@ def test_news_is_neither_ok_nor_failed():
 def test_colour_is_added_to_the_word_and_only_where_it_is_wanted():
     moment = Moment(0, "a claim", "", ok=False)
     (plain,), (coloured,) = (
-        list(moment_lines(moment, out=out)) for out in (io.StringIO(), Terminal())
+        list(moment_lines(moment, out=out)) for out in (io.StringIO(), ColourTerminal())
     )
 
     assert "FAILED" in plain
