@@ -41,7 +41,16 @@ from agent.cli.main import (
     fail,
     nearest,
 )
-from agent.cli.output import Column, document, table, terminal_width, working, writes_utf8
+from agent.cli.output import (
+    Column,
+    Paint,
+    document,
+    painter,
+    table,
+    terminal_width,
+    working,
+    writes_utf8,
+)
 from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
@@ -67,6 +76,7 @@ from agent.status import (
 GIB: Final = 1024
 OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 """The checks that repeat what the lines about the GPUs say."""
+SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS: Final = " .:-=+*%#"
 UNCUT: Final = 10_000
@@ -116,11 +126,18 @@ IDLE: Final = dt.timedelta(hours=1)
 
 
 class StatusStyle(msgspec.Struct, frozen=True):
-    """How to write. `width`: columns; `wide`: all columns, however wide."""
+    """How to write. `width`: columns; `wide`: all columns, however wide; `paint`: colours."""
 
     width: int = 80
     ascii: bool = False
     wide: bool = False
+    paint: Paint = lambda text, _: text
+
+    def alarm(self, text: str, *, severe: bool) -> list[str]:
+        """The text in lines that fit, in the colour of what needs a person."""
+        return [
+            self.paint(line, "red" if severe else "yellow") for line in wrapped(text, self.width)
+        ]
 
 
 def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -176,7 +193,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
     rows = []
     for gpu in gpus:
         condition = cap(gpu.condition, 16)
-        if condition in {Condition.BAD, Condition.LOST}:
+        if condition in SEVERE:
             condition = condition.upper()
         row = [
             "-" if gpu.index is None else str(gpu.index),
@@ -195,10 +212,15 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
             cap(gpu.uuid, 64),
         ]
         rows.append(row)
-    if style.wide:
-        yield from table((*_GPU_COLUMNS, *_WIDE), rows, UNCUT)
-    else:
-        yield from table(_GPU_COLUMNS, rows, style.width)
+
+    def painted(number: int, line: str) -> str:
+        condition = gpus[number].condition if number >= 0 else Condition.OK
+        if condition == Condition.OK:
+            return line
+        return style.paint(line, "red" if condition in SEVERE else "yellow")
+
+    columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
+    yield from table(columns, rows, UNCUT if style.wide else style.width, painted)
 
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -209,9 +231,11 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
             why = cap(gpu.text or gpu.cause, 1024)
-            yield from wrapped(f"{name} {cap(gpu.condition)}{since}: {why}{act}", style.width)
+            text = f"{name} {cap(gpu.condition)}{since}: {why}{act}"
+            yield from style.alarm(text, severe=gpu.condition in SEVERE)
         for obstacle in gpu.obstacles:
-            yield from wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style.width)
+            text = f"{name} is not offered: {cap(obstacle, 1024)}"
+            yield from style.alarm(text, severe=False)
         if gpu.cordoned:
             which = gpu.uuid if gpu.index is None else gpu.index
             act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
@@ -234,14 +258,15 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
     for check in found.node.checks:
         if not check.ok and check.name not in OF_GPUS:
             word = "not ready" if check.required else "degraded"
-            yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style.width)
+            text = f"{word}: {check.name}: {cap(check.text)}"
+            yield from style.alarm(text, severe=check.required)
     if found.refusals:
         last = found.refusals[0]
         text = (
             f"refused: {len(found.refusals)} in 24 h, the last {age(last.at, now)} ago: "
             f"{cap(last.text, 1024)} [{cap(last.reason)}]"
         )
-        yield from wrapped(text, style.width)
+        yield from style.alarm(text, severe=False)
 
 
 def pod_lines(
@@ -634,7 +659,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stdout.writelines(f"{name}\n" for name in names)
     else:
         style = StatusStyle(
-            terminal_width(environ), args.ascii or not writes_utf8(), args.output == "wide"
+            terminal_width(environ),
+            args.ascii or not writes_utf8(),
+            args.output == "wide",
+            painter(environ),
         )
         sys.stdout.writelines(f"{line}\n" for line in _lines(found, args, read.at, style))
         seconds = max(0, round((SystemClock().now() - read.at).total_seconds()))

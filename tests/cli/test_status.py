@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -181,6 +182,19 @@ def golden_text():
 
 def test_what_people_see_is_as_it_was():
     assert GOLDEN.read_text(encoding="utf-8") == golden_text()
+
+
+def test_what_needs_a_person_has_a_colour_and_the_same_words():
+    painted = shown(ILL, paint=lambda text, colour: f"<{colour}>{text}</>")
+    lines = painted.split("\n")
+    marked = {line.partition(">")[0][1:]: line for line in lines if line.startswith("<")}
+
+    assert shown(ILL) == re.sub(r"<[a-z]*>|</>", "", painted)
+    assert {"red", "yellow"} == marked.keys()
+    assert any(line.startswith("<red>1 ") for line in lines), "the row of the GPU"
+    assert any(line.startswith("<red>not ready: state") for line in lines)
+    assert any(line.startswith("<yellow>degraded: api") for line in lines)
+    assert not any("> 0 " in line or ">GPU-x " in line for line in lines), "a good one has none"
 
 
 def test_ascii_is_ascii():
