@@ -74,7 +74,8 @@ from agent.witness import PodResourcesWitness
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
 UNKEPT: Final = "so no limit would be enforced"
-"""Words of the agent about HAMi-core's files (`check_library`)."""
+UNDEFINED: Final = "no single CDI specification"
+"""Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
 ANSWER_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
@@ -426,7 +427,10 @@ async def _driver(seen: NodeSeen) -> Iterable[Finding]:
                     defined = await cdi.names(settings.edits.cdi_spec_dirs)
         sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
         shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-        findings.append(preflight.judge_cdi(shared, settings.edits, defined))
+        found = preflight.judge_cdi(shared, settings.edits, defined)
+        findings.append(found)
+        if found.verdict == "ok":
+            seen.repaired[UNDEFINED] = "the CDI specifications define its GPUs"
     if seen.agent is not None and settings.driver.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
         findings += preflight.judge_access(device_nodes(seen.device_files), described)

@@ -173,6 +173,39 @@ async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number:
     }
 
 
+LIBRARY_LOST = "HAMi-core is not installed on this node (x missing), so no limit would be enforced"
+NO_CDI = "GPU 0 no single CDI specification in /etc/cdi defines nvidia.com/gpu=GPU-1"
+
+
+async def test_what_the_agent_saw_before_a_repair_is_not_repeated(tmp_path: Path):
+    """One output must not say that a file is there and that it is missing."""
+    page = f"[+]state ok\n[!]offer degraded: {LIBRARY_LOST}\n[!]cdi degraded: {NO_CDI}\n"
+    answer, groups = AgentAnswer("/s", 200, page), frozenset({"agent", "driver", "library"})
+    (tmp_path / "gpus.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n")
+    with (tmp_path / "gpus.yaml").open("a") as file:
+        for gpu in described("h100:2").gpus:
+            file.write(f"- {{name: {gpu.uuid}, containerEdits: {{env: [A=1]}}}}\n")
+    cdi = {"--device-list-strategy": "cdi-cri", "--cdi-spec-dirs": str(tmp_path)}
+    async with a_node() as cluster:
+        chosen = settings(cluster, **cdi)
+        found = await examine(chosen, agent=answer, groups=groups)
+        (cluster.places.hook / "vgpu/libvgpu.so").unlink()
+        (tmp_path / "gpus.yaml").unlink()
+        gone = await examine(chosen, agent=answer, groups=groups)
+
+    def said(findings: Iterable[Finding]) -> dict[str, str]:
+        return {one.subject: one.said for one in findings if one.check == "P-AGENT"}
+
+    assert (["ok"], ["ok"], ["ok"]) == tuple(
+        of(found, check) for check in ("P-LIBRARY", "P-PRELOAD", "P-CDI")
+    )
+    assert "the agent has not seen yet that HAMi-core's files are there" in said(found)["offer"]
+    assert "the agent has not seen yet that the CDI" in said(found)["cdi"]
+    assert (["WRONG"], ["WRONG"]) == (of(gone, "P-LIBRARY"), of(gone, "P-CDI"))
+    assert said(gone)["offer"].startswith(LIBRARY_LOST)
+    assert said(gone)["cdi"].startswith(NO_CDI)
+
+
 async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     server = PreflightServer()
     async with beside_server(server, tmp_path) as (cluster, chosen):
