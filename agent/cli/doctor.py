@@ -19,9 +19,19 @@ import msgspec
 import agent
 from agent.allocate.edits import looks_up_cdi, misnamed
 from agent.app.adapters import cdi_directories, open_driver
-from agent.cli.connections import Unreachable, call, open_session
+from agent.cli.connections import call, open_session
 from agent.cli.logs import configure
-from agent.cli.main import INCOMPLETE, OK, PROBLEM, TABLE, WARNED, Subparsers, add_output, nearest
+from agent.cli.main import (
+    INCOMPLETE,
+    OK,
+    PROBLEM,
+    TABLE,
+    WARNED,
+    Subparsers,
+    Unreachable,
+    add_output,
+    nearest,
+)
 from agent.cli.output import UNFOLDED, Paint, document, painter, terminal_width
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import REGISTER

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from agent.cli.connections import (
     NO_KUBECONFIG,
-    Unreachable,
     add_cluster,
     add_socket,
     call,
@@ -31,6 +30,7 @@ from agent.cli.main import (
     TABLE,
     UNREACHABLE,
     USAGE,
+    NotThere,
     Subparsers,
     add_output,
     fail,
@@ -38,7 +38,7 @@ from agent.cli.main import (
 from agent.cli.output import document
 from agent.cli.settings_args import looked
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import AgentError, ApiConflict, ApiError, ApiForbidden, SettingsError
+from agent.errors import ApiConflict, ApiForbidden, SettingsError
 from agent.hami.register import read_register
 from agent.host.process import SystemClock, host_name
 from agent.kube.api import KubeNode
@@ -160,10 +160,7 @@ def _act(
     there is no such GPU.
     """
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
-    try:
-        status, text = call(args.socket, "POST", target, DEADLINES[action])
-    except Unreachable as error:
-        return fail(args.verb, str(error), UNREACHABLE)
+    status, text = call(args.socket, "POST", target, DEADLINES[action])
     if status != 200:
         return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
     try:
@@ -221,10 +218,6 @@ def _release_text(data: Mapping[str, Any]) -> tuple[str, bool]:
 # `cordon` and `uncordon`.
 
 
-class NoSuchGpu(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """The Node, or the GPU on it, does not exist."""
-
-
 def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
     """Ask, write, print the result, and return the exit code."""
     configure("error", "auto", environ)
@@ -239,21 +232,15 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: boo
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
+    node, connection = _place(args, environ)
     try:
-        node, connection = _place(args, environ)
         gpu, is_changed = asyncio.run(edit_cordon(connection, node, args.gpu, agreed, on=cordon))
-    except AgentError as error:
-        text, code = str(error), PROBLEM
-        if isinstance(error, ApiForbidden):
-            text += (
-                ". This needs the rights `get nodes` and `patch nodes`, and the agent's own "
-                f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
-            )
-        elif isinstance(error, NoSuchGpu):
-            code = NOT_FOUND
-        elif isinstance(error, SettingsError) or (isinstance(error, ApiError) and not error.status):
-            code = UNREACHABLE  # without a status the API server did not answer
-        return fail(args.verb, text, code)
+    except ApiForbidden as error:
+        text = (
+            f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's own "
+            f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
+        )
+        return fail(args.verb, text, PROBLEM)
     if is_changed is None:
         return fail(args.verb, "nothing was changed", PROBLEM)
     if args.output == TABLE:
@@ -295,7 +282,7 @@ async def edit_cordon(
 
     None instead: `agreed`, which is asked once, did not agree. A scheduler takes in a cordon only
     when it reads the Node's report anew. Removing the handshake makes releases from 2.9 on do so
-    within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth). Raises NoSuchGpu, ApiError,
+    within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth). Raises NotThere, ApiError,
     SettingsError; ApiConflict: the Node changed between each of five reads and writes.
     """
     is_agreed, tries = False, TRIES
@@ -305,7 +292,7 @@ async def edit_cordon(
             seen = await api.get_node()
             if seen is None:
                 said = f"the API server knows no Node {node}"
-                raise NoSuchGpu(said, remedy="name it with --node")
+                raise NotThere(said, remedy="name it with --node")
             gpu, listed = _named(seen, name), read_cordon(seen.annotations.get(CORDON))
             if (gpu.uuid in listed) is on:
                 return gpu, False
@@ -327,7 +314,7 @@ async def edit_cordon(
 
 
 def _named(node: NodeView, name: str) -> ReportedGpu:
-    """The GPU of that index or UUID, reported or only in the cordon. Raises NoSuchGpu."""
+    """The GPU of that index or UUID, reported or only in the cordon. Raises NotThere."""
     reported = read_register(node.annotations.get(REGISTER))
     gpus = {gpu.uuid: ReportedGpu(gpu.uuid, gpu.index) for gpu in reported}
     listed = read_cordon(node.annotations.get(CORDON))
@@ -338,5 +325,5 @@ def _named(node: NodeView, name: str) -> ReportedGpu:
             return gpu
     where = f"Node {node.name} has no GPU {name}"
     if not gpus:
-        raise NoSuchGpu(f"{where}: it has no readable {REGISTER}")
-    raise NoSuchGpu(where, remedy=f"it has {', '.join(gpu.words for gpu in gpus.values())}")
+        raise NotThere(f"{where}: it has no readable {REGISTER}")
+    raise NotThere(where, remedy=f"it has {', '.join(gpu.words for gpu in gpus.values())}")

@@ -21,7 +21,6 @@ import msgspec
 from agent.cli.connections import (
     DEFAULT_SOCKET,
     NO_KUBECONFIG,
-    Unreachable,
     add_cluster,
     add_socket,
     call,
@@ -31,12 +30,12 @@ from agent.cli.connections import (
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
-    NOT_FOUND,
     OK,
     TABLE,
-    UNREACHABLE,
     USAGE,
+    NotThere,
     Subparsers,
+    Unreachable,
     add_output,
     fail,
     nearest,
@@ -51,7 +50,7 @@ from agent.cli.output import (
     working,
     writes_utf8,
 )
-from agent.errors import AgentError, ApiError, MalformedText, SettingsError, cap
+from agent.errors import ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
 from agent.kube.client import Connection, KubeSession
@@ -372,14 +371,6 @@ FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 FOUND: Final = 200
 
 
-class SourceUnreachable(AgentError):  # noqa: N818 -- names what happened
-    """No source answers."""
-
-
-class NotThere(AgentError):  # noqa: N818 -- names what was found
-    """There is no such Node or GPU."""
-
-
 class StatusRead(msgspec.Struct, frozen=True):
     """The status of a node. `at`: when the source made it. `missing`: what it does not know."""
 
@@ -390,37 +381,35 @@ class StatusRead(msgspec.Struct, frozen=True):
 
 
 def status_at(socket: Path) -> StatusRead:
-    """The status by the agent's socket. Raises SourceUnreachable."""
+    """The status by the agent's socket. Raises Unreachable."""
     try:
         status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
         if status != FOUND:
-            raise SourceUnreachable(f"{socket}: {cap(text)}")
+            raise Unreachable(f"{socket}: {cap(text)}")
         found, at = open_envelope(text.encode(), "Status", StatusDocument)
-    except Unreachable as error:
-        raise SourceUnreachable(str(error)) from error
     except MalformedText as error:
-        raise SourceUnreachable(f"{socket} did not answer as an agent: {error}") from error
+        raise Unreachable(f"{socket} did not answer as an agent: {error}") from error
     return StatusRead(found, at, str(socket))
 
 
 def status_in(bundle: Path) -> StatusRead:
-    """The status in an archive of `hami-agent bundle`. Raises SourceUnreachable."""
+    """The status in an archive of `hami-agent bundle`. Raises Unreachable."""
     try:
         if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
             text = "is not a regular file; name an archive of `hami-agent bundle`"
-            raise SourceUnreachable(f"{bundle} {text}")
+            raise Unreachable(f"{bundle} {text}")
         found, at = open_envelope(_member_of(bundle), "Status", StatusDocument)
     except OSError as error:
-        raise SourceUnreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
+        raise Unreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
     except (tarfile.TarError, zlib.error) as error:
-        raise SourceUnreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
+        raise Unreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
     except MalformedText as error:
-        raise SourceUnreachable(f"{bundle}: {error}") from error
+        raise Unreachable(f"{bundle}: {error}") from error
     return StatusRead(found, at, str(bundle))
 
 
 def _member_of(bundle: Path) -> bytes:
-    """The bytes of MEMBER. Raises SourceUnreachable, OSError, TarError, zlib.error.
+    """The bytes of MEMBER. Raises Unreachable, OSError, TarError, zlib.error.
 
     `gzip` and `tarfile` believe an archive that asks for GiB for a name. This reads a bounded part
     of it, and only plain members, as the verb `bundle` writes them.
@@ -445,12 +434,12 @@ def _member_of(bundle: Path) -> bytes:
     else:
         raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
     if member.type not in FILE or not 0 <= member.size <= LARGEST:
-        raise SourceUnreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+        raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
     return bytes(memoryview(text)[at : at + member.size])
 
 
 def status_of(node: str, args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
-    """The status of a node of the cluster. Raises SourceUnreachable, NotThere."""
+    """The status of a node of the cluster. Raises Unreachable, NotThere."""
     with working(f"reading {cap(node, 64)}"):
         return _ask(args, environ, lambda session, source: _read_node(session, source, node, args))
 
@@ -460,10 +449,10 @@ def _ask(
     environ: Mapping[str, str],
     read: Callable[[KubeSession, str], Awaitable[R]],
 ) -> R:
-    """What a session with the API server reads. Raises SourceUnreachable, NotThere."""
+    """What a session with the API server reads. Raises Unreachable, NotThere."""
     connection = connection_of(args, environ)
     if connection is None:
-        raise SourceUnreachable(NO_KUBECONFIG)
+        raise Unreachable(NO_KUBECONFIG)
 
     async def asked(connection: Connection) -> R:
         async with open_session(connection, PROGRAM) as session:
@@ -472,7 +461,7 @@ def _ask(
     try:
         return asyncio.run(asked(connection))
     except (SettingsError, ApiError) as error:
-        raise SourceUnreachable(str(error)) from error
+        raise Unreachable(str(error)) from error
 
 
 async def _read_node(
@@ -523,7 +512,7 @@ def by_number(objects: NodeObjects) -> list[tuple[str, int]]:
 def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str) -> int:
     """Print what the objects of all Nodes with GPUs show, where no agent answers (`silent`).
 
-    Raises SourceUnreachable.
+    Raises Unreachable.
     """
     at = SystemClock().now()
 
@@ -640,15 +629,13 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
-    except SourceUnreachable as error:
+    except Unreachable as error:
         # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
         named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
         if not named and connection_of(args, environ) is not None:
-            with contextlib.suppress(SourceUnreachable):
+            with contextlib.suppress(Unreachable):
                 return show_nodes(args, environ, str(error))
-        return fail("status", str(error), UNREACHABLE)
-    except NotThere as error:
-        return fail("status", str(error), NOT_FOUND)
+        raise
     if args.output in {"json", "yaml"}:
         sys.stdout.write(document("Status", found, args.output, read.at, read.source))
     elif args.output == "name":

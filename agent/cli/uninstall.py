@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cli.connections import IN_CLUSTER, open_session
 from agent.cli.logs import configure
-from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
+from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, code_of
 from agent.cli.output import document
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.errors import (
@@ -312,11 +312,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         host = asyncio.run(_uninstall(args, environ, told))
     except AgentError as error:
-        refusal = str(error)
-        if isinstance(error, ApiError) and not error.status:
-            code = UNREACHABLE
-        else:
-            code = NOT_FOUND if isinstance(error, ApiNotFound) else PROBLEM
+        # Of the node's settings; those of the way to the API server became an ApiError.
+        is_refused = isinstance(error, SettingsError)
+        refusal, code = str(error), PROBLEM if is_refused else code_of(error)
     else:
         code = PROBLEM if any(node.failure for node in nodes) else OK
     if not as_text:
