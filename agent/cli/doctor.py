@@ -63,15 +63,7 @@ from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    Finding,
-    counted,
-    in_groups,
-    traced,
-)
+from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, counted, in_groups, traced
 from agent.node.preflight import PluginSocket, Right
 from agent.node.scheduling import AgentAnswer, ClusterAnswer, NodeSight
 from agent.ports import Clock

@@ -117,9 +117,7 @@ CHECKS: Final[Mapping[str, Mapping[CheckId, str]]] = {
         "P-LIBRARY": NO_OFFER,
         "P-PRELOAD": "limits of memory and compute may not hold in new containers",
     },
-    "paths": {
-        "P-PATHS": NO_OFFER,
-    },
+    "paths": {"P-PATHS": NO_OFFER},
 }
 """The checks by group, in the order of the output, each with what its failure means for pods."""
 GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}

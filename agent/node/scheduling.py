@@ -507,11 +507,7 @@ def judge_handshake(
             "check that HAMi's scheduler runs",
         ),
         When(profile.stamps, "ok", f"{word}: the agent's stamps are read"),
-        When(
-            word not in {"", "Requesting"},
-            "ok",
-            f"{word}: schedulers from 2.8 on do not use it",
-        ),
+        When(word not in {"", "Requesting"}, "ok", f"{word}: schedulers from 2.8 on do not use it"),
         When(
             not word and (not report.is_there or (report.written and age < READ_WITHIN) is True),
             "ok",
