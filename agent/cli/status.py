@@ -54,7 +54,7 @@ from agent.errors import ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
 from agent.kube.client import Connection, KubeSession
-from agent.kube.reader import NodeObjects, NodeReader, nodes_with_gpus
+from agent.kube.reader import NodeReader, nodes_with_gpus
 from agent.model import Condition, SharingSettings
 from agent.setting import seconds_of
 from agent.status import (
@@ -482,14 +482,15 @@ async def _read_node(
     except (ApiError, MalformedText) as error:
         missing = f"only what its objects show, because the agent was not read: {error}"
     at = SystemClock().now()
-    objects = await reader.objects(resource)
-    if objects is None:
+    seen = await reader.node()
+    if seen is None:
         known = await reader.names()
         near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
         there = f"; the nearest names are {', '.join(near)}" if near else ""
         raise NotThere(f"the cluster has no Node {node}{there}")
+    pods = await reader.pods(resource)
     try:
-        found = observed_status(objects.node, objects.pods, resource, at)
+        found = observed_status(seen, pods, resource, at)
     except MalformedText as error:
         raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
     with contextlib.suppress(ApiError):  # without that right the changes are not known
@@ -503,9 +504,9 @@ async def _read_node(
     return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
 
 
-def by_number(objects: NodeObjects) -> list[tuple[str, int]]:
+def by_number(name: str) -> list[tuple[str, int]]:
     """A key that puts gpu-2 before gpu-10."""
-    parts = re.findall(r"([^0-9]*)([0-9]*)", objects.node.name)
+    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
     return [(text, int(number or 0)) for text, number in parts]
 
 
@@ -518,13 +519,14 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
 
     async def read(session: KubeSession, source: str) -> tuple[list[StatusDocument], str]:
         found = []
-        for one in sorted(await nodes_with_gpus(session, RESOURCE), key=by_number):
+        every = await nodes_with_gpus(session, RESOURCE)
+        for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
             try:
-                found.append(observed_status(one.node, one.pods, RESOURCE, at))
+                found.append(observed_status(seen, pods, RESOURCE, at))
             except MalformedText:
                 text = "the register annotation cannot be read"
                 check = CheckStatus(name="report", ok=False, text=text)
-                node = NodeStatus(name=one.node.name, resource=RESOURCE, checks=(check,))
+                node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
                 found.append(StatusDocument(node=node, gpus=()))
         return found, source
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from agent import cluster as annotations
 from agent.cli.uninstall import Cleaned, uninstall_everywhere
-from agent.health.news import GPU_DEGRADED
+from agent.cluster import GPU_DEGRADED
 from agent.kube.client import Connection
 from agent.kube.objects import entries
 from tests.peers.lab.agents import RESOURCE, SOURCE
