@@ -9,8 +9,16 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 from typing_extensions import override
 
-from agent.cli.sources import SourceUnreachable, StatusRead
-from agent.cli.status import StatusStyle, attention_lines, gib, head_lines, pod_row, spark
+from agent.cli.main import Unreachable
+from agent.cli.status import (
+    StatusRead,
+    StatusStyle,
+    attention_lines,
+    gib,
+    head_lines,
+    pod_row,
+    spark,
+)
 from agent.errors import cap
 
 BAR: Final = 16
@@ -88,7 +96,7 @@ class TopScreen(App[None]):
         """Read the status, on a thread."""
         try:
             found = self._read()
-        except SourceUnreachable as error:
+        except Unreachable as error:
             self.call_from_thread(self._fail, str(error))
         else:
             self.call_from_thread(self._show, found)

@@ -23,10 +23,12 @@ from agent.kube.client import (
     aside,
     path_of,
 )
+from agent.kube.events import COMPONENT, NODE_NAMESPACE
 from agent.kube.objects import (
     WRITER,
     Raw,
     decode_moment,
+    decode_node,
     decode_pod,
     decode_quantity,
     entries,
@@ -36,8 +38,8 @@ from agent.kube.objects import (
     read_object,
     text_in,
 )
-from agent.node.preflight import Right, skew_of
-from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
+from agent.node.preflight import Right
+from agent.node.scheduling import NodeSight, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -655,15 +657,6 @@ class Neighbours(msgspec.Struct, frozen=True):
     plugins: tuple[str, ...]
 
 
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
-
-    traces: NodeTraces
-    offer: OfferSeen
-    labels: Mapping[str, str]
-    skew: float | None = None
-
-
 class NodeReader:
     """Reads what is known of one node with the rights of who asks; each answer has 10 s."""
 
@@ -693,6 +686,14 @@ class NodeReader:
     async def pods(self, resource: str) -> tuple[PodView, ...]:
         """The pods of the node. `resource`: the name of slices. Raises ApiError."""
         return await self._pods(lambda item: decode_pod(read_object(item), resource))
+
+    async def events(self) -> tuple[PodEventView, ...]:
+        """The Events that agents posted about the Node. Raises ApiError."""
+        query = (("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}"),)
+        path = path_of("namespaces", NODE_NAMESPACE, "events")
+        request = ApiRequest("list", "events", path, query=query)
+        listed = await Lists(self._session, budget=command_budget).fetch(request, decode_pod_event)
+        return tuple(event for event in listed.items if event.writer == COMPONENT)
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
@@ -731,11 +732,14 @@ class NodeReader:
         names = ((text_in(one, "namespace"), text_in(one, "name")) for one in metas)
         return Neighbours(tuple(names), tuple(plugins))
 
-    async def look(self, resource: str, clock: Clock) -> NodeSight:
-        """Get the Node. Raises ApiNotFound, ApiError."""
+    async def look(self, resource: str, clock: Clock) -> NodeSight | None:
+        """Get the Node; None: there is none. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", self._node))
         before = clock.now()
-        body, headers = await self._session.exchange(request)
+        try:
+            body, headers = await self._session.exchange(request)
+        except ApiNotFound:
+            return None
         after = clock.now()
         try:
             sent = email.utils.parsedate_to_datetime(headers.get("Date", "")).astimezone(dt.UTC)
@@ -748,36 +752,55 @@ class NodeReader:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
         managed = entries(metadata)
         agents = [entry for entry in managed if entry.writer == WRITER]
-        traces = NodeTraces(
-            self._node,
-            {key: str(value) for key, value in inside(metadata, "annotations").items()},
-            frozenset(key for entry in agents for key in entry.annotations),
-            max((entry.time for entry in agents), default=""),
-            other_writer(managed, REGISTER),
-        )
         offered, had = (
             max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
         )
-        labels = {key: str(value) for key, value in inside(metadata, "labels").items()}
-        return NodeSight(traces, OfferSeen(resource, offered, had), labels, skew)
+        return NodeSight(
+            name=self._node,
+            labels={key: str(value) for key, value in inside(metadata, "labels").items()},
+            annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
+            allocatable=offered,
+            capacity=had,
+            written=frozenset(key for entry in agents for key in entry.annotations),
+            last_written=max((entry.time for entry in agents), default=""),
+            reported_by=other_writer(managed, REGISTER),
+            skew=skew,
+        )
 
-    async def named(self, node: str) -> NamedNode:
-        """Look whether a Node of this name exists. Raises ApiError."""
+    async def named(self, node: str) -> bool | None:
+        """Whether a Node of this name exists; None: this account may not look. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
         try:
             await self._session.call(request)
         except ApiNotFound:
-            return NamedNode.MISSING
+            return False
         except ApiForbidden:  # a node's own identity may read only its own Node
-            return NamedNode.UNSEEN
-        return NamedNode.THERE
+            return None
+        return True
 
     async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
         return (await Lists(self._session, budget=command_budget).fetch(request, read)).items
+
+
+async def nodes_with_gpus(
+    session: KubeSession, resource: str
+) -> list[tuple[NodeView, tuple[PodView, ...]]]:
+    """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
+    lists = Lists(session, whole=False, budget=command_budget)
+    request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
+    nodes = await lists.fetch(request, lambda item: decode_node(read_object(item)))
+    query = (("labelSelector", annotations.VGPU_NODE),)
+    request = ApiRequest("list", "pods", path_of("pods"), query=query)
+    pods = await lists.fetch(request, lambda item: decode_pod(read_object(item), resource))
+    held: dict[str, list[PodView]] = {}
+    for pod in pods.items:
+        held.setdefault(pod.node, []).append(pod)
+    reporting = (node for node in nodes.items if node.annotations.get(REGISTER))
+    return [(node, tuple(held.get(node.name, ()))) for node in reporting]
 
 
 def _place(raw: Raw) -> tuple[bool, str, str] | None:
@@ -848,7 +871,10 @@ class KubeLeftovers:
         self._lists = Lists(session, whole=False, budget=command_budget)
 
     async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
-        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError."""
+        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError.
+
+        A pod that is not bound yet may begin on any Node: it has an entry of its own.
+        """
         query = (("labelSelector", selector),)
         request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"), query=query)
 
@@ -861,9 +887,12 @@ class KubeLeftovers:
         request = ApiRequest("list", "nodes", path_of("nodes"))
         # Each Node is read at once: the text of 5,000 is 100 MB.
         listed = await self._lists.fetch(request, self._read)
-        return tuple(
+        nodes = [
             msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
-        )
+        ]
+        if unbound := agents.get(""):
+            nodes.append(NodeLeftovers("no Node yet", has_kubelet=True, agent=unbound))
+        return tuple(nodes)
 
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent import cluster as annotations
-from agent.allocate.candidates import pair_groups
+from agent.allocate.match import pair_groups
 from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.kube.objects import decode_moment
