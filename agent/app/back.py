@@ -27,8 +27,7 @@ from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
 from agent.ports import NodeApi, ServiceNotifier
-from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
+from agent.reconcile import Reconcile
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
 from agent.settings.schema import Settings
@@ -111,15 +110,18 @@ async def open_back(
             ),
         )
         reconcile = Reconcile(
-            views=ReconcileViews(
-                facts.pods,
-                state.ledger,
-                front.knowing.kubelet.epoch,
-                source.calls.taken,
-                front.rivals.gone,
-            ),
-            peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
-            rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
+            pods=facts.pods,
+            ledger=state.ledger,
+            epoch=front.knowing.kubelet.epoch,
+            taken=source.calls.taken,
+            rivals=front.rivals.gone,
+            calls=front.allocator.calls,
+            witness=witness,
+            records=records,
+            hooks=adapters.hooks,
+            clock=clock,
+            resource=lambda: facts.resource.value,
+            adopt=source.adopt,
             commit=state.commit,
         )
         reported = Cell(ReportState())
@@ -208,23 +210,18 @@ async def open_plain(
         plain,
     )
     reconcile = Reconcile(
-        views=ReconcileViews(
-            Cell(PodTable(synced=True)),
-            state.ledger,
-            front.knowing.kubelet.epoch,
-            source.calls.taken,
-            front.rivals.gone,
-        ),
-        peers=ReconcilePeers(
-            witness, records, adapters.hooks, adapters.clock, front.allocator.calls
-        ),
-        rule=ReconcileRule(
-            judge_by_kubelet,
-            resource=lambda: facts.resource.value,
-            adopt=unread,
-            within=None,
-            sweeps=False,
-        ),
+        pods=Cell(PodTable(synced=True)),
+        ledger=state.ledger,
+        epoch=front.knowing.kubelet.epoch,
+        taken=source.calls.taken,
+        rivals=front.rivals.gone,
+        calls=front.allocator.calls,
+        witness=witness,
+        records=records,
+        hooks=adapters.hooks,
+        clock=adapters.clock,
+        resource=lambda: facts.resource.value,
+        adopt=None,
         commit=state.commit,
     )
     usage, pressure = _join_usage(settings, adapters, front)

@@ -31,8 +31,7 @@ from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import ContainerEdits, LastGood, Row
 from agent.model import GpuUuid, Health, Scan, SliceId
 from agent.ports import ServiceNotifier
-from agent.reconcile.rules import check_start
-from agent.reconcile.service import Clearing
+from agent.reconcile import Clearing, check_start
 from agent.report import CordonEvents, GpuEvents, LeftOut, NodeEventQueue
 from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings

@@ -21,12 +21,12 @@ from agent.errors import AgentError
 from agent.hami.register import ReportSettings
 from agent.inventory import Listing
 from agent.kit.cell import Cell
+from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, Ledger
 from agent.model import Held, SliceId, SliceList
-from agent.reconcile.rules import judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.reconcile import Reconcile
 from agent.report import ReportCells, Reporter, ReportState
 from agent.settle import Settlement
 from agent.state import StateService, recover
@@ -111,9 +111,18 @@ class AgentLife:
             random=host.chance,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, self.shares.calls.taken),
-            peers=ReconcilePeers(witness, records, hooks, host.clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
+            pods=self.pods,
+            ledger=state.ledger,
+            epoch=host.epoch,
+            taken=self.shares.calls.taken,
+            rivals=Cell(0),
+            calls=Lull(),
+            witness=witness,
+            records=records,
+            hooks=hooks,
+            clock=host.clock,
+            resource=lambda: RESOURCE,
+            adopt=self.shares.adopt,
             commit=state.commit,
         )
         self._listing = Listing(host.inventory, self._held, self.slices)

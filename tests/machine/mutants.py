@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from agent import reconcile
 from agent import settle as core_settlement
 from agent import settle as settlement
 from agent.allocate import candidates, inquiry
@@ -25,8 +26,7 @@ from agent.allocate.room import RoomClaim
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
-from agent.reconcile import rules as reconcile
-from agent.reconcile.rules import ReconcileFacts
+from agent.reconcile import ReconcileFacts
 from agent.settle import Effect, EffectKind, SettlementFacts
 from agent.settle import owed as owed_truly
 from tests.machine.agent_life import AgentLife

@@ -12,7 +12,7 @@ from agent.cluster import NodeView, Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BOOKING
 from agent.ledger import ContainerKey, KubeletEpoch
-from agent.reconcile.rules import Adoption
+from agent.reconcile import Adoption
 from agent.settle import EffectKind
 from agent.state import CURRENT, decode_state
 from tests.builders import NODE, a_container, a_lock
