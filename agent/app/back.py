@@ -302,7 +302,6 @@ def tiers(
         "gpu_events": knowing.gpu_events.run,
         "cordons": knowing.cordons.run,
         "held": front.follow_held,
-        "listing": knowing.listing.run,
         "discovery": discover,
         "health": knowing.health.run,
         "samples": knowing.samples.run,

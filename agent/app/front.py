@@ -17,7 +17,6 @@ from agent.inventory import (
     Cue,
     Discovery,
     InventoryKeeper,
-    Listing,
     NodeCheck,
     Samples,
     Withholder,
@@ -29,7 +28,7 @@ from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import ContainerEdits, LastGood, Row
-from agent.model import GpuUuid, Health, Scan, SliceId
+from agent.model import GpuUuid, Scan, SliceId
 from agent.ports import ServiceNotifier
 from agent.reconcile import Clearing, check_start
 from agent.report import CordonEvents, GpuEvents, LeftOut, NodeEventQueue
@@ -69,7 +68,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "withholder": _LOCAL,
     "clearing": _LOCAL,
     "room": _LOCAL,
-    "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,
     "samples": _DRIVER,
@@ -118,7 +116,6 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     left_out: LeftOut
     gpu_events: GpuEvents
     cordons: CordonEvents
-    listing: Listing
     discovery: Discovery
     health: HealthWatch
     samples: Samples
@@ -210,6 +207,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         state.health,
         facts.edits,
         adapters.cdi.names,
+        facts.slices,
     )
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
@@ -288,18 +286,6 @@ def _services(
             keeper.found(listed)
         health.scanned(scan)
 
-    listing = Listing(facts.inventory, keeper.held, facts.slices)
-
-    def judged(verdicts: Mapping[GpuUuid, Health]) -> None:
-        """Update the list at once, before the other followers of the inventory run."""
-        keeper.judged(verdicts)
-        listing.refresh()
-
-    def withhold(is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
-        """Update the list at once, as above."""
-        keeper.withhold(is_withheld)
-        listing.refresh()
-
     def is_ill(uuid: GpuUuid) -> bool:
         shared = facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
@@ -309,7 +295,7 @@ def _services(
     health = HealthWatch(
         driver=adapters.driver,
         inventory=facts.inventory,
-        judged=judged,
+        judged=keeper.judged,
         remember=state.remember,
         changed=discovery.rescan,
         settings=settings.health,
@@ -324,7 +310,6 @@ def _services(
             facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
         ),
         cordons=CordonEvents(facts.node, facts.inventory, notices.say),
-        listing=listing,
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
@@ -332,7 +317,7 @@ def _services(
         recent=RecentlyRegistered(facts.inventory),
         withholder=Withholder(
             _node_checks(settings, adapters, state.error),
-            withhold,
+            keeper.withhold,
             notices.say,
             _cues(settings, adapters, state.error),
         ),

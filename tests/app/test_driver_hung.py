@@ -84,7 +84,7 @@ async def a_node() -> AsyncIterator[HungNode]:
 
     knowing = front.knowing
     runs = (
-        *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
+        *(subjects.heartbeat.run, front.state.run),
         *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
         *(follow_inventory, read_notices),
     )
