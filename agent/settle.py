@@ -130,6 +130,7 @@ class SettlementFacts(msgspec.Struct, frozen=True):
     """The facts that settlement reads.
 
     `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
+    `tried`: pods of which a patch was tried; it failed, or no watch shows it yet.
     """
 
     table: PodTable
@@ -137,6 +138,7 @@ class SettlementFacts(msgspec.Struct, frozen=True):
     lock: NodeLock | None
     now: dt.datetime
     standing: dt.timedelta = dt.timedelta(0)
+    tried: frozenset[PodUid] = frozenset()
 
 
 def refusal_text(pod: PodView) -> str:
@@ -212,12 +214,13 @@ def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
     """Settle each pod that the agent refused as failed, and post an Event with the reason."""
     begun: Counter[str] = Counter()
     for pod in facts.table.pods.values():
-        if begun[pod.namespace] >= REFUSED_AT_ONCE:
+        is_tried = pod.uid in facts.tried
+        if begun[pod.namespace] >= REFUSED_AT_ONCE and not is_tried:
             continue
         text = refusal_text(pod)
         if not text or pod.static or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
             continue
-        begun[pod.namespace] += 1
+        begun[pod.namespace] += not is_tried  # a patch that fails for good hides no other pod
         where = pod.uid, pod.namespace, pod.name, facts.now
         yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
         yield Effect(EffectKind.POST_EVENT, *where, reason=REFUSED_EVENT, value=text)
@@ -299,7 +302,8 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
 # Performs what is owed, and retries it until it is done.
 #
 # - Locks come first, because the scheduler waits for them.
-# - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
+# - An effect on a lock or a pod is done when the API server accepted it or can never accept it. A
+#   patch of a pod that is still shown is tried again later: a webhook may have refused it.
 # - Events may be lost. They are dropped when they are refused, older than 1 h, or more than 64.
 
 PERIOD = 1.0
@@ -311,6 +315,9 @@ DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
 """The same for a lock. Until a lock is free, the scheduler places nothing on this node. It must be
 free 5 s after the API server is back, jitter included."""
+
+REJECTED_AGAIN = 300.0
+"""Seconds after which a patch that can never be accepted is tried again, if its pod is shown."""
 
 PARALLEL = 4
 """The most effects in flight. One place is reserved for locks, so that requests for pods that hang
@@ -380,7 +387,8 @@ class Settlement:
         self._done: frozenset[Effect] = frozenset()
         """Effects that are done, while the views do not show it yet."""
         self._active: Cell[frozenset[Effect]] = Cell(frozenset())
-        self._trouble: dict[tuple[object, ...], _Trouble] = {}
+        self._trouble: dict[tuple[EffectKind, PodUid, str, str], _Trouble] = {}
+        self._failures = Cell(0)
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
         self._warned: dict[str, float] = {}
         self.results = Tally(
@@ -421,8 +429,11 @@ class Settlement:
                 await news.wait(min(waits, default=None))
 
     async def _follow(self) -> NoReturn:
-        """Derive effects after each change of pods, Node or ledger; each second while locked."""
-        news = News(self._pods, self._node, self._ledger)
+        """Derive effects after each change of pods, Node or ledger; each second while locked.
+
+        Also after each failure: see REFUSED_AT_ONCE.
+        """
+        news = News(self._pods, self._node, self._ledger, self._failures)
         while True:
             lock = held_lock(self._node.value)
             self._derive(lock)
@@ -437,8 +448,14 @@ class Settlement:
         elif self._sighting is None or self._sighting[0] != lock.value:
             self._sighting = lock.value, elapsed
         stood = elapsed - self._sighting[1] if self._sighting else 0.0
+        tried = (*self._trouble, *(each.identity for each in self._done))
         facts = SettlementFacts(
-            table, self._ledger.value, lock, self._clock.now(), dt.timedelta(seconds=stood)
+            table,
+            self._ledger.value,
+            lock,
+            self._clock.now(),
+            dt.timedelta(seconds=stood),
+            frozenset(uid for kind, uid, *_ in tried if kind is EffectKind.SETTLE_POD),
         )
         before = {each.identity: each for each in self._owed.value}
         found: list[Effect] = []
@@ -492,10 +509,7 @@ class Settlement:
         try:
             result = await self._done_with(effect)
         except ApiError as error:
-            delays = LOCK_DELAYS if effect.frees_lock else DELAYS
-            trouble = self._trouble.setdefault(
-                effect.identity, _Trouble(Backoff(delays, 0.2, self._random))
-            )
+            trouble = self._trouble_of(effect)
             delay = max(trouble.backoff.next(), error.retry_after or 0.0)
             trouble.until = asyncio.get_running_loop().time() + delay
             self.results.add(effect.kind.value, "failed")
@@ -508,13 +522,24 @@ class Settlement:
             )
         else:
             self.results.add(effect.kind.value, result)
+            is_patch = effect.kind is EffectKind.SETTLE_POD
+            if result == "dropped" and is_patch and effect.pod_uid in self._pods.value.pods:
+                # The view is late, or a webhook refuses what is right: that may pass, and until it
+                # does, no pod behind this one has to wait.
+                self._trouble_of(effect).until = asyncio.get_running_loop().time() + REJECTED_AGAIN
+                return
             self._done |= {effect}
-            if effect.kind is EffectKind.SETTLE_POD:
+            if is_patch:
                 # The same patch without the lock: the watch of the Node may be the quicker one.
                 self._done |= {msgspec.structs.replace(effect, value="")}
             self._trouble.pop(effect.identity, None)
         finally:
             self._active.set(self._active.value - {effect})
+
+    def _trouble_of(self, effect: Effect) -> _Trouble:
+        self._failures.set(self._failures.value + 1)
+        backoff = Backoff(LOCK_DELAYS if effect.frees_lock else DELAYS, 0.2, self._random)
+        return self._trouble.setdefault(effect.identity, _Trouble(backoff))
 
     async def _done_with(self, effect: Effect) -> str:
         """The result for the metric. Raises ApiError: try again."""
@@ -523,7 +548,7 @@ class Settlement:
                 case EffectKind.RELEASE_LOCK:
                     if effect.pod_uid == NOBODY:
                         await self._require_unclaimed(effect)
-                    await self._release(effect)
+                    return await self._release(effect)
                 case EffectKind.SETTLE_POD:
                     return await self._settle(effect)
                 case EffectKind.POST_EVENT:
@@ -540,8 +565,8 @@ class Settlement:
             return "dropped"  # the pod or the Node is gone
         except ApiInvalid as error:
             log.info("settlement.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
-            # The lock is gone or has another text; or the pod of that name has another UID.
-            return "not-ours" if effect.frees_lock else "dropped"
+            # The pod of that name has another UID, or something refuses the patch.
+            return "dropped"
         except ApiError as error:
             if effect.kind is EffectKind.SETTLE_POD and isinstance(
                 error, ApiConflict | ApiForbidden
@@ -580,8 +605,8 @@ class Settlement:
             was_here = False
         if not effect.value:
             return "done"
-        await self._release(effect)
-        if was_here:
+        result = await self._release(effect)
+        if was_here and result == "done":
             # Was the pod deleted since the patch? Then the next pod of that name may have taken the
             # lock meanwhile. One that was deleted before the patch does not matter: a tenant can
             # replace an answered pod at any time.
@@ -595,7 +620,7 @@ class Settlement:
                 if now is None or now.uid != effect.pod_uid:
                     noted = {**self._outlived.value, effect.value: effect.pod_uid}
                     self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
-        return "done"
+        return result
 
     async def _require_unclaimed(self, effect: Effect) -> None:
         """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
@@ -612,10 +637,14 @@ class Settlement:
         except ApiForbidden:
             return None  # a node's identity may not read a pod that is gone or not bound to it yet
 
-    async def _release(self, effect: Effect) -> None:
-        """Remove the lock if it still has this text."""
-        await self._node_api.release_lock(MUTEX_LOCK, effect.value)
+    async def _release(self, effect: Effect) -> str:
+        """Remove the lock if it still has this text. Returns the result for the metric."""
+        try:
+            await self._node_api.release_lock(MUTEX_LOCK, effect.value)
+        except ApiInvalid:
+            return "not-ours"  # it is gone, or has another text
         log.info("lock.released", ns=effect.namespace, pod=effect.pod)
+        return "done"
 
     def _warn(self, reason: str, **fields: object) -> None:
         """Log at most one warning per reason and WARN_PERIOD."""

@@ -11,7 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cluster import NodeView, Phase, PodTable, PodUid, PodView, Tombstone
-from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiThrottled
+from agent.errors import (
+    ApiConflict,
+    ApiError,
+    ApiForbidden,
+    ApiInvalid,
+    ApiNotFound,
+    ApiThrottled,
+)
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
 from agent.model import slice_id
@@ -21,8 +28,10 @@ from agent.settle import (
     MISMATCH_EVENT,
     OUTLIVED,
     REFUSED,
+    REFUSED_AT_ONCE,
     REFUSED_EVENT,
     REFUSED_REFILL,
+    REJECTED_AGAIN,
     UNCLAIMED,
     Settlement,
 )
@@ -646,6 +655,34 @@ async def test_pods_that_may_never_be_patched_hold_up_no_other(monkeypatch):
         await asyncio.sleep(2 * REFUSED_REFILL)
 
         assert "failed" == desk.annotations(other)[PHASE]
+
+
+@pytest.mark.parametrize(
+    "error", [ApiInvalid("a webhook", status=422), ApiNotFound("no", status=404)]
+)
+async def test_a_patch_that_is_refused_for_a_pod_that_is_there_is_tried_again_and_hides_no_other(
+    monkeypatch, error
+):
+    pods = [refused(n) for n in range(1, 2 * REFUSED_AT_ONCE)]
+    async with a_desk(*pods) as desk:
+        annotate = desk.api.annotate_pod
+
+        async def refuse(namespace: str, name: str, *rest: Any) -> None:
+            if name != pods[-1].name and desk.clock.now() < NOON + dt.timedelta(minutes=20):
+                raise error
+            await annotate(namespace, name, *rest)
+
+        monkeypatch.setattr(desk.api, "annotate_pod", refuse)
+        await asyncio.sleep(5)
+        assert "failed" == desk.annotations(pods[-1])[PHASE]
+        await asyncio.sleep(2 * REJECTED_AGAIN)
+        assert "allocating" == desk.annotations(pods[0])[PHASE]
+
+        for _ in range(3):
+            await asyncio.sleep(10 * 60)
+            desk.see()
+        assert {"failed"} == {desk.annotations(pod)[PHASE] for pod in pods}
+        assert len(pods) == len(desk.api.events)
 
 
 # Events.
