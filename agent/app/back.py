@@ -32,7 +32,7 @@ from agent.regions import ContainerProcesses, HostRegions
 from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
 from agent.settings.schema import Settings
 from agent.settle import Settlement
-from agent.usage import ContainerUsage, MemoryPressure
+from agent.usage import ContainerUsage
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
 OPEN_DEADLINE = 2.0
@@ -147,7 +147,7 @@ async def open_back(
         if settings.node_condition:
             write = KubeNode(session, settings.node).set_condition
             runs["condition"] = GpuCondition(write, facts.inventory, clock).run
-        usage, pressure = _join_usage(settings, adapters, front)
+        usage = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
             # The Node's labels come before the first report: profiles may depend on them.
@@ -178,7 +178,6 @@ async def open_back(
                 "announcer": Announcer(pod_api, front.notices).run,
                 "report": report_labelled,
                 "usage": usage.run,
-                "pressure": pressure.run,
             },
             checks=checks,
             tallies=(
@@ -224,7 +223,7 @@ async def open_plain(
         adopt=None,
         commit=state.commit,
     )
-    usage, pressure = _join_usage(settings, adapters, front)
+    usage = _join_usage(settings, adapters, front)
     with contextlib.closing(witness):
         yield Back(
             allocation=Allocation(
@@ -236,26 +235,22 @@ async def open_plain(
                 "reconcile": reconcile.run,
                 "announcer": Announcer(None, front.notices).run,
                 "usage": usage.run,
-                "pressure": pressure.run,
             },
         )
 
 
-def _join_usage(
-    settings: Settings, adapters: Adapters, front: Front
-) -> tuple[ContainerUsage, MemoryPressure]:
-    """Join what is known about the use of containers: samples, and the Event at a limit."""
-    facts, ledger, paths = front.facts, front.state.ledger, settings.paths
-    usage = ContainerUsage(
+def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> ContainerUsage:
+    facts, paths = front.facts, settings.paths
+    return ContainerUsage(
         HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
-        ledger,
+        front.state.ledger,
         facts.pods,
         facts.inventory,
         adapters.clock,
+        front.notices.say,
         switches=settings.feedback and not settings.observe,
         observes=settings.observe,
     )
-    return usage, MemoryPressure(usage.newest, ledger, facts.inventory, front.notices.say)
 
 
 # Standing tasks in tiers. The doors stop first, then what observes the host, then the state.

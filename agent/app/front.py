@@ -72,7 +72,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "health": _DRIVER,
     "samples": _DRIVER,
     "usage": _LOCAL,
-    "pressure": _LOCAL,
     "node": _API,
     "pods": _API,
     "report": _API,
