@@ -26,7 +26,7 @@ from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
 from agent.health.news import believed, gpu_degraded, gpu_events, turning
 from agent.kit.cell import Cell
-from agent.kit.tasks import Backoff
+from agent.kit.tasks import Backoff, Throttle
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import Cause, GpuFault, GpuUuid, Inventory, Trouble
@@ -42,6 +42,10 @@ LIMIT = 256
 
 AGAIN = 5.0
 """Seconds until a post that failed is tried again."""
+
+
+WARN_PERIOD = 60.0
+"""Seconds between two warnings that Events are refused: a tenant can cause many."""
 
 
 class NodeEventQueue:
@@ -79,6 +83,11 @@ class NodeEventQueue:
         """All events in the queue, the first one first."""
         return tuple(self._line)
 
+    def put_behind(self, event: NodeEvent) -> None:
+        """Let others go first if it is about a pod: its namespace alone may take no Event now."""
+        if event.pod and self._line and self._line[0] is event:
+            self._line.rotate(-1)
+
     def done(self, event: NodeEvent, outcome: str = "") -> None:
         """Remove the event if it is the first one in the queue.
 
@@ -96,6 +105,7 @@ class Announcer:
     def __init__(self, api: PodApi | None, notices: NodeEventQueue) -> None:
         self._api = api
         self._notices = notices
+        self._refused = Throttle(WARN_PERIOD)
 
     async def run(self) -> NoReturn:
         """Post one event after the other, for ever."""
@@ -111,9 +121,12 @@ class Announcer:
                 await self._api.post_event(event)
             except ApiError as error:
                 if error.status in range(400, 500) and error.status != 429:
-                    log.warning("event.refused", reason=event.reason, err=str(error))
+                    if (others := self._refused.admit()) is not None:
+                        text = str(error)
+                        log.warning("event.refused", reason=event.reason, others=others, err=text)
                     self._notices.done(event, "refused")
                 else:
+                    self._notices.put_behind(event)
                     await asyncio.sleep(error.retry_after or AGAIN)
             else:
                 self._notices.done(event)

@@ -191,19 +191,38 @@ class _StateData(msgspec.Struct, frozen=True):
     booted_at: dt.datetime | None = None
 
 
-def encode_state(state: State) -> bytes:
-    """Encode the state; equal states give equal bytes."""
-    ledger, health = state.ledger, state.health
+KnownRows = dict[int, tuple[Row, msgspec.Raw]]
+"""The rows of the last state with their bytes. By identity: hashing a row takes longer than
+encoding it, and the entry keeps the row alive."""
+
+
+def encode_state(state: State, known: KnownRows | None = None) -> bytes:
+    """Encode the state; equal states give equal bytes.
+
+    A row in `known` is not encoded again, so that an answer costs the same on a full node.
+    `known` is then of this state.
+    """
+    before = known or {}
+    encoded = {
+        id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
+        for row in state.ledger.rows
+    }
+    if known is not None:
+        known.clear()
+        known.update(encoded)
+    rows: dict[Decider, list[msgspec.Raw]] = {decider: [] for decider in Decider}
+    for row in state.ledger.rows:
+        rows[row.decided_by].append(encoded[id(row)][1])
     value = {
         "generation": state.generation,
         "boot_id": state.boot_id,
         "machine_id": state.machine_id,
         "ledger": {
-            "rows": [_written(row) for row in ledger.rows_by(Decider.SCHEDULER)],
+            "rows": rows[Decider.SCHEDULER],
             "outbox": (),  # an agent of the version before looks for one
-            "plain": [_written(row) for row in ledger.rows_by(Decider.KUBELET)],
+            "plain": rows[Decider.KUBELET],
         },
-        "health": {str(uuid): health[uuid] for uuid in sorted(health)},
+        "health": {str(uuid): state.health[uuid] for uuid in sorted(state.health)},
         "booted_at": state.booted_at,
     }
     return seal(KIND, value)
@@ -351,6 +370,7 @@ class StateService:
 
     def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
         self._disk = disk
+        self._known: KnownRows = {}
         self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
         self._waiting: deque[_WaitingCommit] = deque()
         self._health: Mapping[GpuUuid, Health] | None = None
@@ -458,7 +478,7 @@ class StateService:
                 self._state, generation=generation, ledger=ledger, health=health
             )
             with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
-                content = encode_state(state)
+                content = encode_state(state, self._known)
                 await self._disk.replace(CURRENT, content, keep=PREVIOUS)
             self._state, self._is_late = state, False
             if self.error.set(""):

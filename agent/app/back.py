@@ -29,7 +29,14 @@ from agent.node.findings import Check
 from agent.ports import NodeApi, ServiceNotifier
 from agent.reconcile import Reconcile
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
+from agent.report import (
+    Announcer,
+    GpuCondition,
+    NodeEventQueue,
+    ReportCells,
+    Reporter,
+    ReportState,
+)
 from agent.settings.schema import Settings
 from agent.settle import Settlement
 from agent.usage import ContainerUsage
@@ -133,6 +140,9 @@ async def open_back(
             clock,
             adapters.random,
         )
+        # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
+        pod_events = NodeEventQueue()
+        pod_events.unposted = front.notices.unposted
         settlement = Settlement(
             pods=facts.pods,
             node=facts.node,
@@ -140,6 +150,7 @@ async def open_back(
             outlived=facts.outlived,
             node_api=node_api,
             pod_api=pod_api,
+            say=pod_events.say,
             clock=clock,
             random=adapters.random,
         )
@@ -176,6 +187,7 @@ async def open_back(
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
                 "announcer": Announcer(pod_api, front.notices).run,
+                "pod_announcer": Announcer(pod_api, pod_events).run,
                 "report": report_labelled,
                 "usage": usage.run,
             },

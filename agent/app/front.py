@@ -82,6 +82,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
     "rival": _policy(0.1, 0.5, 1.0, 10.0),
     "announcer": _API,
+    "pod_announcer": _API,
     "condition": _API,
     "recent": _LOCAL,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),

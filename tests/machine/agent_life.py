@@ -106,6 +106,7 @@ class AgentLife:
             outlived=outlived,
             node_api=api,
             pod_api=api,
+            say=lambda _: None,
             clock=host.clock,
             random=host.chance,
         )

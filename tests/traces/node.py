@@ -93,6 +93,7 @@ class TracedAgent:
             outlived=outlived,
             node_api=api,
             pod_api=api,
+            say=lambda _: None,
             clock=clock,
             random=chance,
         )
