@@ -36,7 +36,7 @@ from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Backoff
+from agent.kit.tasks import Backoff, Throttle
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import (
@@ -63,6 +63,9 @@ LIMIT = 256
 AGAIN = 5.0
 """Seconds until a post that failed is tried again."""
 
+WARN_PERIOD = 60.0
+"""Seconds between two warnings that Events are refused: a tenant can cause many."""
+
 
 class NodeEventQueue:
     """A queue of at most LIMIT Events. `noted` hears of each one that is queued."""
@@ -71,6 +74,7 @@ class NodeEventQueue:
         self._noted = noted
         self._line: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
+        self._refused = Throttle(WARN_PERIOD)
         self.unposted = Tally(
             "events_unposted_total",
             "Events that no API server keeps, by what became of them instead.",
@@ -109,9 +113,13 @@ class NodeEventQueue:
                     outcome = "logged"
             except ApiError as error:
                 if error.status not in range(400, 500) or error.status == 429:
+                    if event.pod and self._line and self._line[0] is event:
+                        self._line.rotate(-1)  # its namespace alone may take no Event now
                     await asyncio.sleep(error.retry_after or AGAIN)
                     continue
-                log.warning("event.refused", reason=event.reason, err=str(error))
+                if (others := self._refused.admit()) is not None:
+                    text = str(error)
+                    log.warning("event.refused", reason=event.reason, others=others, err=text)
                 outcome = "refused"
             if outcome:  # the API server keeps, and its client counts, what was posted
                 self.unposted.add(event.reason, outcome)

@@ -75,7 +75,7 @@ from agent.ledger import (
 )
 from agent.model import GpuUuid, Inventory, Share, SliceId
 from agent.ports import Clock, Containers, HookDirs, KubeletRecords, Witness
-from agent.reconcile.rules import DEADLINE, THROTTLED_PAUSE, Adoption
+from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
 from agent.settle import REFUSED_EVENT
 
 log = structlog.get_logger(__name__)

@@ -26,13 +26,12 @@ from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
 from agent.ports import ServiceNotifier
-from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
+from agent.reconcile import Reconcile
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import ReportCells, Reporter, ReportState, keep_condition
+from agent.report import NodeEventQueue, ReportCells, Reporter, ReportState, keep_condition
 from agent.settings.schema import Settings
 from agent.settle import Settlement
-from agent.usage import ContainerUsage, MemoryPressure
+from agent.usage import ContainerUsage
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
 OPEN_DEADLINE = 2.0
@@ -104,15 +103,18 @@ async def open_back(
             lag=front.allocator.lag,
         )
         reconcile = Reconcile(
-            views=ReconcileViews(
-                facts.pods,
-                state.ledger,
-                front.knowing.kubelet.epoch,
-                source.calls.taken,
-                front.rivals.gone,
-            ),
-            peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
-            rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
+            pods=facts.pods,
+            ledger=state.ledger,
+            epoch=front.knowing.kubelet.epoch,
+            taken=source.calls.taken,
+            rivals=front.rivals.gone,
+            calls=front.allocator.calls,
+            witness=witness,
+            records=records,
+            hooks=adapters.hooks,
+            clock=clock,
+            resource=lambda: facts.resource.value,
+            adopt=source.adopt,
             commit=state.commit,
         )
         reported = Cell(ReportState())
@@ -125,6 +127,9 @@ async def open_back(
             adapters.random,
             observes=observes,
         )
+        # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
+        pod_events = NodeEventQueue()
+        pod_events.unposted = front.notices.unposted
         settlement = Settlement(
             pods=facts.pods,
             node=facts.node,
@@ -132,6 +137,7 @@ async def open_back(
             outlived=facts.outlived,
             node_api=node_api,
             pod_api=pod_api,
+            say=pod_events.say,
             clock=clock,
             random=adapters.random,
         )
@@ -140,7 +146,7 @@ async def open_back(
             write = node_api.set_condition
             runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
         post_event = None if observes else pod_api.post_event
-        usage, pressure = _join_usage(settings, adapters, front)
+        usage = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
             # The Node's labels come before the first report: profiles may depend on them.
@@ -169,9 +175,9 @@ async def open_back(
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
                 "announcer": partial(front.notices.post_all, post_event),
+                "pod_announcer": partial(pod_events.post_all, post_event),
                 "report": report_labelled,
                 "usage": usage.run,
-                "pressure": pressure.run,
             },
             checks=checks,
             tallies=(
@@ -210,26 +216,21 @@ async def open_plain(
         lag=front.allocator.lag,
     )
     reconcile = Reconcile(
-        views=ReconcileViews(
-            Cell(PodTable(synced=True)),
-            state.ledger,
-            front.knowing.kubelet.epoch,
-            source.calls.taken,
-            front.rivals.gone,
-        ),
-        peers=ReconcilePeers(
-            witness, records, adapters.hooks, adapters.clock, front.allocator.calls
-        ),
-        rule=ReconcileRule(
-            judge_by_kubelet,
-            resource=lambda: facts.resource.value,
-            adopt=unread,
-            within=None,
-            sweeps=False,
-        ),
+        pods=Cell(PodTable(synced=True)),
+        ledger=state.ledger,
+        epoch=front.knowing.kubelet.epoch,
+        taken=source.calls.taken,
+        rivals=front.rivals.gone,
+        calls=front.allocator.calls,
+        witness=witness,
+        records=records,
+        hooks=adapters.hooks,
+        clock=adapters.clock,
+        resource=lambda: facts.resource.value,
+        adopt=None,
         commit=state.commit,
     )
-    usage, pressure = _join_usage(settings, adapters, front)
+    usage = _join_usage(settings, adapters, front)
     with contextlib.closing(witness):
         yield Back(
             allocation=Allocation(
@@ -241,26 +242,22 @@ async def open_plain(
                 "reconcile": reconcile.run,
                 "announcer": partial(front.notices.post_all, None),
                 "usage": usage.run,
-                "pressure": pressure.run,
             },
         )
 
 
-def _join_usage(
-    settings: Settings, adapters: Adapters, front: Front
-) -> tuple[ContainerUsage, MemoryPressure]:
-    """Join what is known about the use of containers: samples, and the Event at a limit."""
-    facts, ledger, paths = front.facts, front.state.ledger, settings.paths
-    usage = ContainerUsage(
+def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> ContainerUsage:
+    facts, paths = front.facts, settings.paths
+    return ContainerUsage(
         HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
-        ledger,
+        front.state.ledger,
         facts.pods,
         facts.inventory,
         adapters.clock,
+        front.notices.say,
         switches=settings.feedback and not settings.observe,
         observes=settings.observe,
     )
-    return usage, MemoryPressure(usage.newest, ledger, facts.inventory, front.notices.say)
 
 
 # Standing tasks in tiers. The doors stop first, then what observes the host, then the state.
@@ -307,7 +304,6 @@ def tiers(
         "gpu_events": knowing.gpu_events,
         "cordons": knowing.cordons,
         "held": front.follow_held,
-        "listing": knowing.listing.run,
         "discovery": discover,
         "health": knowing.health.run,
         "samples": knowing.samples.run,

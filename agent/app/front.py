@@ -18,7 +18,6 @@ from agent.inventory import (
     Cue,
     Discovery,
     InventoryKeeper,
-    Listing,
     NodeCheck,
     Samples,
     Withholder,
@@ -30,10 +29,9 @@ from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import ContainerEdits, LastGood, Row
-from agent.model import GpuUuid, Health, Scan, SliceId
+from agent.model import GpuUuid, Scan, SliceId
 from agent.ports import ServiceNotifier
-from agent.reconcile.rules import check_start
-from agent.reconcile.service import Clearing
+from agent.reconcile import Clearing, check_start
 from agent.report import NodeEventQueue, follow_cordons, follow_gpus, follow_left_out
 from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
@@ -71,12 +69,10 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "withholder": _LOCAL,
     "clearing": _LOCAL,
     "room": _LOCAL,
-    "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,
     "samples": _DRIVER,
     "usage": _LOCAL,
-    "pressure": _LOCAL,
     "node": _API,
     "pods": _API,
     "report": _API,
@@ -87,6 +83,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
     "rival": _policy(0.1, 0.5, 1.0, 10.0),
     "announcer": _API,
+    "pod_announcer": _API,
     "condition": _API,
     "recent": _LOCAL,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
@@ -123,7 +120,6 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     left_out: Run
     gpu_events: Run
     cordons: Run
-    listing: Listing
     discovery: Discovery
     health: HealthWatch
     samples: Samples
@@ -215,6 +211,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         state.health,
         facts.edits,
         adapters.cdi.names,
+        facts.slices,
     )
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
@@ -293,18 +290,6 @@ def _services(
             keeper.found(listed)
         health.scanned(scan)
 
-    listing = Listing(facts.inventory, keeper.held, facts.slices)
-
-    def judged(verdicts: Mapping[GpuUuid, Health]) -> None:
-        """Update the list at once, before the other followers of the inventory run."""
-        keeper.judged(verdicts)
-        listing.refresh()
-
-    def withhold(is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
-        """Update the list at once, as above."""
-        keeper.withhold(is_withheld)
-        listing.refresh()
-
     def is_ill(uuid: GpuUuid) -> bool:
         shared = facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
@@ -314,7 +299,7 @@ def _services(
     health = HealthWatch(
         driver=adapters.driver,
         inventory=facts.inventory,
-        judged=judged,
+        judged=keeper.judged,
         remember=state.remember,
         changed=discovery.rescan,
         settings=settings.health,
@@ -329,7 +314,6 @@ def _services(
             follow_gpus, facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
         ),
         cordons=partial(follow_cordons, facts.node, facts.inventory, notices.say),
-        listing=listing,
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
@@ -337,7 +321,7 @@ def _services(
         recent=RecentlyRegistered(facts.inventory),
         withholder=Withholder(
             _node_checks(settings, adapters, state.error),
-            withhold,
+            keeper.withhold,
             notices.say,
             _cues(settings, adapters, state.error),
         ),

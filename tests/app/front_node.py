@@ -136,10 +136,14 @@ async def running(front: Front) -> AsyncIterator[FrontNode]:
     sink = EventSink()
     knowing = front.knowing
 
+    async def discover() -> None:
+        # Any driver takes longer for a scan than the node's checks take.
+        await asyncio.sleep(0.001)
+        await knowing.discovery.run()
+
     async with at_work(
         *(front.state.run, front.follow_held, knowing.withholder.run, knowing.keeper.run),
-        *(knowing.listing.run, knowing.discovery.run),
-        *(knowing.health.run, knowing.samples.run, knowing.gpu_events),
+        *(discover, knowing.health.run, knowing.samples.run, knowing.gpu_events),
         *(knowing.left_out, partial(front.notices.post_all, sink.post_event)),
     ):
         await asyncio.sleep(0.1)

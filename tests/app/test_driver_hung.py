@@ -85,7 +85,7 @@ async def a_node() -> AsyncIterator[HungNode]:
 
     knowing = front.knowing
     runs = (
-        *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
+        *(subjects.heartbeat.run, front.state.run),
         *(knowing.discovery.run, knowing.health.run, knowing.gpu_events),
         *(follow_inventory, partial(front.notices.post_all, sink.post_event)),
     )

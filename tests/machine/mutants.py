@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from agent import reconcile
 from agent import settle as core_settlement
 from agent import settle as settlement
 from agent.allocate import match as matching
@@ -30,8 +31,7 @@ from agent.allocate.service import Inquiry
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
-from agent.reconcile import rules as reconcile
-from agent.reconcile.rules import ReconcileFacts
+from agent.reconcile import ReconcileFacts
 from agent.settle import Effect, EffectKind, SettlementFacts
 from agent.settle import owed as owed_truly
 from tests.machine.agent_life import AgentLife

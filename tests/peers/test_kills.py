@@ -13,7 +13,7 @@ import pytest
 
 from agent import cluster as annotations
 from agent.hami.register import RegisteredGpu, decode_register, decode_register_colon
-from agent.reconcile.rules import VANISHED_GRACE
+from agent.reconcile import VANISHED_GRACE
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.control import counted

@@ -9,7 +9,7 @@ import pytest
 from agent import cluster as annotations
 from agent.cluster import Role
 from agent.errors import StateCorrupt
-from agent.state import StateEncoder, decode_state
+from agent.state import decode_state, encode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.grants import (
     environment_bytes,
@@ -242,7 +242,7 @@ def age(cluster):
             for row in found.ledger.rows
         )
         ledger = msgspec.structs.replace(found.ledger, rows=aged)
-        path.write_bytes(StateEncoder().encode(msgspec.structs.replace(found, ledger=ledger)))
+        path.write_bytes(encode_state(msgspec.structs.replace(found, ledger=ledger)))
 
 
 def directories(cluster):

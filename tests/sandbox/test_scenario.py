@@ -25,7 +25,7 @@ from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioRecord
 from agent.sandbox.scenario.stage import DiskWatch
 from agent.sandbox.scenario.workloads import PLACED, Wish, Workload
-from agent.state import StateEncoder
+from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import NOON, a_gpu, a_row
 from tests.process.agent_process import options
@@ -38,7 +38,7 @@ def answered(kind="allocated", ids=ROW.slice_ids):
 
 
 def watching(tmp_path, *rows):
-    (tmp_path / "state.json").write_bytes(StateEncoder().encode(State(ledger=Ledger(rows=rows))))
+    (tmp_path / "state.json").write_bytes(encode_state(State(ledger=Ledger(rows=rows))))
     cluster: Any = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
     return DiskWatch(cluster)
 

@@ -9,11 +9,11 @@ from agent.allocate.room import RequestRules
 from agent.allocate.service import Allocation, SchedulerShares
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
+from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.ledger import EditSettings, KubeletEpoch, State
 from agent.model import Inventory
-from agent.reconcile.rules import judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.reconcile import Reconcile
 from agent.settle import Settlement
 from agent.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
@@ -88,15 +88,23 @@ class TracedAgent:
             outlived=outlived,
             node_api=api,
             pod_api=api,
+            say=lambda _: None,
             clock=clock,
             random=chance,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(
-                pods, ledger, Cell[KubeletEpoch | None](epoch), self.shares.calls.taken
-            ),
-            peers=ReconcilePeers(kubelet, kubelet, hooks, clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
+            pods=pods,
+            ledger=ledger,
+            epoch=Cell[KubeletEpoch | None](epoch),
+            taken=self.shares.calls.taken,
+            rivals=Cell(0),
+            calls=Lull(),
+            witness=kubelet,
+            records=kubelet,
+            hooks=hooks,
+            clock=clock,
+            resource=lambda: RESOURCE,
+            adopt=self.shares.adopt,
             commit=self.state.commit,
         )
 

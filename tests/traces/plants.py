@@ -70,7 +70,7 @@ def lock_taken_by_name() -> Plant:
             namespace=lock.namespace,
             pod=lock.name,
             due=scene.now,
-            value=lock.value,
+            lock=lock.value,
         )
         return (*original(scene), release)
 

@@ -21,7 +21,7 @@ from agent.allocate.service import (
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.kit.timing import MOST, WINDOW
-from agent.reconcile.rules import THROTTLED_PAUSE
+from agent.reconcile import THROTTLED_PAUSE
 from agent.witness import CALL_DEADLINE
 from tests.builders import NODE, a_lock, a_row
 from tests.machine.sides import VirtualLoop, starved

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from agent.cluster import CORDON, NodeEvent, NodeView
-from agent.errors import ApiError, ApiForbidden
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
 from agent.kit.cell import Cell
 from agent.model import NO_INDEX
 from agent.report import LIMIT, NodeEventQueue, follow_cordons
@@ -32,9 +32,11 @@ def announcing(api: EventSink, notices: NodeEventQueue) -> AbstractAsyncContextM
         ([], "ab", {1: ["a", "b"]}),
         ([ApiError("down")], "ab", {4.9: [], 0.2: ["a", "b"]}),
         ([ApiForbidden("no", status=403)], "ab", {1: ["b"]}),
+        ([ApiConflict("no", status=409)], "ab", {1: ["b"]}),
+        ([ApiThrottled("busy", status=429)], "ab", {4.9: [], 0.2: ["a", "b"]}),
         ([], "aaa", {1: ["a"]}),
     ],
-    ids=["in order", "again before the next", "dropped where refused", "not twice in a row"],
+    ids=["in order", "again", "forbidden", "a conflict", "throttled", "not twice in a row"],
 )
 async def test_events_are_posted(answers, texts, posted) -> None:
     api, notices = EventSink(*answers), NodeEventQueue()
@@ -61,6 +63,36 @@ async def test_without_an_api_server_events_are_said_in_the_log_and_counted() ->
 
     assert [("a", "warning"), ("b", "info")] == [(one["text"], one["log_level"]) for one in said]
     assert ((("GpuUnhealthy", "logged"), 2),) == notices.unposted.items()
+
+
+async def test_an_event_about_a_pod_whose_namespace_takes_none_now_holds_up_no_other() -> None:
+    api, notices = EventSink(ApiError("a webhook", status=500)), NodeEventQueue()
+    for text in "ab":
+        notices.say(msgspec.structs.replace(event(text), namespace="n", pod=text))
+    async with announcing(api, notices):
+        await asyncio.sleep(5.1)
+
+    assert [one.text for one in api.posted] == ["b", "a"]
+
+
+async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_a_minute() -> None:
+    api, notices = EventSink(*[ApiForbidden("may not", status=403)] * 2000), NodeEventQueue()
+    with structlog.testing.capture_logs() as said:
+        async with announcing(api, notices):
+            for number in range(200):
+                notices.say(event(str(number)))
+            await asyncio.sleep(59)
+            notices.say(event("late"))
+            await asyncio.sleep(2)
+            notices.say(event("later"))
+            await asyncio.sleep(1)
+
+    assert (((("GpuUnhealthy", "refused"), 202),), ()) == (
+        notices.unposted.items(),
+        notices.waiting,
+    )
+    lines = [one["others"] for one in said if one["event"] == "event.refused"]
+    assert [0, 200] == lines
 
 
 async def test_a_full_line_drops_the_oldest() -> None:
