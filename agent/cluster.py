@@ -305,6 +305,10 @@ def version_number(version: str) -> int:
     return int(version) if version.isascii() and version.isdigit() else 0
 
 
+GPU_DEGRADED: Final = "GpuDegraded"
+"""The kind of the agent's own condition of the Node."""
+
+
 class NodeCondition(msgspec.Struct, frozen=True):
     """A condition of the Node. As in node-problem-detector, true means a problem."""
 

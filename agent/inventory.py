@@ -22,7 +22,7 @@ from agent.allocate.edits import looks_up_cdi, undefined
 from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
-from agent.health.attribution import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault
+from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, named, same_fault
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import EditSettings

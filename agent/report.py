@@ -1,12 +1,20 @@
 """Keeps the report on the Node true, and tells people: Events and the condition of the Node."""
 
 import asyncio
-import contextlib
+import datetime as dt
 import enum
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -14,6 +22,7 @@ import structlog
 from agent.allocate.room import takes_room
 from agent.cluster import (
     CORDON,
+    GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
     SCORE,
@@ -21,21 +30,32 @@ from agent.cluster import (
     NodeEvent,
     NodeView,
     PodTable,
+    PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
-from agent.health.news import believed, gpu_degraded, gpu_events, turning
-from agent.kit.cell import Cell
+from agent.health.judge import past
+from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import Cause, GpuFault, GpuUuid, Inventory, Trouble
+from agent.model import (
+    Cause,
+    Condition,
+    GpuFault,
+    GpuUuid,
+    Health,
+    Inventory,
+    SharedGpu,
+    Trouble,
+)
 from agent.node.devices import cordon_events, read_cordon
-from agent.ports import Clock, NodeApi, PodApi
+from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 LIMIT = 256
 """Events that may wait. When more come, the oldest is dropped and counted."""
@@ -67,86 +87,261 @@ class NodeEventQueue:
         self._noted(event)
         self._news.set()
 
-    async def first(self) -> NodeEvent:
-        """Wait for the first event in the queue; it stays in the queue."""
-        while not self._line:
-            self._news.clear()
-            await self._news.wait()
-        return self._line[0]
-
     @property
     def waiting(self) -> tuple[NodeEvent, ...]:
         """All events in the queue, the first one first."""
         return tuple(self._line)
 
-    def done(self, event: NodeEvent, outcome: str = "") -> None:
-        """Remove the event if it is the first one in the queue.
-
-        `outcome`: what happened to an event that was not posted; empty: it was posted.
-        """
-        if outcome:
-            self.unposted.add(event.reason, outcome)
-        if self._line and self._line[0] is event:
-            self._line.popleft()
-
-
-class Announcer:
-    """Posts the queued events; without an API server to post them to it logs them."""
-
-    def __init__(self, api: PodApi | None, notices: NodeEventQueue) -> None:
-        self._api = api
-        self._notices = notices
-
-    async def run(self) -> NoReturn:
-        """Post one event after the other, for ever."""
+    async def post_all(self, post: Callable[[NodeEvent], Awaitable[None]] | None) -> NoReturn:
+        """Post one event after the other, for ever; None: log them, there is no API server."""
         while True:
-            event = await self._notices.first()
-            if self._api is None:
-                level = log.warning if event.warning else log.info
-                of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
-                level("event.logged", reason=event.reason, **of, text=event.text)
-                self._notices.done(event, "logged")
-                continue
+            while not self._line:
+                self._news.clear()
+                await self._news.wait()
+            event, outcome = self._line[0], ""
             try:
-                await self._api.post_event(event)
-            except ApiError as error:
-                if error.status in range(400, 500) and error.status != 429:
-                    log.warning("event.refused", reason=event.reason, err=str(error))
-                    self._notices.done(event, "refused")
+                if post is not None:
+                    await post(event)
                 else:
+                    level = log.warning if event.warning else log.info
+                    of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
+                    level("event.logged", reason=event.reason, **of, text=event.text)
+                    outcome = "logged"
+            except ApiError as error:
+                if error.status not in range(400, 500) or error.status == 429:
                     await asyncio.sleep(error.retry_after or AGAIN)
-            else:
-                self._notices.done(event)
+                    continue
+                log.warning("event.refused", reason=event.reason, err=str(error))
+                outcome = "refused"
+            if outcome:  # the API server keeps, and its client counts, what was posted
+                self.unposted.add(event.reason, outcome)
+            # A full queue may have dropped it meanwhile.
+            if self._line and self._line[0] is event:
+                self._line.popleft()
 
 
-# Writes an Event when a GPU of this Node is cordoned or uncordoned, by whatever program.
+async def follow_cordons(
+    node: Cell[NodeView | None],
+    inventory: Cell[Inventory],
+    say: Callable[[NodeEvent], None],
+) -> None:
+    """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
 
-
-class CordonEvents:
-    """Follows the cordon annotation of the Node. What it is at the first look makes no Event."""
-
-    def __init__(
-        self,
-        node: Cell[NodeView | None],
-        inventory: Cell[Inventory],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._node = node
-        self._inventory = inventory
-        self._say = say
-
-    async def run(self) -> None:
-        """Follow the Node until the cell closes."""
-        before: frozenset[str] | None = None
-        async for node in self._node.follow():
-            if node is None:
-                continue
-            now = frozenset(read_cordon(node.annotations.get(CORDON)))
-            for event in cordon_events(
-                now if before is None else before, now, self._inventory.value.gpus
-            ):
-                self._say(event)
+    The cordon annotation of the Node as it is first seen makes no Event. Ends with the cell.
+    """
+    before: frozenset[str] | None = None
+    async for view in node.follow():
+        if view is not None:
+            now = frozenset(read_cordon(view.annotations.get(CORDON)))
+            old = now if before is None else before
+            for event in cordon_events(old, now, inventory.value.gpus):
+                say(event)
             before = now
+
+
+# What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
+
+_Pod = tuple[str, str, PodUid]
+"""Namespace, name and UID."""
+
+WELL: Final = "answers again, and the agent receives its events"
+TEXT_LIMIT: Final = 1024
+
+
+def gpu_events(
+    old: Inventory, new: Inventory, ledger: Ledger, left_out: Collection[str] = ()
+) -> tuple[NodeEvent, ...]:
+    """The Events for the differences between `old` and `new`.
+
+    - On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive, GpuReleased
+      and GpuInventoryChanged. Several GPUs with the same text share one Event.
+    - On each pod that holds a GPU which became unusable: GpuDegradedForPod. If only the pod's name
+      is known, the Event is on the Node.
+
+    `left_out`: GPUs for which another Event says why they are no longer shared.
+    """
+    return (
+        *_of_health(old, new),
+        *_of_inventory(old, new, left_out),
+        *_of_pods(old, new, ledger),
+    )
+
+
+def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
+    """The GPUs whose only change may reverse within seconds, so that its Event should wait.
+
+    - A silent GPU answers again; or an unhealthy or silent GPU comes or goes. Resets and a driver
+      that answers irregularly look like this.
+    - A healthy GPU is gone, but still in the inventory: the next probe makes it unhealthy.
+    - A GPU was taken back and has not answered yet.
+
+    A change for the worse is never among them.
+    """
+    pairs = ((before, new.find(before.uuid)) for before in said.gpus)
+    return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
+
+
+def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> Inventory:
+    """`new`, with the `doubted` GPUs as they are in `said`, the inventory reported last."""
+    kept = (gpu for gpu in said.gpus if gpu.uuid in doubted)
+    fresh = (gpu for gpu in new.gpus if gpu.uuid not in doubted)
+    return msgspec.structs.replace(new, gpus=(*fresh, *kept))
+
+
+def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
+    if gpu is None:
+        return _is_unwell(said.health)
+    if _state(said.health) == _state(gpu.health):
+        moved = said.present != gpu.present
+        is_gone = not gpu.present and not gpu.there and gpu.health.cause != Cause.OFF
+        return moved and (is_gone or _is_unwell(said.health))
+    if said.health.cause == Cause.RELEASED and gpu.health.silent:
+        return True
+    is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
+    return is_better and _is_unwell(said.health) and not said.health.ill
+
+
+def _is_unwell(health: Health) -> bool:
+    return not _is_well(health) and health.cause != Cause.OFF
+
+
+def gpus_in_words(gpus: Iterable[SharedGpu]) -> str:
+    """The GPUs in words, sorted by index."""
+    in_order = sorted(gpus, key=lambda gpu: (gpu.gpu.index, gpu.uuid))
+    if len(in_order) == 1:
+        return in_order[0].gpu.title
+    return f"GPUs {', '.join(gpu.gpu.label for gpu in in_order)}"
+
+
+def pods_holding(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple[str, ...]:
+    """The pods that have slices of these GPUs, as namespace/name.
+
+    A row without a known pod is left out, and so is a pod that has ended, while that can be seen.
+    """
+    rows = ledger.rows if table.stale else ledger.living(table).rows
+    using = (row for row in rows if row.holder and not set(gpus).isdisjoint(row.gpus))
+    known = {(row.namespace, row.pod) for row in using}
+    return tuple(sorted("/".join(pod) for pod in known))
+
+
+def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
+    by_news: dict[NodeEvent, list[SharedGpu]] = {}
+    for gpu in new.gpus:
+        before = old.find(gpu.uuid)
+        if before is not None:
+            news = _change(before.health, gpu.health)
+        else:  # of a GPU that was not there, only that it is not healthy
+            news = None if _is_well(gpu.health) else _worse(gpu.health)
+        if news is not None:
+            by_news.setdefault(news, []).append(gpu)
+    for news, gpus in by_news.items():
+        yield msgspec.structs.replace(news, text=f"{gpus_in_words(gpus)}: {news.text}")
+
+
+def _change(before: Health, health: Health) -> NodeEvent | None:
+    if _state(before) == _state(health):
+        return None
+    if health.ill or not _is_well(health):
+        return _worse(health)
+    if before.cause == Cause.OFF:
+        return None
+    if before.cause == Cause.RELEASED:
+        return NodeEvent("GpuRecovered", "taken back, and healthy", warning=False)
+    was_unheard = before.condition is Condition.UNMONITORED
+    text = WELL if was_unheard else f"healthy again, after: {past(before)}"
+    return NodeEvent("GpuRecovered", text, warning=False)
+
+
+def _worse(health: Health) -> NodeEvent:
+    if health.ill:
+        return NodeEvent("GpuUnhealthy", health.text, warning=True)
+    if health.cause == Cause.RELEASED:
+        return NodeEvent("GpuReleased", health.text, warning=False)
+    if not health.silent:
+        return NodeEvent("GpuUnmonitored", health.text, warning=True)
+    if health.serving:
+        return NodeEvent("GpuDriverUnresponsive", health.text, warning=True)
+    return NodeEvent("GpuUnhealthy", f"not served any more: {health.text}", warning=True)
+
+
+def _is_well(health: Health) -> bool:
+    return health.condition in {Condition.OK, Condition.WATCH}
+
+
+def _state(health: Health) -> tuple[object, ...]:
+    """The part of health that an Event reports. Bad equals lost, and ok equals watched."""
+    if health.ill or _is_well(health):
+        return (health.ill,)
+    return (health.cause, health.serving)
+
+
+def _of_inventory(old: Inventory, new: Inventory, left_out: Collection[str]) -> Iterator[NodeEvent]:
+    present = {gpu.uuid: gpu for gpu in old.gpus if gpu.present}
+    still = {gpu.uuid: gpu for gpu in new.gpus if gpu.present}
+    lost = {gpu.uuid for gpu in new.gpus if gpu.health.condition is Condition.LOST}
+    explained = {*still, *lost, *left_out}
+    changes = (
+        ("no longer shared", [g for u, g in present.items() if u not in explained]),
+        ("shared now", [g for u, g in still.items() if u not in present and g.serving]),
+    )
+    text = "; ".join(f"{change}: {gpus_in_words(gpus)}" for change, gpus in changes if gpus)
+    if text:
+        yield NodeEvent("GpuInventoryChanged", text, warning=False)
+
+
+def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEvent]:
+    """One Event for each pod, about the first of its GPUs that became unusable."""
+    well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
+    fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
+    told: set[_Pod] = set()
+    for row in ledger.rows if fallen else ():
+        gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
+        pod = row.namespace, row.pod, row.pod_uid
+        if gpu is None or not row.holder or pod in told:
+            continue
+        told.add(pod)
+        # Without the UID of the pod, the Event is on the Node.
+        who = "the pod" if row.pod_uid else f"pod {row.namespace}/{row.pod}"
+        text = f"{gpus_in_words([gpu])}, which {who} holds: {_harm(gpu)}."
+        text += " The agent does not stop the pod."
+        event = NodeEvent("GpuDegradedForPod", text, warning=True)
+        if row.pod_uid:
+            event = msgspec.structs.replace(
+                event, namespace=row.namespace, pod=row.pod, pod_uid=row.pod_uid
+            )
+        yield event
+
+
+def _harm(gpu: SharedGpu) -> str:
+    """What is wrong with the GPU for containers that hold it; empty if it is only filtered out."""
+    if not gpu.health.serving:
+        return gpu.health.text
+    if not gpu.there:
+        return gpu.obstacle or "it is not on the node any more"
+    return "it was switched to MIG mode, which is not shared" if gpu.gpu.mig_enabled else ""
+
+
+def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
+    """The Node condition GpuDegraded: whether GPUs of this node are not served, and which.
+
+    `since` is the earliest `since` of the unhealthy GPUs, so it survives a restart. If none is
+    unhealthy and some are only absent, it is `now`.
+    """
+    # A GPU that is kept only because a container holds a slice of it does not count.
+    gpus = [gpu for gpu in inventory.gpus if gpu.present or gpu.wanted]
+    ill = [gpu for gpu in gpus if not gpu.serving]
+    if not ill:
+        since = max((gpu.health.since for gpu in gpus), default=now)
+        count = len(gpus)
+        few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
+        text = few.get(count, f"all {count} GPUs are served")
+        return NodeCondition(
+            GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
+        )
+    text = "; ".join(f"{gpu.gpu.title} {gpu.plight}" for gpu in ill)
+    since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
+    text = text[:TEXT_LIMIT]
+    return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)
 
 
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.
@@ -158,140 +353,104 @@ WAKING: Final = 30.0
 """Seconds without an answer before a GPU is reported as left out: it may be initialising."""
 
 
-class GpuEvents:
-    """Writes Events for the differences from one inventory to the next.
+async def _values(cell: Cell[T], due: Mapping[Any, float]) -> AsyncIterator[T]:
+    """The values of the cell, and its present one again at each of the loop times in `due`."""
+    values = cell.follow()
+    while True:
+        try:
+            async with asyncio.timeout_at(min(due.values(), default=None)):
+                value = await anext(values)
+        except TimeoutError:
+            value = cell.value
+        except StopAsyncIteration:
+            return
+        yield value
+
+
+async def follow_gpus(
+    inventory: Cell[Inventory],
+    ledger: Cell[Ledger],
+    pods: Cell[PodTable],
+    left_out: Cell[tuple[GpuFault, ...]],
+    say: Callable[[NodeEvent], None],
+) -> None:
+    """Write Events for the differences from one inventory to the next; end with its cell.
 
     The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
-    GPUs about which LeftOut writes Events.
+    GPUs about which follow_left_out() writes Events.
     """
-
-    def __init__(
-        self,
-        inventory: Cell[Inventory],
-        ledger: Cell[Ledger],
-        pods: Cell[PodTable],
-        left_out: Cell[tuple[GpuFault, ...]],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._inventory = inventory
-        self._ledger = ledger
-        self._pods = pods
-        self._left_out = left_out
-        self._say = say
-        self._said: Inventory | None = None
-        self._unsaid: dict[GpuUuid, float] = {}
-        """The GPUs whose Events are held back, and since when (loop time)."""
-
-    async def run(self) -> None:
-        """Follow the inventory until the cell closes."""
-        changes = self._inventory.follow()
-        loop = asyncio.get_running_loop()
-        while True:
-            due = min(self._unsaid.values()) + CALM if self._unsaid else None
-            try:
-                async with asyncio.timeout_at(due):
-                    inventory = await anext(changes)
-            except TimeoutError:
-                inventory = self._inventory.value
-            except StopAsyncIteration:
-                return
-            if inventory.generation == 0:  # the driver was not asked yet
-                continue
-            said, now = self._said or inventory, loop.time()
-            began = {uuid: self._unsaid.get(uuid, now) for uuid in turning(said, inventory)}
-            self._unsaid = {uuid: since for uuid, since in began.items() if now < since + CALM}
-            self._said = believed(said, inventory, self._unsaid)
-            left_out = {fault.gpu for fault in self._left_out.value}
-            # A row stays for a while after its pod has ended.
-            rows, pods = self._ledger.value.rows, self._pods.value
-            holding = Ledger(tuple(row for row in rows if takes_room(row, pods)))
-            for event in gpu_events(said, self._said, holding, left_out):
-                self._say(event)
+    said: Inventory | None = None
+    unsaid: dict[GpuUuid, float] = {}
+    """The GPUs whose Events are held back, and until when (loop time)."""
+    async for found in _values(inventory, unsaid):
+        if found.generation == 0:  # the driver was not asked yet
+            continue
+        before, now = said or found, asyncio.get_running_loop().time()
+        turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning(before, found)}
+        unsaid.clear()
+        unsaid.update((uuid, until) for uuid, until in turns.items() if now < until)
+        said = believed(before, found, unsaid)
+        explained = {fault.gpu for fault in left_out.value}
+        # A row stays for a while after its pod has ended.
+        rows = (row for row in ledger.value.rows if takes_room(row, pods.value))
+        for event in gpu_events(before, said, Ledger(tuple(rows)), explained):
+            say(event)
 
 
-class LeftOut:
-    """Writes an Event for each GPU that is left out, and another when the reason changes.
+async def follow_left_out(
+    left_out: Cell[tuple[GpuFault, ...]],
+    inventory: Cell[Inventory],
+    say: Callable[[NodeEvent], None],
+) -> None:
+    """Write an Event for each GPU that is left out, and another when the reason changes.
 
     - For a GPU that does not answer, it waits WAKING seconds: GPUs take seconds to initialise.
-    - A lost or unhealthy GPU that is still in the inventory gets no Event here, because GpuEvents
-      has written one. Exception: health checks are off.
+    - A lost or unhealthy GPU that is still in the inventory gets no Event here, because
+      follow_gpus() has written one. Exception: health checks are off.
     """
-
-    def __init__(
-        self,
-        left_out: Cell[tuple[GpuFault, ...]],
-        inventory: Cell[Inventory],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._left_out = left_out
-        self._inventory = inventory
-        self._say = say
-
-    async def run(self) -> None:
-        """Follow what is left out until the cell closes."""
-        seen: frozenset[GpuFault] = frozenset()
-        async with asyncio.TaskGroup() as tasks:
-            waiting: set[asyncio.Task[None]] = set()
-            async for faults in self._left_out.follow():
-                for fault in faults:
-                    if fault in seen:
-                        continue
-                    if fault.trouble is Trouble.SILENT:
-                        waiting.add(task := tasks.create_task(self._tell_later(fault)))
-                        task.add_done_callback(waiting.discard)
-                    else:
-                        self._tell(fault)
-                seen = frozenset(faults)
-            for task in waiting:
-                task.cancel()
-
-    async def _tell_later(self, fault: GpuFault) -> None:
-        await asyncio.sleep(WAKING)
-        if fault in self._left_out.value:
-            self._tell(fault)
-
-    def _tell(self, fault: GpuFault) -> None:
-        known = self._inventory.value.find(GpuUuid(fault.gpu))
-        if (
-            known is not None
-            and known.health.cause != Cause.OFF
-            and (fault.lost or not known.health.serving)
-        ):
-            return  # GpuEvents has told it
-        text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
-        self._say(NodeEvent("GpuLeftOut", text, warning=True))
+    seen: frozenset[GpuFault] = frozenset()
+    unsaid: dict[GpuFault, float] = {}
+    async for faults in _values(left_out, unsaid):
+        now = asyncio.get_running_loop().time()
+        due = {fault: at for fault, at in unsaid.items() if fault in faults}
+        for fault in faults:
+            if fault not in seen:
+                due[fault] = now + (WAKING if fault.trouble is Trouble.SILENT else 0.0)
+        seen = frozenset(faults)
+        unsaid.clear()
+        unsaid.update((fault, at) for fault, at in due.items() if now < at)
+        for fault in due:
+            known = inventory.value.find(GpuUuid(fault.gpu))
+            is_said = (
+                known is not None
+                and known.health.cause != Cause.OFF
+                and (fault.lost or not known.health.serving)
+            )
+            if fault not in unsaid and not is_said:
+                text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
+                say(NodeEvent("GpuLeftOut", text, warning=True))
 
 
-class GpuCondition:
-    """Keeps the Node condition GpuDegraded up to date. `write` creates or replaces it."""
+async def keep_condition(
+    write: Callable[[NodeCondition], Awaitable[None]], inventory: Cell[Inventory], clock: Clock
+) -> None:
+    """Keep the Node condition GpuDegraded up to date; `write` creates or replaces it.
 
-    def __init__(
-        self,
-        write: Callable[[NodeCondition], Awaitable[None]],
-        inventory: Cell[Inventory],
-        clock: Clock,
-    ) -> None:
-        self._write = write
-        self._inventory = inventory
-        self._clock = clock
-        self._written: NodeCondition | None = None
-
-    async def run(self) -> None:
-        """Follow the inventory until the cell closes. Raises ApiError; it can be started again.
-
-        It does not write a condition that differs only in `since`.
-        """
-        async for inventory in self._inventory.follow():
-            if inventory.generation == 0:
+    A condition that differs only in `since` is not written. Ends with the cell. Raises ApiError; it
+    can be started again.
+    """
+    written: NodeCondition | None = None
+    async for found in inventory.follow():
+        if found.generation == 0:  # the driver was not asked yet
+            continue
+        wanted = gpu_degraded(found, clock.now())
+        if written is not None:
+            if (wanted.status, wanted.message) == (written.status, written.message):
                 continue
-            wanted, written = gpu_degraded(inventory, self._clock.now()), self._written
-            if written is not None:
-                if (wanted.status, wanted.message) == (written.status, written.message):
-                    continue
-                if wanted.status == written.status:  # it has lasted since then
-                    wanted = msgspec.structs.replace(wanted, since=written.since)
-            await self._write(wanted)
-            self._written = wanted
+            if wanted.status == written.status:  # it has lasted since then
+                wanted = msgspec.structs.replace(wanted, since=written.since)
+        await write(wanted)
+        written = wanted
 
 
 # Keeps the Node's register annotation equal to the inventory.
@@ -374,7 +533,11 @@ class DueWrite(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status."""
+    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
+
+    If it `observes`, it writes nothing, and `pending` has what it would write: annotations, None
+    removes one. Stamps are not among them.
+    """
 
     def __init__(
         self,
@@ -384,7 +547,10 @@ class Reporter:
         say: Callable[[NodeEvent], None],
         clock: Clock,
         random: random.Random,
+        *,
+        observes: bool = False,
     ) -> None:
+        self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
             "report_writes_total", "Writes of the register annotation.", ("reason",)
         )
@@ -397,8 +563,10 @@ class Reporter:
         self._say = say
         self._clock = clock
         self._random = random
+        self._observes = observes
         self._backoff = Backoff(DELAYS, JITTER, random)
-        self._news = asyncio.Event()
+        self._returns = cells.returns.value
+        """The returns of the API server that were taken into account."""
         self._written: Target | None = None
         self._due: float | None = None
         self._stamped: float | None = None
@@ -406,56 +574,53 @@ class Reporter:
         self._rounds: deque[float] = deque()
         self._truce: tuple[Target, float] | None = None
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Keep the annotation equal to the inventory for ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._notice(self._cells.inventory))
-            group.create_task(self._notice(self._cells.node))
-            group.create_task(self._notice(self._cells.settings))
-            group.create_task(self._come_back())
-            group.create_task(self._keep())
-
-    async def _notice(
-        self, cell: Cell[Inventory] | Cell[NodeView | None] | Cell[ReportSettings]
-    ) -> None:
-        async for _ in cell.follow():
-            self._news.set()
-
-    async def _come_back(self) -> None:
-        """Repeat a failed write soon after the API server is back, unless it asked to wait."""
-        async for _ in self._cells.returns.follow():
-            if self._failed is None:
-                continue
-            target, error, retry_at = self._failed
-            if not _asks_to_wait(error):
-                soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
-                self._failed = target, error, min(retry_at, soon)
-                self._backoff.reset()
-                self._news.set()
-
-    async def _keep(self) -> NoReturn:
-        loop = asyncio.get_running_loop()
+        loop, cells = asyncio.get_running_loop(), self._cells
+        news = News(cells.inventory, cells.node, cells.settings, cells.returns)
         while True:
-            self._news.clear()
-            need = self._need()
-            if isinstance(need, str):
+            if cells.returns.value != self._returns:
+                self._returns = cells.returns.value
+                self._retry_soon()
+            need, left = self._need(), None
+            if self._observes:
+                self._show(need)
+            elif isinstance(need, str):
                 self._rest(need)
-                await self._news.wait()
-                continue
-            if need.reason is Reason.STAMP and self._failed is None:
-                self._rest("")
-            left = self._turn(need, loop.time()) - loop.time()
-            if left < TICK:
-                await self._write(need)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._news.wait()
+            else:
+                if need.reason is Reason.STAMP and self._failed is None:
+                    self._rest("")
+                left = self._turn(need, loop.time()) - loop.time()
+                if left < TICK:
+                    await self._write(need)
+                    continue
+            await news.wait(left)
+
+    def _retry_soon(self) -> None:
+        """Repeat a failed write soon: the API server is back. But wait if it asked for that."""
+        if self._failed is None:
+            return
+        target, error, retry_at = self._failed
+        if not _asks_to_wait(error):
+            soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
+            self._failed = target, error, min(retry_at, soon)
+            self._backoff.reset()
 
     def _rest(self, reason: str) -> None:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
         self._cells.state.set(ReportState(reported=not reason, reason=reason))
         self._due = None
+
+    def _show(self, need: DueWrite | str) -> None:
+        """Log what would be written, if that is news. The Node counts as reported."""
+        self._rest(need if isinstance(need, str) else "")
+        node, pending = self._cells.node.value, {}
+        if node is not None and isinstance(need, DueWrite) and need.reason is not Reason.STAMP:
+            held, changes = node.annotations, need.report.changes
+            pending = {key: text for key, text in changes.items() if held.get(key) != text}
+            if pending != self.pending:
+                log.info("observe.would_write", node=node.name, annotations=pending)
+        self.pending = pending
 
     def _need(self) -> DueWrite | str:
         """The write that is due, or why there is no report yet (empty: nothing differs)."""
@@ -533,15 +698,12 @@ class Reporter:
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
-        is_written = bool(node.resource_version)  # else the agent only observes
-        if is_written:
-            self.writes.add(need.reason.value)
+        self.writes.add(need.reason.value)
         if need.reason is not Reason.STAMP:
             if need.reason is Reason.FOREIGN:
                 self._rounds.append(self._stamped)
             self._written = need.target
-            if is_written:
-                log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
             if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"

@@ -20,17 +20,17 @@ from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
-from agent.kube.api import KubeNode, KubePods, ObservedNode
+from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
-from agent.ports import NodeApi, ServiceNotifier
+from agent.ports import ServiceNotifier
 from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
 from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
+from agent.report import ReportCells, Reporter, ReportState, keep_condition
 from agent.settings.schema import Settings
 from agent.settle import Settlement
 from agent.usage import ContainerUsage, MemoryPressure
@@ -66,17 +66,15 @@ async def open_back(
     """Open the clients of API server and kubelet, join the services; close all at the end."""
     facts, state, clock, paths = front.facts, front.state, adapters.clock, settings.paths
     async with contextlib.AsyncExitStack() as stack:
-        session = KubeSession(connection, adapters.random)
+        session = KubeSession(connection, adapters.random, observes=settings.observe)
         stack.push_async_callback(session.close)
         events = EventPoster(session, settings.node, clock)
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
         resource, observes = settings.sharing.resource, settings.observe
-        pod_api = KubePods(session, settings.node, resource, events, observes=observes)
-        node_api: NodeApi = KubeNode(session, settings.node)
-        if observes:
-            node_api = ObservedNode(node_api)
+        pod_api = KubePods(session, settings.node, resource, events)
+        node_api = KubeNode(session, settings.node)
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
         with contextlib.suppress(SettingsError, TimeoutError):
@@ -130,6 +128,7 @@ async def open_back(
             front.notices.say,
             clock,
             adapters.random,
+            observes=observes,
         )
         settlement = Settlement(
             pods=facts.pods,
@@ -143,8 +142,9 @@ async def open_back(
         )
         runs: dict[str, Run] = {}
         if settings.node_condition:
-            write = KubeNode(session, settings.node).set_condition
-            runs["condition"] = GpuCondition(write, facts.inventory, clock).run
+            write = node_api.set_condition
+            runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
+        post_event = None if observes else pod_api.post_event
         usage, pressure = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
@@ -155,10 +155,10 @@ async def open_back(
         def checks() -> tuple[Check, ...]:
             now = reported.value
             check = Check("report", now.reported, now.reason, required=False)
-            if not isinstance(node_api, ObservedNode):
+            if not observes:
                 return (check,)
-            text = f"would write {', '.join(sorted(node_api.pending))}; the log says what"
-            return check, Check("observed", not node_api.pending, text, required=False)
+            text = f"would write {', '.join(sorted(report.pending))}; the log says what"
+            return check, Check("observed", not report.pending, text, required=False)
 
         yield Back(
             allocation=Allocation(
@@ -173,7 +173,7 @@ async def open_back(
                 "kubelet_start": source.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
-                "announcer": Announcer(pod_api, front.notices).run,
+                "announcer": partial(front.notices.post_all, post_event),
                 "report": report_labelled,
                 "usage": usage.run,
                 "pressure": pressure.run,
@@ -237,7 +237,7 @@ async def open_plain(
             usage=usage,
             runs={
                 "reconcile": reconcile.run,
-                "announcer": Announcer(None, front.notices).run,
+                "announcer": partial(front.notices.post_all, None),
                 "usage": usage.run,
                 "pressure": pressure.run,
             },
@@ -301,9 +301,9 @@ def tiers(
         "settings": front.settings.run,
         "journal": front.journal.run,
         "inventory": knowing.keeper.run,
-        "left_out": knowing.left_out.run,
-        "gpu_events": knowing.gpu_events.run,
-        "cordons": knowing.cordons.run,
+        "left_out": knowing.left_out,
+        "gpu_events": knowing.gpu_events,
+        "cordons": knowing.cordons,
         "held": front.follow_held,
         "listing": knowing.listing.run,
         "discovery": discover,

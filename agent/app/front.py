@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 
 import msgspec
 
@@ -33,7 +34,7 @@ from agent.model import GpuUuid, Health, Scan, SliceId
 from agent.ports import ServiceNotifier
 from agent.reconcile.rules import check_start
 from agent.reconcile.service import Clearing
-from agent.report import CordonEvents, GpuEvents, LeftOut, NodeEventQueue
+from agent.report import NodeEventQueue, follow_cordons, follow_gpus, follow_left_out
 from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
 from agent.settings.sources import Sources
@@ -112,13 +113,16 @@ class HostFacts(msgspec.Struct, frozen=True):
     stored: LastGood | None = None
 
 
+Run = Callable[[], Coroutine[object, object, None]]
+
+
 class KnowledgeServices(msgspec.Struct, frozen=True):
     """Services that observe the host."""
 
     keeper: InventoryKeeper
-    left_out: LeftOut
-    gpu_events: GpuEvents
-    cordons: CordonEvents
+    left_out: Run
+    gpu_events: Run
+    cordons: Run
     listing: Listing
     discovery: Discovery
     health: HealthWatch
@@ -320,11 +324,11 @@ def _services(
     )
     return KnowledgeServices(
         keeper=keeper,
-        left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
-        gpu_events=GpuEvents(
-            facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
+        left_out=partial(follow_left_out, keeper.left_out, facts.inventory, notices.say),
+        gpu_events=partial(
+            follow_gpus, facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
         ),
-        cordons=CordonEvents(facts.node, facts.inventory, notices.say),
+        cordons=partial(follow_cordons, facts.node, facts.inventory, notices.say),
         listing=listing,
         discovery=discovery,
         health=health,

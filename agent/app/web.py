@@ -13,13 +13,13 @@ from agent import __version__
 from agent.app.back import AgentParts, Back
 from agent.app.front import Front
 from agent.errors import PermissionFault
-from agent.health.news import holders
 from agent.health.watch import GpuRelease
 from agent.host.process import SystemClock
 from agent.kit.tasks import Heartbeat
 from agent.kit.timing import Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
+from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
@@ -183,7 +183,7 @@ def _actions(front: Front) -> Actions:
     async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
         ledger, pods = front.state.ledger.value, front.facts.pods.value
-        held_by = holders(ledger, found.gpus, pods) if found else ()
+        held_by = pods_holding(ledger, found.gpus, pods) if found else ()
         return found and msgspec.structs.replace(found, held_by=held_by)
 
     def left_out(name: str) -> str:

@@ -155,14 +155,15 @@ async def _read_node(connection: Connection, node: str, resource: str, *, ask: b
         except (ApiError, MalformedText) as error:
             missing = f"only what its objects show, because the agent was not read: {error}"
         at = SystemClock().now()
-        objects = await reader.objects(resource)
-        if objects is None:
+        seen = await reader.node()
+        if seen is None:
             known = await reader.names()
             near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
             there = f"; the nearest names are {', '.join(near)}" if near else ""
             raise NoSuchNode(f"the cluster has no Node {node}{there}")
+        pods = await reader.pods(resource)
         try:
-            found = observed_status(objects.node, objects.pods, resource, at)
+            found = observed_status(seen, pods, resource, at)
         except MalformedText as error:
             raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
         return StatusRead(found, at, source if ask else f"objects of the {source}", missing)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
@@ -13,10 +14,7 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.events import EventStreams
-from agent.gpu.handles import RELEASED, UNPLACED, Handles, Indexes
 from agent.gpu.nvml import (
-    DRIVER,
     ECC_CORRECTED,
     ECC_IN_LIFE,
     ECC_SINCE_LOAD,
@@ -30,7 +28,6 @@ from agent.gpu.nvml import (
     LINK_TO_SWITCH,
     MEMORY_V2,
     MOST_LINKS,
-    NO_ANSWER,
     P2P_OK,
     P2P_READ,
     RESET_REQUIRED,
@@ -40,8 +37,6 @@ from agent.gpu.nvml import (
     FabricInfo,
     Handle,
     NvmlLibrary,
-    NvmlSession,
-    OpenedSession,
     code,
     driver_wide,
     is_unable,
@@ -49,10 +44,13 @@ from agent.gpu.nvml import (
     text_of,
     translate,
 )
+from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
+from agent.health.judge import doubtful
 from agent.model import (
     MIB,
     NO_INDEX,
     DriverEvent,
+    EventKind,
     FabricState,
     Gpu,
     GpuFault,
@@ -67,6 +65,179 @@ from agent.model import (
     Scan,
     Trouble,
 )
+
+# Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
+#
+# The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
+# stays open until all sessions end. Until then nobody can reset it, change its MIG mode or unload
+# the driver.
+
+
+class Indexes:
+    """Names the GPU at an index that does not answer with its UUID.
+
+    It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
+    indexes changed, an index names a GPU only once that GPU answered there. Until then an unseen
+    GPU may be at any index that does not answer, and a fault there is assigned to none for certain.
+    """
+
+    def __init__(self) -> None:
+        self._uuids: dict[int, GpuUuid] = {}
+        self._count: int | None = None
+        self._unseen: set[GpuUuid] = set()
+        """Known before the indexes changed, and not seen since."""
+
+    def name(self, index: int) -> str:
+        """The UUID at `index` if it is known, else `index N`."""
+        return self._uuids.get(index, f"index {index}")
+
+    def find(self, name: str) -> int | None:
+        """The index with that name, or None."""
+        return next((n for n in range(self._count or 0) if self.name(n) == name), None)
+
+    def counted(self, count: int) -> bool:
+        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
+        fits = self._count in {None, count}
+        self._count = count
+        if not fits:
+            self._forget()
+        return fits
+
+    def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
+        """Note the UUIDs that GPUs answered with. False when one was known at another index."""
+        together = {**self._uuids, **uuids}
+        fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
+        fits = fits and len(set(together.values())) == len(together)
+        if not fits:
+            self._forget()
+        self._uuids.update(uuids)
+        self._unseen.difference_update(self._uuids.values())
+        return fits
+
+    def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
+        """Name the faults, and add one for each GPU that may be at an index without a name.
+
+        An added fault never says that the GPU is lost: at most one of them is.
+        """
+        named = {n: msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
+        nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
+        if not nameless:
+            self._unseen.clear()
+            return tuple(named.values())
+        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
+        explained = len(nameless) <= len(self._unseen)
+        return (
+            *(f for n, f in named.items() if f.lost or n in self._uuids or not explained),
+            *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
+        )
+
+    def _forget(self) -> None:
+        self._unseen.update(self._uuids.values())
+        self._uuids.clear()
+
+
+RELEASED = "it is released: hami-agent recheck takes it back"
+UNPLACED = "it is searched for when all GPUs are taken back"
+RECHECK_ALL = f"{UNPLACED}: hami-agent recheck all"
+
+
+class Handles:
+    """Knows which GPUs may be opened. While one is released, only PCI addresses find the others.
+
+    Indexes change when a GPU goes, and a GPU that was never seen may be the released one.
+    """
+
+    def __init__(self, library: NvmlLibrary) -> None:
+        self._library = library
+        # The threads of the GPUs read these: they are only replaced, never changed.
+        self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
+        self.released: frozenset[GpuUuid] = frozenset()
+        """The GPUs that must not be opened."""
+        self.unplaced: frozenset[GpuUuid] = frozenset()
+        """The GPUs taken back while others stay released that were never described.
+
+        Their address is unknown: only a scan of all GPUs finds them.
+        """
+        self._others: frozenset[GpuUuid] = frozenset()
+        """The GPUs that are released only because all were."""
+
+    @property
+    def all_released(self) -> bool:
+        """True when every known GPU is released: then no session may be open."""
+        return bool(self.released) and self._known.keys() <= self.released
+
+    @property
+    def known(self) -> tuple[Gpu, ...]:
+        """The GPUs as the last scan described them."""
+        return tuple(self._known.values())
+
+    def seen(self, gpus: Iterable[Gpu], faults: Iterable[GpuFault]) -> None:
+        """Take the result of a scan of all GPUs; a faulty one keeps its last description.
+
+        While a GPU is released, no scan is of all GPUs.
+        """
+        if not self.released:
+            names = {fault.gpu for fault in faults}
+            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid in names}
+            self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
+
+    def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
+        """Let no thread open these GPUs from now on.
+
+        With `everything`, no other GPU either, until any GPU is taken back.
+
+        Raises GpuError for a GPU that was never seen, unless all seen ones are released with it:
+        then no session can hold it.
+        """
+        if everything:
+            self._others |= self._known.keys() - self.released - set(uuids)
+            uuids = {*uuids, *self._others}
+        are_all = bool(self._known) and self._known.keys() <= {*uuids, *self.released}
+        for uuid in uuids:
+            if uuid not in self._known and not are_all:
+                text = "the driver has not described it; only `hami-agent release all` releases it"
+                raise GpuError(uuid, text)
+        self.released |= set(uuids)
+        self.unplaced -= set(uuids)
+
+    def take_back(self, uuid: GpuUuid) -> None:
+        """Let this GPU, and those released by `everything`, be opened again."""
+        if uuid in self.released and uuid not in self._known:
+            self.unplaced |= {uuid}
+        self.released -= {uuid, *self._others}
+        self._others = frozenset()
+        if not self.released:
+            self.unplaced = frozenset()
+
+    def open_to(self, count: int) -> list[int]:
+        """The indexes that may be opened; the driver lists `count`."""
+        if not self.released:
+            return list(range(count))
+        return [gpu.index for gpu in self.known if gpu.uuid not in self.released]
+
+    # On the threads of the GPUs.
+
+    def of_index(self, index: int) -> Handle:
+        """Get the handle of GPU `index`. Raises NVMLError, GpuError when it is released."""
+        if not self.released:
+            return self._library.nvmlDeviceGetHandleByIndex(index)
+        return self._of(next((gpu for gpu in self.known if gpu.index == index), None), str(index))
+
+    def of_uuid(self, uuid: GpuUuid) -> Handle:
+        """Get the handle of a GPU. Raises NVMLError, GpuError when it is released."""
+        if not self.released:
+            return self._library.nvmlDeviceGetHandleByUUID(uuid)
+        return self._of(self._known.get(uuid), uuid)
+
+    def _of(self, gpu: Gpu | None, name: str) -> Handle:
+        if name in self.released or (gpu is not None and gpu.uuid in self.released):
+            raise GpuError(name, RELEASED)
+        if gpu is None:
+            raise GpuError(name, RECHECK_ALL)
+        # sysfs writes four digits of the domain, the library eight.
+        domain, _, rest = gpu.pci.partition(":")
+        return self._library.nvmlDeviceGetHandleByPciBusId(f"{domain:0>8}:{rest}".upper())
+
 
 # Describes a GPU by the library's answers. All functions block and run on the GPU's thread.
 
@@ -94,8 +265,9 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
     """Describe GPU `index`, without its links. Raises NVMLError, GpuError when it is released."""
     handle = handles.of_index(index)
     bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
+    # Of the two modes, the present and the pending one, only the first decides what containers get.
     mig = maybe(library, library.nvmlDeviceGetMigMode, handle)
-    # A GPU with the host's memory does not report it.
+    # A GPU with the host's memory (GB10) does not report it.
     memory = maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     return Gpu(
         uuid=GpuUuid(text_of(library.nvmlDeviceGetUUID(handle))),
@@ -271,7 +443,8 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
     """Read how much the GPU is used. Raises NVMLError, GpuError."""
     handle = handles.of_uuid(uuid)
     rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
-    # The first form counts what the driver reserves as used; drivers before 510 have no other.
+    # The first form counts what the driver reserves as used, so an idle H100 would have some 600
+    # MiB in use; drivers before 510 have no other.
     memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, MEMORY_V2)
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
@@ -332,6 +505,15 @@ CALL_DEADLINE: Final = 2.0
 REMOVED_AFTER: Final = 60.0
 """Seconds without the library's file until it counts as removed."""
 
+MOST_AWAY: Final = 2
+"""If so many stopped threads are still in a wait for events, no further one is started."""
+
+MOST_SETS: Final = 3
+"""If so many sets fail, each within SOON seconds, the cause is not a single GPU."""
+
+SOON: Final = 5.0
+PAUSE: Final = 1.0
+
 log = structlog.get_logger(__name__)
 
 
@@ -365,7 +547,7 @@ class NvmlDriver:
             deadline,
             ended=self._on_session_end,
             quiet=self._quiet,
-            back=self._on_back,
+            back=lambda _: self._report_change(),
         )
         self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
@@ -373,12 +555,13 @@ class NvmlDriver:
         """A new session was begun because all GPUs failed, and none has answered since."""
         self._there_at = self._now()
         """When a look found the library's file last."""
-        self._slow: set[str] = set()
-        """The GPUs that did not answer in time when they were last described."""
         self._described: frozenset[str] = frozenset()
         """The addresses of all GPUs that were ever described."""
         self._handles = Handles(library)
-        self._streams = EventStreams(library, self._session, self._indexes, self._handles)
+        self._streams: list[EventStream] = []
+        """The streams whose thread may be in the library. Only the last one may be open."""
+        self._has_changed = False
+        """The GPUs changed while no stream was open."""
 
     async def scan(self) -> Scan:
         """Describe all GPUs. Raises DriverMissing, DriverError."""
@@ -386,23 +569,25 @@ class NvmlDriver:
         if self._handles.released:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
         if not self._indexes.counted(count):
-            self._streams.forget()
+            self._forget_handles()
         found, troubled = await self._describe(opened, range(count))
         self._renewed = self._renewed and not found
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
-            self._streams.forget()
+            self._forget_handles()
         faults = self._indexes.named(troubled)
         self._described |= {gpu.pci for gpu in found.values()}
-        if not faults:  # else one of these may be the GPU that is not described
+        # The library lists no GPU whose device file it cannot open: in a container, each GPU that
+        # came after the container's start. With a fault, that GPU may be the one that is not
+        # described.
+        if not faults:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
             faults = await self._session.whole(opened, unlisted)
-        uuids = [gpu.uuid for gpu in found.values()]
-        self._session.threads.keep({DRIVER, *uuids, *(fault.gpu for fault in faults)})
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
         silent = [fault.gpu for fault in faults if not fault.lost]
-        await self._streams.follow(opened, sorted(found), peers.keys(), silent)
+        await self._follow(opened, sorted(found), {*peers, *silent})
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
         self._handles.seen(gpus, faults)
@@ -426,7 +611,7 @@ class NvmlDriver:
         faults.extend(
             GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
         )
-        await self._streams.follow(opened, sorted(found), [gpu.uuid for gpu in gpus], [])
+        await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults), opened.library_version)
 
@@ -442,8 +627,15 @@ class NvmlDriver:
             self._session.end(error, opened)
             raise
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
-        await self._streams.hear_again(opened, probe)
-        return msgspec.structs.replace(probe, unmonitored=self._streams.obstacle(uuid))
+        # The driver forgets the registration of a GPU that is reset, and tells nobody: without
+        # this, its next XID would be heard by no set.
+        if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
+            self._note_reset(uuid)
+        elif probe.outcome is not ProbeOutcome.SILENT:
+            index = self._indexes.find(uuid)
+            await self._register(opened, self._open_streams, [] if index is None else [index])
+        obstacles = (stream.unmonitored.get(uuid, "") for stream in self._open_streams)
+        return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
@@ -458,15 +650,6 @@ class NvmlDriver:
             if isinstance(translated, DriverError):
                 self._session.end(translated, opened)
             raise translated from error
-
-    def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
-        """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
-
-        `opened` is called once all other GPUs report, which may take a call's whole deadline.
-
-        Raises DriverMissing, DriverError when the session ends, or the wait does not return.
-        """
-        return self._streams.events(opened)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -484,7 +667,7 @@ class NvmlDriver:
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
         self._handles.take_back(uuid)
-        self._streams.unhear(uuid)
+        self._note_reset(uuid)
         self._session.withheld = ""
 
     def check(self) -> None:
@@ -521,20 +704,6 @@ class NvmlDriver:
         """End the session; a second call does nothing."""
         await self._session.close()
 
-    def _on_session_end(self, error: DriverError) -> None:
-        self._links = None
-        self._streams.fail(error)
-
-    async def _quiet(self) -> bool:
-        return await self._streams.quiet()
-
-    def _on_back(self, name: str) -> None:
-        """Note that a stuck GPU answers; if it was not described, ask for a scan."""
-        self._streams.back(name)
-        if name in self._slow:
-            self._slow.discard(name)
-            self._streams.changed()
-
     async def _describe(
         self, opened: OpenedSession, indexes: Iterable[int]
     ) -> tuple[dict[int, Gpu], dict[int, GpuFault]]:
@@ -546,9 +715,7 @@ class NvmlDriver:
             work = partial(describe, self._library, self._handles, index, self._sys_root)
             try:
                 found[index] = await self._session.call(opened, name, work)
-                self._slow.discard(name)
             except TimeoutError:
-                self._slow.add(name)
                 faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
             except (DriverError, GpuError) as error:
                 # The session is over, which is raised below.
@@ -560,7 +727,7 @@ class NvmlDriver:
                     self._session.end(translated, opened)
                 trouble = nvml.trouble(error)
                 if trouble in {Trouble.LOST, Trouble.RESET}:
-                    self._streams.unhear(name)
+                    self._note_reset(name)
                 faults[index] = GpuFault(name, str(error), trouble, index)
 
         async with asyncio.TaskGroup() as tasks:
@@ -591,3 +758,116 @@ class NvmlDriver:
         if rows.keys() == peers.keys():
             self._links = rows
         return rows
+
+    # Events.
+
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+        """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
+
+        `opened` is called once all other GPUs report, which may take a call's whole deadline. A
+        lost GPU fails the wait of its whole set. The next set, made at once, does not contain it.
+
+        Raises DriverMissing, DriverError when the session ends, or the wait does not return.
+        """
+        failed = 0
+        while True:
+            session = await self._session.open()
+            stream = self._added_stream()
+            begun = asyncio.get_running_loop().time()
+            try:
+                await self._open_stream(session, stream)
+                if opened is not None:
+                    opened()
+                    opened = None
+                while True:
+                    yield await stream.next()
+            except SetFailed as error:
+                is_soon = asyncio.get_running_loop().time() - begun < SOON
+                failed = failed + 1 if is_soon else 1
+                if failed >= MOST_SETS:
+                    raise DriverError(str(error)) from error
+            finally:
+                stream.end()
+            # The set of a GPU that was lost fails once. A driver that fails each set at once would
+            # be asked without end.
+            if failed > 1:
+                await asyncio.sleep(PAUSE)
+
+    @property
+    def _open_streams(self) -> tuple[EventStream, ...]:
+        return tuple(stream for stream in self._streams if stream.is_open)
+
+    def _added_stream(self) -> EventStream:
+        """Add a stream. Raises DriverError while too many threads are in the library."""
+        for earlier in self._streams:
+            earlier.end()  # if no thread could be started before, it needs one to end
+        self._streams = [stream for stream in self._streams if not stream.ended.is_set()]
+        if len(self._streams) >= MOST_AWAY:
+            raise DriverError("earlier waits for events have not returned from the driver")
+        self._streams.append(EventStream(self._library, self._handles.of_index))
+        return self._streams[-1]
+
+    async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
+        await self._session.whole(session, stream.create)
+        count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
+        if not self._handles.released and not self._indexes.counted(count):
+            self._forget_handles()
+        await self._register(session, [stream], self._handles.open_to(count))
+        self._session.check(session)
+        stream.start()
+        if self._has_changed:
+            self._report_change()
+
+    async def _register(
+        self, opened: OpenedSession, streams: Iterable[EventStream], indexes: Iterable[int]
+    ) -> None:
+        """Register GPUs with the streams unless they are. One that fails is logged once."""
+
+        async def register(stream: EventStream, index: int, name: str) -> None:
+            try:
+                work = partial(stream.register, index)
+                stream.settle(await self._session.call(opened, name, work))
+            except DriverError:
+                return  # the session and its streams are over
+            except (TimeoutError, GpuError, self._library.NVMLError, ValueError) as error:
+                stream.missed(name, str(error) or NO_ANSWER)
+
+        async with asyncio.TaskGroup() as tasks:
+            for stream in streams:
+                for index in indexes:
+                    name = self._indexes.name(index)
+                    if name not in stream.settled:
+                        tasks.create_task(register(stream, index, name))
+
+    async def _follow(
+        self, opened: OpenedSession, found: Collection[int], there: Collection[str]
+    ) -> None:
+        """After a scan, register the GPUs at new indexes, and forget those that are not there."""
+        for stream in self._open_streams:
+            stream.keep(there)
+        await self._register(opened, self._open_streams, found)
+
+    def _note_reset(self, gpu: str) -> None:
+        """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
+        for stream in self._streams:
+            stream.settled.discard(gpu)
+
+    def _forget_handles(self) -> None:
+        """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""
+        for stream in self._streams:
+            stream.forget()
+
+    def _report_change(self) -> None:
+        """Report CHANGED: a GPU that was stuck answers, so all are scanned and probed again."""
+        self._has_changed = not self._open_streams
+        for stream in self._open_streams:
+            stream.put(DriverEvent(EventKind.CHANGED))
+
+    async def _quiet(self) -> bool:
+        """End all threads for events. False when one of them does not end in time."""
+        return all([await stream.stop() for stream in self._streams])
+
+    def _on_session_end(self, error: DriverError) -> None:
+        self._links = None
+        for stream in self._streams:
+            stream.fail(error)

@@ -12,8 +12,7 @@ import msgspec
 
 from agent.cluster import REGISTER, SCORE, TEXT_LIMIT
 from agent.errors import MalformedText, cap
-from agent.hami import gojson
-from agent.hami.gojson import INT32, INT64, same
+from agent.hami.gojson import INT32, INT64, parse_int
 from agent.model import Gpu, GpuUuid, Inventory, Scores, SharedGpu, lopsided, pair_scores
 from agent.setting import Field, boolean, choice
 
@@ -22,7 +21,10 @@ from agent.setting import Field, boolean, choice
 # A JSON array of GPUs: fixed key order, zero values absent. Source: HAMi v2.10
 # pkg/device/devices.go, MarshalNodeDevices and UnMarshalNodeDevices.
 
+WHAT = "register annotation"
 NO_GPU = GpuUuid("")
+Int32 = Annotated[int, msgspec.Meta(ge=INT32[0], le=INT32[1])]
+_HTML = re.compile("[<>&\u2028\u2029]")
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -33,28 +35,31 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class MigProfile(msgspec.Struct, frozen=True):
-    """A MIG profile of the GPU."""
+    """A MIG profile of the GPU, which HAMi's plugin reports."""
 
     name: str = ""
-    memory_mib: int = 0
-    core_percent: int = 0
-    slice_count: int = 0
+    memory_mib: int = msgspec.field(name="memoryMB", default=0)
+    core_percent: int = msgspec.field(name="core", default=0)
+    slice_count: int = msgspec.field(name="sliceCount", default=0)
     placements: tuple[Placement, ...] = ()
 
 
-class RegisteredGpu(msgspec.Struct, frozen=True):
-    """One element of the annotation. Fields absent in the text have their default."""
+class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One element of the annotation, its fields in the order in which HAMi writes them.
 
-    uuid: GpuUuid = NO_GPU
-    index: int = 0
-    split_count: int = 0
-    registered_mib: int = 0
-    core_percent: int = 0
-    type_name: str = ""
+    A field that is absent in the text has its default; one that has its default is not written.
+    """
+
+    uuid: GpuUuid = msgspec.field(name="id", default=NO_GPU)
+    index: Annotated[int, msgspec.Meta(ge=0)] = 0
+    split_count: Int32 = msgspec.field(name="count", default=0)
+    registered_mib: Int32 = msgspec.field(name="devmem", default=0)
+    core_percent: Int32 = msgspec.field(name="devcore", default=0)
+    type_name: str = msgspec.field(name="type", default="")
     numa: int = 0
     mode: str = ""
-    mig_profiles: tuple[MigProfile, ...] = ()
-    healthy: bool = False
+    mig_profiles: tuple[MigProfile, ...] = msgspec.field(name="migProfiles", default=())
+    healthy: bool = msgspec.field(name="health", default=False)
 
 
 def told(inventory: Inventory) -> tuple[SharedGpu, ...]:
@@ -90,107 +95,32 @@ def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
 
 def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
     """Encode the GPUs in the given order, byte for byte as HAMi v2.10."""
-    return gojson.encode(
-        [{key: value for key, value in _wire_fields(gpu).items() if value} for gpu in gpus]
-    )
+    return _encode(tuple(gpus))
 
 
-def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
-    return {
-        "id": gpu.uuid,
-        "index": gpu.index,
-        "count": gpu.split_count,
-        "devmem": gpu.registered_mib,
-        "devcore": gpu.core_percent,
-        "type": gpu.type_name,
-        "numa": gpu.numa,
-        "mode": gpu.mode,
-        "migProfiles": [
-            {
-                "name": profile.name,
-                "memoryMB": profile.memory_mib,
-                "core": profile.core_percent,
-                "sliceCount": profile.slice_count,
-                "placements": [msgspec.structs.asdict(place) for place in profile.placements],
-            }
-            for profile in gpu.mig_profiles
-        ],
-        "health": gpu.healthy,
-    }
+def _encode(value: object) -> str:
+    """JSON as Go writes it: what is special in HTML is escaped, here only ever inside a string."""
+    text = msgspec.json.encode(value).decode()
+    return _HTML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
-    """Decode the GPUs in the text's order; keys that no version of HAMi has are ignored.
+    """Decode the GPUs in the text's order; keys that are not ours are ignored.
 
-    Fields that a scheduler's decoder checks but does not use are checked too: one wrong type loses
-    the whole node. Unlike HAMi, an error returns no GPU at all.
+    A scheduler refuses more: see agent/sandbox/scheduler/gojson.py.
 
     Raises:
         MalformedText: not a JSON array of objects, a value of another type or range, or no GPU.
     """
     if len(text) > TEXT_LIMIT:
-        raise MalformedText(f"register annotation is over {TEXT_LIMIT} characters")
-    value = gojson.decode(text, "register annotation")
-    if not isinstance(value, list) and value is not None:
-        raise MalformedText("register annotation is JSON, but not an array")
-    if not value:
-        raise MalformedText("register annotation names no GPU")
-    gpus = list[RegisteredGpu]()
-    for place, element in enumerate(value):
-        where = f"register annotation, GPU {place}"
-        gojson.fields(element, _UNREAD, where)
-        gpus.append(RegisteredGpu(**gojson.fields(element, _GPU, where)))
-    return tuple(gpus)
-
-
-def same_meaning(one: str | None, other: str | None) -> bool:
-    """True when a scheduler reads the same GPUs from both texts; see agent.hami.gojson.same."""
-    return same(one, other, lambda text: collections.Counter(decode_register(text)))
-
-
-_PLACEMENT: gojson.Table = {
-    "start": ("start", gojson.integer(gojson.UINT32)),
-    "size": ("size", gojson.integer(gojson.UINT32)),
-}
-_PROFILE: gojson.Table = {
-    "name": ("name", gojson.text),
-    "memorymb": ("memory_mib", gojson.integer(gojson.INT32)),
-    "core": ("core_percent", gojson.integer(gojson.INT32)),
-    "slicecount": ("slice_count", gojson.integer(gojson.UINT32)),
-    "placements": ("placements", gojson.array(gojson.record(Placement, _PLACEMENT))),
-}
-_GPU: gojson.Table = {
-    "id": ("uuid", gojson.text),
-    "index": ("index", gojson.integer(gojson.UINT64)),
-    "count": ("split_count", gojson.integer(gojson.INT32)),
-    "devmem": ("registered_mib", gojson.integer(gojson.INT32)),
-    "devcore": ("core_percent", gojson.integer(gojson.INT32)),
-    "type": ("type_name", gojson.text),
-    "numa": ("numa", gojson.integer(gojson.INT64)),
-    "mode": ("mode", gojson.text),
-    "migprofiles": ("mig_profiles", gojson.array(gojson.record(MigProfile, _PROFILE))),
-    "health": ("healthy", gojson.flag),
-}
-_TEMPLATE: gojson.Table = {
-    "name": ("name", gojson.text),
-    "core": ("core", gojson.integer(gojson.INT32)),
-    "memory": ("memory", gojson.integer(gojson.INT32)),
-    "count": ("count", gojson.integer(gojson.INT32)),
-}
-_PAIRS: gojson.Table = {
-    "uuid": ("uuid", gojson.text),
-    "score": ("score", gojson.mapping(gojson.integer(gojson.INT64))),
-}
-_UNREAD: gojson.Table = {
-    "migtemplate": (
-        "migtemplate",
-        gojson.array(gojson.nullable(gojson.array(gojson.record(dict, _TEMPLATE)))),
-    ),
-    "devicevendor": ("devicevendor", gojson.text),
-    "custominfo": ("custominfo", gojson.mapping(gojson.anything)),
-    "devicepairscore": ("devicepairscore", gojson.record(dict, _PAIRS)),
-}
-"""Fields of HAMi's struct that the agent does not use; 2.10 does not decode the last one."""
+        raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
+    try:
+        gpus = msgspec.json.decode(text, type=tuple[RegisteredGpu, ...])
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise MalformedText(f"{WHAT} cannot be read: {cap(str(error))}") from error
+    if not gpus:
+        raise MalformedText(f"{WHAT} names no GPU")
+    return gpus
 
 
 # The register annotation in the form for schedulers up to and including 2.7.1: records, no JSON.
@@ -200,7 +130,6 @@ _UNREAD: gojson.Table = {
 #
 # Source: HAMi v2.10 pkg/device/devices.go, DecodeNodeDevices (7 fields were HAMi v2.4's).
 
-WHAT = "register annotation"
 SHORT = 7
 LENGTHS = (SHORT, 9)
 """Fields of a record. Only HAMi v2.4 wrote and read 7."""
@@ -274,19 +203,6 @@ def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
     return tuple(_gpu(record, f"{WHAT}, GPU {place}") for place, record in enumerate(records))
 
 
-def same_meaning_colon(one: str | None, other: str | None) -> bool:
-    """True when such a scheduler reads the same GPUs from both; see agent.hami.gojson.same.
-
-    Records of 7 and of 9 fields differ: v2.4 reads only 7.
-    """
-    return same(one, other, _meaning)
-
-
-def _meaning(text: str) -> tuple[collections.Counter[int], collections.Counter[RegisteredGpu]]:
-    lengths = collections.Counter(record.count(",") for record in text.split(":") if record)
-    return lengths, collections.Counter(decode_register_colon(text))
-
-
 def _gpu(record: str, where: str) -> RegisteredGpu:
     fields = record.split(",")
     if len(fields) not in LENGTHS:
@@ -309,7 +225,7 @@ def _gpu(record: str, where: str) -> RegisteredGpu:
 
 
 def _number(text: str, bounds: tuple[int, int], where: str) -> int:
-    value = gojson.parse_int(text, bounds)
+    value = parse_int(text, bounds)
     if value is None:
         low, high = bounds
         raise MalformedText(f"{where} is {cap(text)!r}, not an integer from {low} to {high}")
@@ -384,44 +300,26 @@ def encode_reported(now: dt.datetime) -> str:
 # A JSON array of `{"uuid": ..., "score": {"other uuid": points}}`, others sorted by UUID. Source:
 # HAMi v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go DecodePairScores.
 
-SCORE_TEXT = "score annotation"
-
 
 def encode_scores(scores: Scores) -> str:
     """Encode the scores in the given order, byte for byte as HAMi."""
-    return gojson.encode(
+    return _encode(
         [{"uuid": uuid, "score": dict(sorted(pairs.items()))} for uuid, pairs in scores.items()]
     )
 
 
-def decode_scores(text: str) -> Scores:
-    """Decode the scores; unknown keys are ignored.
-
-    Raises:
-        MalformedText: not a JSON array of GPUs with whole points. A scheduler then rejects the
-            whole node.
-    """
-    if len(text) > TEXT_LIMIT:
-        raise MalformedText(f"{SCORE_TEXT} is over {TEXT_LIMIT} characters")
-    value = gojson.decode(text, SCORE_TEXT)
-    if not isinstance(value, list):
-        raise MalformedText(f"{SCORE_TEXT} is JSON, but not an array")
-    scores = dict[GpuUuid, Mapping[GpuUuid, int]]()
-    for place, element in enumerate(value):
-        values = gojson.fields(element, _SCORED_GPU, f"{SCORE_TEXT}, GPU {place}")
-        scores[GpuUuid(values.get("uuid", ""))] = values.get("points", {})
-    return scores
+class _PairScores(msgspec.Struct, frozen=True):
+    uuid: GpuUuid
+    score: dict[GpuUuid, int]
 
 
-def same_scores(one: str | None, other: str | None) -> bool:
-    """True when a scheduler reads the same scores from both texts; see agent.hami.gojson.same."""
-    return same(one, other, decode_scores)
-
-
-_SCORED_GPU: gojson.Table = {
-    "uuid": ("uuid", gojson.text),
-    "score": ("points", gojson.mapping(gojson.integer(gojson.INT64))),
-}
+def read_scores(text: str | None) -> Scores | None:
+    """Decode the score annotation; None if it is absent or unreadable."""
+    try:
+        pairs = msgspec.json.decode(text or "", type=tuple[_PairScores, ...])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return {pair.uuid: pair.score for pair in pairs}
 
 
 # Settings of the report to the scheduler.
@@ -469,8 +367,8 @@ class ReportSettings(msgspec.Struct, frozen=True):
 
 # Computes the register and score annotations of the Node, and compares them with the present ones.
 #
-# The register annotation's form depends on the scheduler's version. Annotations are compared by
-# their meaning: order, spaces and keys that no scheduler reads do not count.
+# The register annotation's form depends on the scheduler's version. The order of GPUs does not
+# count: HAMi's plugin, which may run beside the agent for a while, has another at each scan.
 
 Annotations = Mapping[str, str]
 
@@ -541,18 +439,20 @@ def report_of(
         wanted = encode_scores(pair_scores(linked)) if linked else None
     if not gpus:
         return None
-    is_json = profile is ReportProfile.JSON
-    encode, same = (
-        (encode_register, same_meaning) if is_json else (encode_register_colon, same_meaning_colon)
-    )
+    encode = encode_register if profile is ReportProfile.JSON else encode_register_colon
     register = encode(gpus)
     return NodeReport(
         gpus=gpus,
         held=held,
         register=register,
         score=wanted,
-        register_differs=not same(register, text),
-        score_differs=not same_scores(wanted, score),
+        register_differs=register != text
+        and (
+            is_json_form(text or "") != (profile is ReportProfile.JSON)
+            or collections.Counter(gpus) != collections.Counter(held)
+        ),
+        score_differs=wanted != score
+        and (wanted is None or read_scores(wanted) != read_scores(score)),
         lopsided=lopsided(linked),
     )
 

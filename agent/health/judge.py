@@ -8,6 +8,7 @@ for.
 
 import datetime as dt
 import enum
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -22,17 +23,22 @@ from agent.health.xids import (
     xid_name,
 )
 from agent.model import (
+    NO_SIGNS,
     Action,
     Cause,
     Condition,
     DriverEvent,
     EventKind,
     FabricState,
+    GpuFault,
     GpuSigns,
+    GpuUuid,
     Health,
     Probe,
     ProbeOutcome,
     RecoveryAction,
+    Scan,
+    Trouble,
 )
 
 SAME_HICCUP: Final = 4.0
@@ -110,6 +116,15 @@ class NextStep(enum.StrEnum):
     SAID = "an operator reported that it was reset"
 
 
+_RESET_OR_REBOOT: Final = {
+    Action.NONE: NextStep.NOTHING,
+    Action.WAIT: NextStep.NOTHING,
+    Action.RESET: NextStep.RESET,
+    Action.REBOOT: NextStep.REBOOT,
+}
+"""The next step of a GPU that needs this."""
+
+
 def verdict(
     condition: Condition,
     now: dt.datetime,
@@ -161,6 +176,8 @@ def judge(
     # A verdict alone does not carry the counts of bouts and failed probes.
     bouts, recovered_at = known.bouts, known.recovered_at
     if fresh.ill and not known.ill:
+        # A GPU that fails every hour would otherwise be served for most of the hour, and take the
+        # pods of each time with it.
         soon = recovered_at is not None and (
             (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
         )
@@ -215,7 +232,7 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     return tuple(needs)
 
 
-def as_told(health: Health) -> tuple[Condition, bool, bool]:
+def log_key(health: Health) -> tuple[Condition, bool, bool]:
     """The part of health that is logged. A lost GPU's need for a reset shows when it is back."""
     needs_reset = health.needs_reset and health.condition is not Condition.LOST
     return health.condition, health.serving, needs_reset
@@ -244,33 +261,41 @@ def _sentence(reason: str, then: NextStep, runbook: str) -> str:
 def _after_event(
     health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
 ) -> Health:
-    condition, needs, action, xid = Condition.BAD, Action.RESET, Action.NONE, None
     if event.kind is EventKind.XID:
         xid = event.xid or 0
         kind = xid_class(xid, settings)
-        if kind.condition is Condition.OK:
+        if kind is XidClass.APPLICATION:
             return health
-        condition, needs = kind.condition, kind.action
-        cause, text, runbook = Cause.XID, f"XID {xid}: {xid_name(xid)}", f"H-{xid:03d}"
-        then = {Action.RESET: NextStep.RESET, Action.REBOOT: NextStep.REBOOT}.get(
-            needs, NextStep.NOTHING
+        # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
+        is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
+        found = verdict(
+            kind.condition,
+            now,
+            Cause.XID,
+            f"XID {xid}: {xid_name(xid)}",
+            f"H-{xid:03d}",
+            NextStep.REBOOT if is_off else _RESET_OR_REBOOT[kind.action],
+            xid=xid,
+            needs=kind.action,
+            action=Action.REBOOT if is_off else Action.NONE,
         )
-        if xid == FELL_OFF_THE_BUS and needs is Action.RESET:
-            # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
-            then, action = NextStep.REBOOT, Action.REBOOT
     elif event.kind is EventKind.ECC_DOUBLE:
-        cause, text, runbook = Cause.ECC, "uncorrectable memory error", "H-ECC"
-        then = NextStep.RESET_NOW
+        text, then = "uncorrectable memory error", NextStep.RESET_NOW
+        found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
     else:
-        return health  # corrected errors, power supply, changes of the GPUs that are there
-    if event.uuid is None:
-        # All GPUs are watched, and the probes decide. The cool-down of a bad or lost GPU goes on:
-        # otherwise reports about others would keep restarting it.
-        if health.ill:
-            return health
-        return worse(health, verdict(Condition.WATCH, now, cause, text + UNNAMED, runbook, xid=xid))
-    found = verdict(condition, now, cause, text, runbook, then, xid=xid, needs=needs, action=action)
-    return worse(health, found)
+        # Corrected errors, the power supply, changes of the GPUs that are there. NVIDIA's plugin
+        # registers for corrected errors too, and skips every event that is no XID.
+        return health
+    if event.uuid is not None:
+        return worse(health, found)
+    # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
+    # for one error. Here all are watched, and the probes decide. The cool-down of a bad or lost GPU
+    # goes on: otherwise reports about others would keep restarting it.
+    if health.ill:
+        return health
+    text = _happened(found) + UNNAMED
+    watched = verdict(Condition.WATCH, now, found.cause, text, found.runbook, xid=found.xid)
+    return worse(health, watched)
 
 
 def worse(health: Health, fresh: Health) -> Health:
@@ -371,6 +396,9 @@ def _passed(health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthS
         return _back(health, now)
     known = relieved(answered_again(health, signs, now), signs, now)
     passed = min(known.passed_probes + 1, settings.passes)
+    # Neither plugin takes a GPU back: "there is no way to recover from the Unhealthy state"
+    # (server.go of NVIDIA's plugin). One passed probe proves little, since a broken GPU answers
+    # between errors.
     has_rested = seconds(known, now) >= quiet_time(known, settings)
     if has_rested and passed >= settings.passes and not known.needs_reset:
         return Health(Condition.OK, since=now)
@@ -439,14 +467,22 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
 
 def _back(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
-    needs, then = Action.NONE, NextStep.REST
-    if health.needs_reset or health.needs_reboot:
-        needs, then = Action.RESET, NextStep.RESET_AGAIN
-    if health.needs_reboot:
-        needs, then = Action.REBOOT, NextStep.BOOT
+    needs = _need(health)
+    then = {
+        Action.NONE: NextStep.REST,
+        Action.RESET: NextStep.RESET_AGAIN,
+        Action.REBOOT: NextStep.BOOT,
+    }[needs]
     text, runbook = "it was lost and is back", health.runbook
     back = verdict(Condition.BAD, now, Cause.LOST, text, runbook, then, xid=health.xid, needs=needs)
     return msgspec.structs.replace(back, passed_probes=1)
+
+
+def _need(health: Health) -> Action:
+    """What the GPU needs before it can be ok: NONE, RESET or REBOOT."""
+    if health.needs_reboot:
+        return Action.REBOOT
+    return Action.RESET if health.needs_reset else Action.NONE
 
 
 def _incident(health: Health, runbook: str) -> str:
@@ -458,6 +494,7 @@ def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
         return msgspec.structs.replace(health, failed_in_row=0)
+    # The probes of all services meet the same hiccup of the driver within one round.
     is_echo = health.failures and (now - health.failures[-1]).total_seconds() < SAME_HICCUP
     if probe.outcome is not ProbeOutcome.FAILED or health.ill or is_echo:
         return health
@@ -481,37 +518,88 @@ def is_failing(health: Health, now: dt.datetime) -> bool:
 # What a GPU tells of itself.
 
 
+class _Sign(msgspec.Struct, frozen=True):
+    """One fault that a GPU tells of itself, and the verdict about it."""
+
+    shows: Callable[[GpuSigns], bool]
+    cause: str
+    runbook: str
+    text: str
+    """`{recovery}` and `{fabric}` stand for those signs."""
+    then: NextStep = NextStep.NOTHING
+    condition: Condition = Condition.BAD
+    needs: Action = Action.NONE
+    action: Action = Action.NONE
+
+
+_SIGNS: Final = (
+    _Sign(
+        lambda signs: signs.recovery in REBOOTS,
+        Cause.ADVICE,
+        "H-ADVICE",
+        "the driver says that it needs a reboot of the node ({recovery})",
+        needs=Action.REBOOT,
+    ),
+    _Sign(
+        lambda signs: signs.recovery in RESETS,
+        Cause.ADVICE,
+        "H-ADVICE",
+        "the driver says that it needs a reset ({recovery})",
+        needs=Action.RESET,
+    ),
+    _Sign(
+        lambda signs: not has_joined(signs),
+        Cause.FABRIC,
+        "H-FABRIC",
+        "it has not joined the fabric of its NVSwitches ({fabric}), so no program runs on it",
+        NextStep.FABRIC,
+        action=Action.INSPECT,
+    ),
+    _Sign(
+        lambda signs: bool(signs.rows_failed),
+        Cause.MEMORY,
+        "H-ROWS",
+        "memory rows could not be remapped: no spare rows are left",
+        NextStep.REPLACE,
+        action=Action.REPLACE,
+    ),
+    _Sign(
+        lambda signs: bool(signs.rows_pending or signs.pages_pending),
+        Cause.MEMORY,
+        "H-ROWS",
+        "memory rows or pages wait for a reset to be replaced",
+        NextStep.RESET_FREE,
+        Condition.WATCH,
+        action=Action.RESET,
+    ),
+)
+"""The most severe one first, which alone counts."""
+
+
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
     """
-    condition, needs, action, then = Condition.BAD, Action.NONE, Action.NONE, NextStep.NOTHING
-    if signs.recovery in REBOOTS | RESETS:
-        needs = Action.REBOOT if signs.recovery in REBOOTS else Action.RESET
-        cause, runbook = Cause.ADVICE, "H-ADVICE"
-        need = "a reboot of the node" if needs is Action.REBOOT else "a reset"
-        text = f"the driver says that it needs {need} ({signs.recovery})"
-    elif not has_joined(signs):
-        cause, runbook, action, then = Cause.FABRIC, "H-FABRIC", Action.INSPECT, NextStep.FABRIC
-        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
-        text += "runs on it"
-    elif signs.rows_failed:
-        cause, runbook, action, then = Cause.MEMORY, "H-ROWS", Action.REPLACE, NextStep.REPLACE
-        text = "memory rows could not be remapped: no spare rows are left"
-    elif signs.rows_pending or signs.pages_pending:
-        condition, then = Condition.WATCH, NextStep.RESET_FREE
-        cause, runbook, action = Cause.MEMORY, "H-ROWS", Action.RESET
-        text = "memory rows or pages wait for a reset to be replaced"
-    else:
+    sign = next((sign for sign in _SIGNS if sign.shows(signs)), None)
+    if sign is None:
         return health
-    is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     found = verdict(
-        condition, now, cause, text, runbook, then, xid=health.xid, needs=needs, action=action
+        sign.condition,
+        now,
+        sign.cause,
+        sign.text.format(recovery=signs.recovery, fabric=signs.fabric),
+        sign.runbook,
+        sign.then,
+        xid=health.xid,
+        needs=sign.needs,
+        action=sign.action,
     )
+    # "It was lost and is back" clears by itself, and what the GPU tells now does not.
+    is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     if gravity(found) > gravity(health) - is_back:
         return found
-    if health.passed_probes and health.cause == cause:
+    if health.passed_probes and health.cause == sign.cause:
         return msgspec.structs.replace(health, passed_probes=0)
     return health
 
@@ -540,6 +628,8 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
 
     The need stays if the driver reports that the GPU needs another reset.
     """
+    # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
+    # boot.
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
@@ -611,20 +701,15 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         return msgspec.structs.replace(
             health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None
         )
-    text = "it was unhealthy before it was released"
-    needs, then = Action.NONE, NextStep.NOTHING  # it may be lost still, or fail again
-    if health.needs_reset or health.needs_reboot:
-        needs, then = Action.RESET, NextStep.RESET
-    if health.needs_reboot:
-        needs, then = Action.REBOOT, NextStep.REBOOT
-    cause, runbook = (Cause.XID if health.xid is not None else Cause.PROBE), RUNBOOK
+    needs = _need(health)
     back = verdict(
         Condition.BAD,
         now,
-        cause,
-        text,
-        _incident(health, runbook),
-        then,
+        Cause.XID if health.xid is not None else Cause.PROBE,
+        "it was unhealthy before it was released",
+        _incident(health, RUNBOOK),
+        # Without a need: it may be lost still, or fail again.
+        _RESET_OR_REBOOT[needs],
         xid=health.xid,
         needs=needs,
     )
@@ -666,6 +751,7 @@ def remembered(
     by_xid = health.cause == Cause.XID and health.xid is not None
     if by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
         return Health(Condition.OK, since=now)
+    # A boot resets every GPU, and a container of the agent that starts again resets none.
     if not boot_changed:
         return msgspec.structs.replace(
             health,
@@ -688,3 +774,123 @@ def remembered(
         action=Action.WAIT,
         runbook=health.runbook,
     )
+
+
+# Attribution: whose a fault is where the driver does not say, the driver's own or one GPU's.
+#
+# - If the driver gives only an index and no UUID, the GPU that is missing is behind the fault.
+# - If all GPUs fail with the same text, the fault is the driver's.
+# - If the driver reports a memory error without a GPU, all GPUs are watched. The error belongs to
+#   the GPU whose count of uncorrected errors rose at about that time.
+
+NAMELESS: Final = "index "
+"""The prefix of GpuFault.gpu if only the index is known."""
+
+
+def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
+    """`scan` with UUIDs for its nameless faults.
+
+    `missing` are GPUs that were known before and that `scan` does not describe. If one GPU is
+    missing and one fault is nameless, they are the same GPU. Otherwise each missing GPU may be
+    behind any of the faults.
+    """
+    nameless = [fault for fault in scan.faults if fault.gpu.startswith(NAMELESS)]
+    if not nameless or not missing:
+        return scan
+    if len(nameless) == len(missing) == 1:
+        (fault,), (uuid,) = nameless, missing
+        index = int(fault.gpu.removeprefix(NAMELESS))
+        known = msgspec.structs.replace(fault, gpu=uuid, index=index)
+        faults = tuple(known if each is fault else each for each in scan.faults)
+    else:
+        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
+        trouble = doubtful(nameless)
+        faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
+    return msgspec.structs.replace(scan, faults=faults)
+
+
+def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
+    """The trouble of a GPU that may be behind any of these faults. It is never LOST."""
+    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+    return Trouble.SILENT if is_silent else Trouble.FAILED
+
+
+MANY: Final = 2
+"""The fewest GPUs for which equal failures are the driver's."""
+
+OF_ALL: Final = "the driver reports the same for all GPUs: "
+
+MAY_PASS: Final = frozenset({Trouble.LOST, Trouble.FAILED})
+"""Troubles that the driver also reports for a GPU when the driver itself has a fault."""
+
+Ill = Callable[[GpuUuid], bool]
+"""Whether a GPU is known to be bad or lost. Such a GPU can fail for a reason of its own."""
+
+
+def has_failed(probe: Probe) -> bool:
+    """True if the driver answered the probe with an error and without signs of the GPU."""
+    return probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.LOST} and probe.signs == NO_SIGNS
+
+
+def fail_alike(probes: Iterable[Probe], ill: Ill) -> bool:
+    """Whether all GPUs that were healthy, at least one, fail with the same text."""
+    texts = {probe.text if has_failed(probe) else None for probe in probes if not ill(probe.uuid)}
+    return len(texts) == 1 and None not in texts
+
+
+def of_the_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
+    """The same probes. If all healthy GPUs fail alike, their probes become silent instead."""
+    probes = tuple(probes)
+    well = [probe for probe in probes if not ill(probe.uuid)]
+    if len(well) < MANY or not fail_alike(well, ill):
+        return probes
+    (failure,) = {probe.text for probe in well}
+    text = OF_ALL + (cap(failure) or "an error")
+    return tuple(
+        Probe(probe.uuid, ProbeOutcome.SILENT, text) if probe.text == failure else probe
+        for probe in probes
+    )
+
+
+def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
+    """The common fault if the scan describes no GPU and all healthy GPUs fail alike, else None."""
+    faults = [
+        fault
+        for fault in scan.faults
+        if fault.trouble not in {Trouble.RELEASED, Trouble.UNPLACED} and not ill(GpuUuid(fault.gpu))
+    ]
+    same = {msgspec.structs.replace(fault, gpu="", index=0) for fault in faults}
+    if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:
+        return None
+    return faults[0]
+
+
+class ErrorCount(msgspec.Struct, frozen=True):
+    """The uncorrected errors of one GPU. `rose_at`: when they rose, if no event was made of it."""
+
+    count: int | None = None
+    rose_at: dt.datetime | None = None
+
+
+NOT_COUNTED: Final = ErrorCount()
+
+
+def compared(
+    known: ErrorCount, probe: Probe, health: Health, now: dt.datetime, near: float
+) -> tuple[ErrorCount, DriverEvent | None]:
+    """The error count after `probe`, and a memory error event if it belongs to this GPU.
+
+    The event is None if nothing attributes the error to this GPU. `health` is the health before
+    `probe`. The count must have risen at most `near` seconds before or after the GPU last came
+    under suspicion. A first count does not count as a rise.
+    """
+    count = probe.signs.ecc_uncorrected
+    if count is None:
+        return known, None
+    has_risen = known.count is not None and count > known.count
+    rose_at = now if has_risen else known.rose_at
+    suspected = health.condition is Condition.WATCH and health.cause == Cause.ECC
+    is_near = rose_at is not None and abs((rose_at - health.quiet_from).total_seconds()) <= near
+    if not suspected or not is_near:
+        return ErrorCount(count, rose_at), None
+    return ErrorCount(count), DriverEvent(EventKind.ECC_DOUBLE, probe.uuid)

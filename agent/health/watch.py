@@ -11,20 +11,18 @@ import msgspec
 import structlog
 
 from agent.errors import DriverError, GpuError, cap
-from agent.health.attribution import (
+from agent.health.judge import (
     NOT_COUNTED,
     ErrorCount,
     Ill,
+    aged,
     compared,
     fail_alike,
     has_failed,
-    of_the_driver,
-)
-from agent.health.judge import (
-    aged,
-    as_told,
     judge,
+    log_key,
     missing,
+    of_the_driver,
     released,
     remembered,
     reset_by_word,
@@ -71,27 +69,14 @@ class GpuProber:
         self._deadline = TURNS * deadline
         self._obstacle = obstacle
 
-    async def one(self, uuid: GpuUuid) -> Probe:
-        """Probe that GPU. If the driver fails or does not answer, the outcome is SILENT."""
-        try:
-            async with Lag().within(self._deadline):
-                probe = await self._driver.probe(uuid)
-        except TimeoutError:
-            return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {self._deadline:g} s")
-        except (DriverError, GpuError) as error:
-            return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
-        if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
-            return msgspec.structs.replace(probe, unmonitored=obstacle)
-        return probe
-
-    async def surely(self, uuid: GpuUuid, others: Collection[GpuUuid], ill: Ill) -> Probe:
+    async def probe_one(self, uuid: GpuUuid, others: Collection[GpuUuid], ill: Ill) -> Probe:
         """Probe that GPU. If the probe fails, probe all: the driver may be at fault."""
-        probes = {uuid: await self.one(uuid)}
+        probes = {uuid: await self._probe(uuid)}
         if has_failed(probes[uuid]):
-            await self.all(others, ill, lambda probe: probes.update({probe.uuid: probe}))
+            await self.probe_all(others, ill, lambda probe: probes.update({probe.uuid: probe}))
         return probes[uuid]
 
-    async def all(
+    async def probe_all(
         self, uuids: Collection[GpuUuid], ill: Ill, take: Callable[[Probe], None]
     ) -> None:
         """Probe all of them at once, and pass each probe to `take` as it comes.
@@ -117,7 +102,7 @@ class GpuProber:
         well: list[GpuUuid] = []
 
         async def ask(uuid: GpuUuid, *, again: bool = False) -> None:
-            probe = await self.one(uuid)
+            probe = await self._probe(uuid)
             if has_failed(probe):
                 held.append(probe)
                 if well:
@@ -126,6 +111,7 @@ class GpuProber:
             well.append(uuid)
             while held:
                 take(held.pop(0))
+            # The answer of a second look is older news than the first: it was judged already.
             if not again:
                 take(probe)
 
@@ -133,6 +119,19 @@ class GpuProber:
             for uuid in uuids:
                 tasks.create_task(ask(uuid))
         return tuple(held)
+
+    async def _probe(self, uuid: GpuUuid) -> Probe:
+        """Probe that GPU. If the driver fails or does not answer, the outcome is SILENT."""
+        try:
+            async with Lag().within(self._deadline):
+                probe = await self._driver.probe(uuid)
+        except TimeoutError:
+            return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {self._deadline:g} s")
+        except (DriverError, GpuError) as error:
+            return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
+        if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
+            return msgspec.structs.replace(probe, unmonitored=obstacle)
+        return probe
 
 
 # Collects reports that are judged together, because one failure causes many.
@@ -229,12 +228,16 @@ class EventListener:
                     delay = FIRST_RETRY
             except DriverError as error:
                 reason = str(error)
+            # A stream that held for a while did not fail at its opening, so the next try is at
+            # once.
             if self._has_settled():
                 delay = FIRST_RETRY
             self._opened_at = None
             self._opened.clear()
             self._wanted.clear()
             self._note_deaf(reason or "no reason given")
+            # An XID that came in between is heard by nobody. The scan and the probes find a GPU
+            # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
@@ -303,6 +306,9 @@ MOST_KNOWN: Final = 256
 
 LISTEN_FIRST: Final = 1.0
 """Seconds for the stream of events to open before a GPU is served again without it."""
+
+LOOK_PERIOD: Final = 1.0
+"""Seconds between rounds of probes because of XIDs that change no verdict."""
 
 LOG_PERIOD: Final = 1.0
 """Seconds between lines about XIDs."""
@@ -387,6 +393,7 @@ class HealthWatch:
         self._prober = GpuProber(driver, settings.probe_deadline, self._listener.obstacle)
         self._error_counts: dict[GpuUuid, ErrorCount] = {}
         self._look = asyncio.Event()
+        self._looked_at = _loop_time()
         self._moved = asyncio.Event()
         self._xid_lines = Throttle(LOG_PERIOD)
         if self._health and boot_changed:
@@ -430,10 +437,10 @@ class HealthWatch:
             self._changed()
         if was_reset:
             self._publish({uuid: reset_by_word(self._of(uuid), self._now())})
-        probe = await self._prober.surely(uuid, self._asked(), self._is_ill)
         if not self._settings.switches.off:
-            if await self._listener.heard(LISTEN_FIRST):
-                probe = await self._prober.surely(uuid, self._asked(), self._is_ill)
+            await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
+        probe = await self._prober.probe_one(uuid, self._asked(), self._is_ill)
+        if not self._settings.switches.off:
             self._publish(self._judged((probe,)))
         after, inventory = self._of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
@@ -507,9 +514,10 @@ class HealthWatch:
         """Probe all GPUs at each tick of `probe_interval`, soon after a failed probe, on demand."""
         while True:
             self._look.clear()
+            self._looked_at = _loop_time()
             doubts: list[Probe] = []
             take = partial(self._note_probe, doubts)
-            await self._prober.all(self._asked(), self._is_ill, take)
+            await self._prober.probe_all(self._asked(), self._is_ill, take)
             pause = until_tick(self._settings.probe_interval)
             if doubts:
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
@@ -548,10 +556,21 @@ class HealthWatch:
             ]
             if any(moves) and await self._listener.heard(LISTEN_FIRST):
                 self._look.set()  # the probes were made while no event was heard
-            if self._publish(verdicts) and any(isinstance(each, DriverEvent) for each in reports):
+            moved = self._publish(verdicts)
+            events = [report for report in reports if isinstance(report, DriverEvent)]
+            if events and moved:
                 self._look.set()  # an event came first, so no GPU was probed yet
+            elif any(self._leaves_to_driver(event) for event in events):
+                # The GPU was watched already. Only a probe reads what the driver now asks for. A
+                # storm of such XIDs causes one round of probes in LOOK_PERIOD.
+                soon = max(_loop_time(), self._looked_at + LOOK_PERIOD)
+                asyncio.get_running_loop().call_at(soon, self._look.set)
             if moves:
                 await asyncio.sleep(self._settings.coalesce)
+
+    def _leaves_to_driver(self, event: DriverEvent) -> bool:
+        is_xid = event.kind is EventKind.XID
+        return is_xid and xid_class(event.xid or 0, self._settings) is XidClass.CONTAINED
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:
         now = self._now()
@@ -594,7 +613,7 @@ class HealthWatch:
         moved = False
         for uuid, new in changed.items():
             old = self._of(uuid)
-            if as_told(old) == as_told(new):
+            if log_key(old) == log_key(new):
                 continue
             moved = True
             self.transitions.add(uuid, old.condition.value, new.condition.value)

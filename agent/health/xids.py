@@ -46,51 +46,30 @@ class XidClass(enum.StrEnum):
     """Until the node boots."""
 
 
-class XidAction(enum.StrEnum):
-    """The immediate action of the catalog, under the catalog's name."""
-
-    NONE = ""
-    """The catalog gives none."""
-    IGNORE = "IGNORE"
-    RESTART_APP = "RESTART_APP"
-    RESET_GPU = "RESET_GPU"
-    RESTART_VM = "RESTART_VM"
-    RESTART_BM = "RESTART_BM"
-    CONTACT_SUPPORT = "CONTACT_SUPPORT"
-    CHECK_MECHANICALS = "CHECK_MECHANICALS"
-    CHECK_UVM = "CHECK_UVM"
-    UPDATE_SWFW = "UPDATE_SWFW"
-    RECOVERY_ACTION = "XID_154"
-    WORKFLOW_45 = "WORKFLOW_XID_45"
-    WORKFLOW_48 = "WORKFLOW_XID_48"
-    WORKFLOW_NVLINK = "WORKFLOW_NVLINK_ERR"
-    WORKFLOW_NVLINK5 = "WORKFLOW_NVLINK5_ERR"
-
-
-_CLASSES: Final[Mapping[XidAction, XidClass]] = MappingProxyType(
+_CLASSES: Final[Mapping[str, XidClass]] = MappingProxyType(
     {
-        XidAction.NONE: XidClass.FATAL,
-        XidAction.IGNORE: XidClass.APPLICATION,
-        XidAction.RESTART_APP: XidClass.APPLICATION,
-        XidAction.RESET_GPU: XidClass.NEEDS_RESET,
-        XidAction.RESTART_VM: XidClass.NEEDS_REBOOT,
+        "": XidClass.FATAL,
+        "IGNORE": XidClass.APPLICATION,
+        "RESTART_APP": XidClass.APPLICATION,
+        "RESET_GPU": XidClass.NEEDS_RESET,
+        "RESTART_VM": XidClass.NEEDS_REBOOT,
         # The restart brings the GPU back on the bus. A GPU that is back has been reset.
-        XidAction.RESTART_BM: XidClass.NEEDS_RESET,
-        XidAction.CONTACT_SUPPORT: XidClass.FATAL,
-        XidAction.CHECK_MECHANICALS: XidClass.FATAL,
-        XidAction.CHECK_UVM: XidClass.FATAL,
-        XidAction.UPDATE_SWFW: XidClass.FATAL,
+        "RESTART_BM": XidClass.NEEDS_RESET,
+        "CONTACT_SUPPORT": XidClass.FATAL,
+        "CHECK_MECHANICALS": XidClass.FATAL,
+        "CHECK_UVM": XidClass.FATAL,
+        "UPDATE_SWFW": XidClass.FATAL,
         # The driver's recovery action has changed. The probe that follows at once reads it.
-        XidAction.RECOVERY_ACTION: XidClass.CONTAINED,
-        XidAction.WORKFLOW_45: XidClass.APPLICATION,
-        XidAction.WORKFLOW_48: XidClass.NEEDS_RESET,
-        XidAction.WORKFLOW_NVLINK: XidClass.NEEDS_RESET,
+        "XID_154": XidClass.CONTAINED,
+        "WORKFLOW_XID_45": XidClass.APPLICATION,
+        "WORKFLOW_XID_48": XidClass.NEEDS_RESET,
+        "WORKFLOW_NVLINK_ERR": XidClass.NEEDS_RESET,
         # The subcode decides, but NVML does not report it. Every driver of these GPUs reports a
         # recovery action that includes it. The probe that follows at once reads that action.
-        XidAction.WORKFLOW_NVLINK5: XidClass.CONTAINED,
+        "WORKFLOW_NVLINK5_ERR": XidClass.CONTAINED,
     }
 )
-"""The class of each catalog action."""
+"""The class of each immediate action, by its name in the catalog; empty: the catalog gives none."""
 
 _OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
     {
@@ -120,13 +99,13 @@ class Xid(msgspec.Struct, frozen=True):
 
     number: int
     name: str
-    action: XidAction
+    action: str
     kind: XidClass
 
 
-_NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
+_NAMES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
     {
-        XidAction.RESTART_APP: {
+        "RESTART_APP": {
             "GPU stopped processing": (8,),
             "missing hardware was addressed": (11,),
             "graphics engine exception": (13,),
@@ -142,7 +121,7 @@ _NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyT
             "optical flow engine error": (86, 139),
             "contained memory error": (94,),
         },
-        XidAction.IGNORE: {
+        "IGNORE": {
             "injected error": (14,),
             "driver firmware error": (37, 38),
             "GPU stopped processing": (43,),
@@ -161,7 +140,7 @@ _NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyT
             "channel retirement was recorded": (160,),
             "channel retirement failed": (161,),
         },
-        XidAction.RESET_GPU: {
+        "RESET_GPU": {
             "GPU stopped processing": (46,),
             "internal micro-controller halted": (62,),
             "row remapping or page retirement failed": (64,),
@@ -177,17 +156,17 @@ _NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyT
             "resource retirement was recorded": (156,),
             "GPU fatal timeout": (158,),
         },
-        XidAction.RESTART_VM: {"key rotation error": (151,)},
-        XidAction.RESTART_BM: {"the GPU has fallen off the bus": (FELL_OFF_THE_BUS,)},
-        XidAction.CHECK_MECHANICALS: {"auxiliary power is not connected": (54,)},
-        XidAction.CHECK_UVM: {"error on the coherent link to the CPU": (159,)},
-        XidAction.UPDATE_SWFW: {"vGPU start error": (78,)},
-        XidAction.RECOVERY_ACTION: {"the driver wants another recovery action": (154,)},
-        XidAction.WORKFLOW_45: {"preemptive cleanup after an earlier error": (45,)},
-        XidAction.WORKFLOW_48: {"double-bit ECC error": (48,)},
-        XidAction.WORKFLOW_NVLINK: {"NVLink error": (74,)},
-        XidAction.WORKFLOW_NVLINK5: {"NVLink 5 error": tuple(range(144, 151))},
-        XidAction.NONE: {
+        "RESTART_VM": {"key rotation error": (151,)},
+        "RESTART_BM": {"the GPU has fallen off the bus": (FELL_OFF_THE_BUS,)},
+        "CHECK_MECHANICALS": {"auxiliary power is not connected": (54,)},
+        "CHECK_UVM": {"error on the coherent link to the CPU": (159,)},
+        "UPDATE_SWFW": {"vGPU start error": (78,)},
+        "XID_154": {"the driver wants another recovery action": (154,)},
+        "WORKFLOW_XID_45": {"preemptive cleanup after an earlier error": (45,)},
+        "WORKFLOW_XID_48": {"double-bit ECC error": (48,)},
+        "WORKFLOW_NVLINK_ERR": {"NVLink error": (74,)},
+        "WORKFLOW_NVLINK5_ERR": {"NVLink 5 error": tuple(range(144, 151))},
+        "": {
             "power smoothing is on again": (162,),
             "power smoothing is off": (163,),
             "power smoothing is worn": (164,),
@@ -199,7 +178,7 @@ _NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyT
             "uncorrectable error in its memory": (171,),
             "uncorrectable error in its caches": (172,),
         },
-        XidAction.CONTACT_SUPPORT: {
+        "CONTACT_SUPPORT": {
             "video encoder error": (47, 65, 73, 142),
             "framebuffer link training failed": (57,),
             "framebuffer memory error": (58,),

@@ -10,23 +10,20 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agent import cluster as annotations
-from agent.cluster import REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
-from agent.hami.pod import decode_stamp
-from agent.health.news import GPU_DEGRADED
+from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
+from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
-    MERGE_PATCH,
     METADATA_ONLY,
-    STRATEGIC_PATCH,
     ApiRequest,
     KubeSession,
-    decode,
+    aside,
     path_of,
 )
 from agent.kube.objects import (
     WRITER,
     Raw,
+    decode_moment,
     decode_pod,
     decode_quantity,
     entries,
@@ -34,7 +31,7 @@ from agent.kube.objects import (
     objects_in,
     other_writer,
     read_object,
-    read_pod,
+    text_in,
 )
 from agent.node.preflight import Right, skew_of
 from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
@@ -212,16 +209,16 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
         if not _REPORT.isdisjoint(entry.annotations)
     )
     return ClusterNode(
-        name=_text(metadata, "name"),
-        annotations={key: _text(noted, key) for key in _NOTED if key in noted},
-        labels={key: _text(labelled, key) for key in labels if key in labelled},
+        name=text_in(metadata, "name"),
+        annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
+        labels={key: text_in(labelled, key) for key in labels if key in labelled},
         taints=tuple(
-            Taint(_text(taint, "key"), _text(taint, "value"), _text(taint, "effect"))
+            Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
             for taint in objects_in(spec, "taints")
         ),
         is_closed=spec.get("unschedulable") is True,
         is_ready=not ready or ready[0].get("status") == "True",
-        slices=decode_quantity(_text(inside(status, "allocatable"), SLICES)) or 0,
+        slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
         reported=max((stamp for stamp in stamps if stamp is not None), default=None),
     )
 
@@ -232,7 +229,7 @@ def decode_holder(body: Raw) -> GpuHolder | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_pod(body)
+    pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     noted = inside(metadata, "annotations")
     if annotations.VGPU_NODE not in noted:
@@ -242,12 +239,12 @@ def decode_holder(body: Raw) -> GpuHolder | None:
         for one in objects_in(status, "initContainerStatuses")
     ]
     return GpuHolder(
-        uid=_text(metadata, "uid"),
-        namespace=_text(metadata, "namespace"),
-        name=_text(metadata, "name"),
-        node=_text(noted, annotations.VGPU_NODE),
-        shares=_text(noted, annotations.ALLOCATED),
-        phase=_text(status, "phase"),
+        uid=text_in(metadata, "uid"),
+        namespace=text_in(metadata, "namespace"),
+        name=text_in(metadata, "name"),
+        node=text_in(noted, annotations.VGPU_NODE),
+        shares=text_in(noted, annotations.ALLOCATED),
+        phase=text_in(status, "phase"),
         inits=len(objects_in(spec, "initContainers")),
         has_passed_init=bool(ended) and all(end.get("exitCode") == 0 for end in ended),
         is_deleted=bool(metadata.get("deletionTimestamp")),
@@ -263,7 +260,7 @@ def decode_quota(body: Raw) -> JsonObject:
         for key, value in inside(inside(quota, "spec"), "hard").items()
         if isinstance(value, str | int)
     }
-    names: dict[str, Any] = {key: _text(metadata, key) for key in ("namespace", "name")}
+    names: dict[str, Any] = {key: text_in(metadata, key) for key in ("namespace", "name")}
     return {"metadata": names, "spec": {"hard": hard}}
 
 
@@ -273,16 +270,17 @@ def decode_pod_event(body: Raw) -> PodEventView:
     series = inside(event, "series")
     count = series.get("count") or event.get("count") or 1
     stamps = (
-        _text(series, "lastObservedTime"),
-        _text(event, "lastTimestamp"),
-        _text(event, "eventTime"),
-        _text(inside(event, "metadata"), "creationTimestamp"),
+        text_in(series, "lastObservedTime"),
+        text_in(event, "lastTimestamp"),
+        text_in(event, "eventTime"),
+        text_in(inside(event, "metadata"), "creationTimestamp"),
     )
     return PodEventView(
-        kind=_text(event, "type"),
-        reason=_text(event, "reason"),
-        message=_text(event, "message"),
-        writer=_text(inside(event, "source"), "component") or _text(event, "reportingComponent"),
+        kind=text_in(event, "type"),
+        reason=text_in(event, "reason"),
+        message=text_in(event, "message"),
+        writer=text_in(inside(event, "source"), "component")
+        or text_in(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
         count=count if isinstance(count, int) else 1,
     )
@@ -295,7 +293,7 @@ def is_device_plugin(pod: Mapping[str, object]) -> bool:
     replace the device plugin of its node anyway.
     """
     volumes = objects_in(inside(pod, "spec"), "volumes")
-    paths = (_text(inside(volume, "hostPath"), "path") for volume in volumes)
+    paths = (text_in(inside(volume, "hostPath"), "path") for volume in volumes)
     return any(PurePosixPath(path).name == "device-plugins" for path in paths)
 
 
@@ -309,7 +307,7 @@ def decode_agent(body: Raw) -> AgentPod | None:
         return None
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     waits = (
-        _text(inside(inside(one, "state"), "waiting"), "reason")
+        text_in(inside(inside(one, "state"), "waiting"), "reason")
         for key in ("initContainerStatuses", "containerStatuses")
         for one in objects_in(status, key)
     )
@@ -317,11 +315,11 @@ def decode_agent(body: Raw) -> AgentPod | None:
         entry.get("type") == "Ready" and entry.get("status") == "True"
         for entry in objects_in(status, "conditions")
     )
-    phase = _text(status, "phase")
+    phase = text_in(status, "phase")
     not_ready = "Running, not ready" if phase == "Running" else phase
     return AgentPod(
-        node=_text(spec, "nodeName"),
-        name=f"{_text(metadata, 'namespace')}/{_text(metadata, 'name')}",
+        node=text_in(spec, "nodeName"),
+        name=f"{text_in(metadata, 'namespace')}/{text_in(metadata, 'name')}",
         state="Ready" if is_ready else next(filter(None, waits), not_ready),
     )
 
@@ -332,37 +330,24 @@ def decode_refused(body: Raw) -> RefusedPod | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_pod(body)
+    pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
-    if _text(status, "reason") != REFUSED:
+    if text_in(status, "reason") != REFUSED:
         return None
     started = decode_moment(status.get("startTime"))
     return RefusedPod(
-        namespace=_text(metadata, "namespace"),
-        name=_text(metadata, "name"),
-        node=_text(spec, "nodeName"),
-        message=_text(status, "message"),
+        namespace=text_in(metadata, "namespace"),
+        name=text_in(metadata, "name"),
+        node=text_in(spec, "nodeName"),
+        message=text_in(status, "message"),
         at=started or decode_moment(metadata.get("creationTimestamp")),
     )
 
 
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata = inside(read_pod(body), "metadata")
-    return _text(metadata, "namespace"), _text(metadata, "name")
-
-
-def decode_moment(text: object) -> dt.datetime | None:
-    """A time of the API server; None for any other value."""
-    try:
-        return decode_stamp(text) if isinstance(text, str) and text else None
-    except MalformedText:
-        return None
-
-
-def _text(parent: Mapping[str, object], key: str) -> str:
-    value = parent.get(key)
-    return value if isinstance(value, str) else ""
+    metadata = inside(read_object(body), "metadata")
+    return text_in(metadata, "namespace"), text_in(metadata, "name")
 
 
 # Reads one pod and the parts of the cluster that decide about it.
@@ -413,20 +398,15 @@ class ClusterReader:
             ApiError: the pod cannot be read.
         """
         self._unread, self._is_silent = [], False
-        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
+        path = path_of("namespaces", namespace, "pods", name)
+        request = ApiRequest("get", "pods", path)
         try:
-            pod = decode_target(await self._session.call(request))
+            pod = await self._session.fetch(request, decode_target)
         except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
+            raise _right(request, error) from error
         taken = self._clock.now()
         labels = frozenset(_selected_labels(pod))
-        nodes = await self._part(
-            "nodes",
-            path_of("nodes"),
-            lambda raw: decode_cluster_node(raw, labels),
-        )
+        nodes = await self._part("nodes", "", lambda raw: decode_cluster_node(raw, labels))
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
@@ -435,25 +415,14 @@ class ClusterReader:
             if is_labelled
             else ("fieldSelector", UNFINISHED)
         )
-        found = await self._part("pods", path_of("pods"), decode_holder, (query,))
-        holders = tuple(holder for holder in found if holder is not None)
-        quotas = await self._part(
-            "resourcequotas",
-            path_of("namespaces", namespace, "resourcequotas"),
-            decode_quota,
-        )
-        selector = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
-        events = await self._part(
-            "events",
-            path_of("namespaces", namespace, "events"),
-            decode_pod_event,
-            (("fieldSelector", selector),),
-        )
+        holders = await self._part("pods", "", decode_holder, query)
+        quotas = await self._part("resourcequotas", namespace, decode_quota)
+        own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
+        events = await self._part("events", namespace, decode_pod_event, own)
         agents: tuple[AgentPod, ...] = ()
         if any(_is_unregistered(node) for node in nodes):
             query = ("labelSelector", AGENTS)
-            pods = await self._part("pods", path_of("pods"), decode_agent, (query,), "agents")
-            agents = tuple(pod for pod in pods if pod is not None)
+            agents = await self._part("pods", "", decode_agent, query, part="agents")
         unread = tuple(self._unread)
         return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
 
@@ -462,42 +431,24 @@ class ClusterReader:
 
         Raises ApiError.
         """
-        path = path_of("namespaces", namespace, "pods") if namespace else path_of("pods")
-        query = (("fieldSelector", "status.phase=Failed"),)
-        request = ApiRequest("list", "pods", path, query=query)
-        try:
-            found = await self._list(request, decode_refused)
-        except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
-        return tuple(pod for pod in found if pod is not None)
+        query = ("fieldSelector", "status.phase=Failed")
+        return await self._list("pods", namespace, decode_refused, query)
 
     async def similar(self, namespace: str, name: str) -> NoSuchPod:
         """Find the names that may have been meant."""
-        request = ApiRequest(
-            "list", "pods", path_of("namespaces", namespace, "pods"), accept=METADATA_LIST
-        )
-        named = ApiRequest(
-            "list",
-            "pods",
-            path_of("pods"),
-            query=(("fieldSelector", f"metadata.name={name}"),),
-            accept=METADATA_LIST,
-        )
+        named = ("fieldSelector", f"metadata.name={name}")
         try:
-            known = [other for _, other in await self._list(request, decode_name)]
-            same = await self._list(named, decode_name)
+            found = await self._list("pods", namespace, decode_name, accept=METADATA_LIST)
+            same = await self._list("pods", "", decode_name, named, accept=METADATA_LIST)
+            known = [other for _, other in found]
             nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
             if not (nearest or same):
                 # Pods with GPUs in all namespaces, named with their namespace.
-                query = (("labelSelector", annotations.VGPU_NODE),)
-                request = ApiRequest(
-                    "list", "pods", path_of("pods"), query=query, accept=METADATA_LIST
-                )
-                spaces = {other: space for space, other in await self._list(request, decode_name)}
+                query = ("labelSelector", annotations.VGPU_NODE)
+                found = await self._list("pods", "", decode_name, query, accept=METADATA_LIST)
+                spaces = {other: space for space, other in found}
                 near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
                 nearest = [f"{spaces[other]}/{other}" for other in near]
-        except ApiForbidden as error:
-            return NoSuchPod(unread=_right(request, error))
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
@@ -507,32 +458,44 @@ class ClusterReader:
     async def _part(
         self,
         resource: str,
-        path: str,
-        read: Callable[[Raw], T],
-        query: tuple[tuple[str, str], ...] = (),
+        namespace: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
         part: str = "",
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
-        request = ApiRequest("list", resource, path, query=query)
-        if self._is_silent:
-            self._unread.append(
-                Unread(part or resource, "not asked, because the API server fell silent")
-            )
-            return ()
-        try:
-            return await self._list(request, read)
-        except ApiForbidden as error:
-            self._unread.append(Unread(part or resource, _right(request, error)))
-        except EndlessList:
-            raise  # no other part of what this server says is to be believed
-        except ApiError as error:
-            self._unread.append(Unread(part or resource, str(error)))
-            self._is_silent = not error.status
+        why = "not asked, because the API server fell silent"
+        if not self._is_silent:
+            try:
+                return await self._list(resource, namespace, read, *query)
+            except EndlessList:
+                raise  # no other part of what this server says is to be believed
+            except ApiError as error:
+                why = str(error)
+                self._is_silent = not error.status
+        self._unread.append(Unread(part or resource, why))
         return ()
 
-    async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
+    async def _list(
+        self,
+        resource: str,
+        namespace: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
+        accept: str = "application/json",
+    ) -> tuple[T, ...]:
+        """What `read` makes of the objects; `namespace` empty: of the whole cluster.
+
+        Raises ApiError, which names a missing right.
+        """
+        path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=False, budget=lambda: self._budget)
-        return (await lists.fetch(request, read)).items
+        try:
+            listed = await lists.fetch(request, read)
+        except ApiForbidden as error:
+            raise _right(request, error) from error
+        return tuple(item for item in listed.items if item is not None)
 
 
 def _is_unregistered(node: ClusterNode) -> bool:
@@ -542,14 +505,16 @@ def _is_unregistered(node: ClusterNode) -> bool:
     return has_gpus and not (has_report and node.slices > 0)
 
 
-def _right(request: ApiRequest, error: ApiError) -> str:
-    """The missing right in one sentence."""
+def _right(request: ApiRequest, error: ApiError) -> ApiForbidden:
+    """The error that names the missing right in one sentence."""
     if error.status == 401:
-        return f"{request.what}: the API server does not accept the credentials; renew them"
+        text = f"{request.what}: the API server does not accept the credentials; renew them"
+        return ApiForbidden(text, status=error.status)
     scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
-    return (
+    return ApiForbidden(
         f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
-        f"{request.verb} on the resource {request.resource}"
+        f"{request.verb} on the resource {request.resource}",
+        status=error.status,
     )
 
 
@@ -575,13 +540,6 @@ DOCUMENT: Final = ("api", "v1", "status")
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
-
-
-class NodeObjects(msgspec.Struct, frozen=True):
-    """The Node and the pods bound to it."""
-
-    node: NodeView
-    pods: tuple[PodView, ...]
 
 
 class Neighbours(msgspec.Struct, frozen=True):
@@ -625,16 +583,13 @@ class NodeReader:
         path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
         return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
 
-    async def objects(self, resource: str) -> NodeObjects | None:
-        """The Node and its pods; None: there is no such Node. `resource`: the name of slices.
+    async def node(self) -> NodeView | None:
+        """The Node; None: there is no such Node. Raises ApiError."""
+        return await KubeNode(self._session, self._node).get_node()
 
-        Raises ApiError.
-        """
-        node = await KubeNode(self._session, self._node).get_node()
-        if node is None:
-            return None
-        pods = await self._pods(lambda item: decode_pod(read_pod(item), resource))
-        return NodeObjects(node, pods)
+    async def pods(self, resource: str) -> tuple[PodView, ...]:
+        """The pods of the node. `resource`: the name of slices. Raises ApiError."""
+        return await self._pods(lambda item: decode_pod(read_object(item), resource))
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
@@ -647,31 +602,31 @@ class NodeReader:
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")
-        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
-        attributes |= {"subresource": part} if part else {}
-        attributes |= {"name": right.name} if right.name else {}
-        attributes |= {"namespace": right.namespace} if right.namespace else {}
-        attributes |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
+        words = {"verb": right.verb, "resource": resource, "subresource": part}
+        words |= {"name": right.name, "namespace": right.namespace}
+        attributes: dict[str, object] = {key: word for key, word in words.items() if word}
+        if right.selector:
+            attributes["fieldSelector"] = {"rawSelector": right.selector}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
         request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
-        status = (await self._session.fetch(request)).get("status")
-        return isinstance(status, Mapping) and status.get("allowed") is True
+        answer = await self._session.fetch(request, read_object)
+        return inside(answer, "status").get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
         """List the pods of this node. Raises ApiError."""
-        metas = await self._pods(lambda item: read_object(item).get("metadata") or {})
-        names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
+        metas = await self._pods(lambda item: inside(read_object(item), "metadata"))
         plugins: list[str] = []
         for metadata in metas:
-            labels = metadata.get("labels") or {}
-            words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
+            component = text_in(inside(metadata, "labels"), "app.kubernetes.io/component")
+            words = (text_in(metadata, "name"), component)
             if any(plugin in word for plugin in PLUGINS for word in words):
                 plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
-        return Neighbours(names, tuple(plugins))
+        names = ((text_in(one, "namespace"), text_in(one, "name")) for one in metas)
+        return Neighbours(tuple(names), tuple(plugins))
 
     async def look(self, resource: str, clock: Clock) -> NodeSight:
         """Get the Node. Raises ApiNotFound, ApiError."""
@@ -684,7 +639,7 @@ class NodeReader:
             skew = skew_of(sent, before, after)
         except ValueError:  # no time, or none that can be read
             skew = None
-        found = decode(request, body)
+        found = await aside(body, request, read_object)
         metadata, status = inside(found, "metadata"), inside(found, "status")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
@@ -802,7 +757,7 @@ class KubeLeftovers:
         agents = dict((await self._lists.fetch(request, place)).items)
         request = ApiRequest("list", "nodes", path_of("nodes"))
         # Each Node is read at once: the text of 5,000 is 100 MB.
-        listed = await self._lists.fetch(request, lambda item: self._read(read_object(item)))
+        listed = await self._lists.fetch(request, self._read)
         return tuple(
             msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
         )
@@ -810,41 +765,27 @@ class KubeLeftovers:
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", name))
-        return self._read(await self._session.fetch(request))
+        return await self._session.fetch(request, self._read)
 
     async def clean(self, node: NodeLeftovers) -> None:
         """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
-        path = path_of("nodes", node.name)
+        api = KubeNode(self._session, node.name)
         if node.keys:
-            body = {"metadata": {"annotations": dict.fromkeys(node.keys)}}
-            await self._session.call(
-                ApiRequest("patch", "nodes", path, (), body, MERGE_PATCH, METADATA_ONLY)
-            )
+            await api.annotate_node(dict.fromkeys(node.keys))
         if node.degraded:
-            status = {"status": {"conditions": [{"type": GPU_DEGRADED, "$patch": "delete"}]}}
-            await self._session.call(
-                ApiRequest("patch", "nodes/status", f"{path}/status", (), status, STRATEGIC_PATCH)
-            )
+            await api.patch_condition({"type": GPU_DEGRADED, "$patch": "delete"})
 
     async def gpu_pods(self, node: str) -> tuple[str, ...]:
         """List the unfinished pods of this node that request GPUs, as namespace/name.
 
         Raises ApiError.
         """
-        query = (("fieldSelector", f"spec.nodeName={node}"),)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        pods = await NodeReader(self._session, node).pods(self._resource)
+        using = (pod for pod in pods if pod.gpu_containers and not pod.terminal)
+        return tuple(sorted("/".join(pod.key) for pod in using))
 
-        def gpu_pod(item: Mapping[str, Any]) -> str:
-            try:
-                pod = decode_pod(item, self._resource)
-            except MalformedText:
-                return ""
-            return "/".join(pod.key) if pod.gpu_containers and not pod.terminal else ""
-
-        listed = await self._lists.fetch(request, lambda item: gpu_pod(read_object(item)))
-        return tuple(sorted(name for name in listed.items if name))
-
-    def _read(self, node: Mapping[str, Any]) -> NodeLeftovers:
+    def _read(self, body: Raw) -> NodeLeftovers:
+        node = read_object(body)
         metadata, status = inside(node, "metadata"), inside(node, "status")
         conditions = {
             one.get("type"): one.get("status") for one in objects_in(status, "conditions")

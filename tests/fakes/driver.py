@@ -29,6 +29,8 @@ class ScriptedDriver:
         self.failure: AgentError | None = None
         self.hung = False
         self.outcomes: dict[GpuUuid, ProbeOutcome] = {}
+        self.texts: dict[GpuUuid, str] = {}
+        """What a probe says that does not pass."""
         self.signs: dict[GpuUuid, GpuSigns] = {}
         self.unmonitored: dict[GpuUuid, str] = {}
         self.samples: dict[GpuUuid, GpuSample] = {}
@@ -83,7 +85,7 @@ class ScriptedDriver:
         return Probe(
             uuid,
             outcome,
-            "" if outcome is ProbeOutcome.PASSED else "as scripted",
+            "" if outcome is ProbeOutcome.PASSED else self.texts.get(uuid, "as scripted"),
             self.signs.get(uuid, GpuSigns()),
             self.unmonitored.get(uuid, ""),
         )

@@ -8,8 +8,9 @@ import pytest
 import structlog
 
 from agent.errors import DriverError
-from agent.gpu import events as nvml_events
-from agent.gpu.handles import Handles
+from agent.gpu import driver as nvml_driver
+from agent.gpu import threads as nvml_threads
+from agent.gpu.threads import EventStream
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from tests.fakes.nvml import TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
@@ -170,13 +171,13 @@ async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
 
     assert isinstance(error, DriverError)
     assert "has died" in str(error)
-    assert 1 == library.sets_freed
+    await until(lambda: library.sets_freed == 1)
 
 
 async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
     driver, library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_events, "STALL", 0.1)
+    monkeypatch.setattr(nvml_threads, "STALL", 0.1)
     async with open_stream(driver, library) as heard:
         library.hanging.add(("nvmlEventSetWait_v2", None))
         (error,) = await hear(heard, 1)
@@ -188,8 +189,8 @@ async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
 async def test_no_third_thread_is_sent_into_a_wait_that_does_not_come_back(
     driver, library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_events, "STALL", 0.1)
-    monkeypatch.setattr(nvml_events, "FAREWELL", 0.1)
+    monkeypatch.setattr(nvml_threads, "STALL", 0.1)
+    monkeypatch.setattr(nvml_threads, "FAREWELL", 0.1)
     before = set(threading.enumerate())
 
     async def listen() -> str:
@@ -215,7 +216,7 @@ async def test_an_event_set_is_freed_when_the_driver_fails_before_anybody_listen
     with pytest.raises(DriverError, match="error 999"):
         await anext(driver.events())
 
-    assert 1 == library.sets_freed
+    await until(lambda: library.sets_freed == 1)
 
 
 async def test_a_change_of_the_power_source_is_reported_where_that_is_supported(driver, library):
@@ -248,7 +249,7 @@ async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_ano
 async def test_sets_that_fail_one_after_the_other_end_the_stream(
     driver, library, monkeypatch, code, sets, looks, words
 ):
-    monkeypatch.setattr(nvml_events, "PAUSE", 0.0)
+    monkeypatch.setattr(nvml_driver, "PAUSE", 0.0)
     for _ in range(sets):
         library.fail_wait(code)
     async with listening(driver) as heard:
@@ -281,7 +282,7 @@ async def test_who_is_told_to_end_waits_for_no_thread_in_the_library(driver, lib
     took = asyncio.get_running_loop().time() - began
     returns.set()
 
-    assert took < nvml_events.FAREWELL / 2
+    assert took < nvml_threads.FAREWELL / 2
 
 
 async def test_a_broken_session_ends_the_stream(driver, library):
@@ -321,7 +322,7 @@ async def test_an_event_of_a_handle_that_is_in_doubt_names_no_gpu(driver, librar
 
 async def test_an_answer_of_before_the_gpus_moved_names_no_handle():
     library = FakeNvml([FakeGpu("GPU-0")])
-    stream = nvml_events.EventStream(library, Handles(library))
+    stream = EventStream(library, library.nvmlDeviceGetHandleByIndex)
     stream.create()
     before = stream.register(0)
     stream.forget()
@@ -340,7 +341,7 @@ async def test_a_gpu_that_is_registered_late_is_known_by_its_address_all_the_sam
     async with open_stream(driver, library) as heard:
         assert "" != (await driver.probe(G1)).unmonitored
         library.release()
-        await until(lambda: 1 in library.registered)
+        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
         assert "" == (await driver.probe(G1)).unmonitored
         library.failures["*", 1] = 15
         library.xid(1, 79)
@@ -355,21 +356,20 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_
     await driver.scan()
     library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
     await driver.probe(G1)
-    async with open_stream(driver, library):
+    async with open_stream(driver, library) as heard:
         assert {0} == library.registered.keys()
         assert "has not returned" in (await driver.probe(G1)).unmonitored
         if reason:
             library.failures["nvmlDeviceRegisterEvents", 1] = 999
-        calls = library.calls["nvmlDeviceRegisterEvents"]
         library.release()
-        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] > calls)
-        await until(lambda: reason or 1 in library.registered)
+        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
 
         assert reason == (await driver.probe(G1)).unmonitored
+        assert bool(reason) == (1 not in library.registered)
 
 
 async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):
-    monkeypatch.setattr(nvml_events, "FAREWELL", 0.1)
+    monkeypatch.setattr(nvml_threads, "FAREWELL", 0.1)
     await driver.scan()
     with monkeypatch.context() as full:
 
@@ -393,8 +393,8 @@ async def test_streams_begin_again_once_the_machine_gives_threads(driver, librar
 async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_same(
     library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 3)
-    stream = nvml_events.EventStream(library, Handles(library))
+    monkeypatch.setattr(nvml_threads, "EVENT_LIMIT", 3)
+    stream = EventStream(library, library.nvmlDeviceGetHandleByIndex)
     for number in (13, 13, 13, 13, 13, 48, 13):
         stream.put(DriverEvent(EventKind.XID, G0, number))
 
@@ -406,8 +406,8 @@ async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_
 async def test_a_reader_that_fell_too_far_behind_is_told_to_look_at_everything(
     library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 4)
-    stream = nvml_events.EventStream(library, Handles(library))
+    monkeypatch.setattr(nvml_threads, "EVENT_LIMIT", 4)
+    stream = EventStream(library, library.nvmlDeviceGetHandleByIndex)
     for _ in range(2):
         for number in range(1000, 1007):
             stream.put(DriverEvent(EventKind.XID, G0, number))
@@ -420,8 +420,8 @@ async def test_a_reader_that_fell_too_far_behind_is_told_to_look_at_everything(
 async def test_no_number_of_different_reports_buries_one_that_has_a_name_or_is_of_another_gpu(
     library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 4)
-    stream = nvml_events.EventStream(library, Handles(library))
+    monkeypatch.setattr(nvml_threads, "EVENT_LIMIT", 4)
+    stream = EventStream(library, library.nvmlDeviceGetHandleByIndex)
     last = [
         DriverEvent(EventKind.XID, G0, 48),
         DriverEvent(EventKind.ECC_DOUBLE, G0),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError, DriverError
-from agent.gpu import nvml
+from agent.gpu import threads as nvml_threads
 from agent.gpu.driver import NvmlDriver
 from agent.gpu.nvml import pynvml as the_library
 from agent.model import GpuUuid, ProbeOutcome
@@ -162,7 +162,7 @@ async def comes(holds: Callable[[], Awaitable[bool]]) -> bool:
 async def test_whatever_happens_errors_are_ours_and_all_comes_back(
     built, tmp_path, monkeypatch, seed
 ):
-    monkeypatch.setattr(nvml, "OPEN_DEADLINE", 2 * DEADLINE)
+    monkeypatch.setattr(nvml_threads, "OPEN_DEADLINE", 2 * DEADLINE)
     library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
     stub = NvmlStub(library)
     life = NvmlLife(stub, Seeded(seed))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DriverError
-from agent.gpu.driver import NvmlDriver, bus_id, numa_node
-from agent.gpu.handles import Indexes
+from agent.gpu.driver import Indexes, NvmlDriver, bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import GpuFault, GpuUuid, Inventory, PciPath, SharingSettings, Trouble

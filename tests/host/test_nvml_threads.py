@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -76,7 +77,18 @@ async def settles(holds) -> None:
         await asyncio.sleep(0.01)
 
 
-async def hang(threads: GpuThreads, work: Stuck, *gpus: str) -> None:
+async def begin(threads: GpuThreads, gpu: str, work) -> "asyncio.Future[object]":
+    """A call without a deadline, and what becomes of it."""
+
+    async def call() -> object:
+        return await (await threads.launch(gpu, work))
+
+    begun = asyncio.get_running_loop().create_task(call())
+    await asyncio.sleep(0)
+    return begun
+
+
+async def hang(threads: GpuThreads, work: Callable[[], object], *gpus: str) -> None:
     """Have calls about those GPUs given up, all at once."""
 
     async def call(gpu: str) -> None:
@@ -105,16 +117,18 @@ async def test_a_loop_that_gets_no_cpu_calls_no_gpu_stuck():
 async def test_what_is_launched_outlives_its_waiter_and_is_refused_behind_a_stuck_call(
     threads, stuck
 ):
-    first, second = threads.launch("a", stuck), threads.launch("a", lambda: "second")
+    first = await begin(threads, "a", stuck)
     await asyncio.wait([first], timeout=2 * DEADLINE)
     assert (frozenset(), False) == (threads.stuck, first.done())
+    with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
+        await threads.call("a", str)
     stuck.let_go()
-    assert ["late", "second"] == [await first, await second]
+    assert "late" == await first
 
     other = Stuck()
     await hang(threads, other, "b")
     with pytest.raises(TimeoutError, match="has not returned"):
-        threads.launch("b", str)
+        await threads.launch("b", str)
     other.let_go()
 
 
@@ -126,7 +140,7 @@ async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leav
             async with asyncio.timeout(0.05):
                 await patient.call("a", stuck)
     else:
-        patient.launch("a", stuck)
+        await begin(patient, "a", stuck)
         await settles(lambda: stuck.entered == 1)
     assert frozenset() == patient.stuck
     async with asyncio.TaskGroup() as tasks:
@@ -143,14 +157,14 @@ async def test_what_waits_behind_a_call_that_gets_stuck_is_refused(threads, stuc
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(hang(threads, stuck, "a"))
         await settles(lambda: stuck.entered == 1)
-        behind = threads.launch("a", str)
+        behind = await begin(threads, "a", str)
         with pytest.raises(TimeoutError, match="has not returned"):
             async with asyncio.timeout(PATIENT):
                 await behind
 
 
 async def test_nobody_waits_for_a_call_whose_time_is_up(patient, stuck):
-    patient.launch("a", stuck)
+    await begin(patient, "a", stuck)
     assert not await patient.empty()
     begun = asyncio.get_running_loop().time()
     assert not await patient.empty()
@@ -180,7 +194,7 @@ async def test_calls_about_one_gpu_run_one_after_the_other(threads):
         with lock:
             running -= 1
 
-    for launched in [threads.launch("a", work) for _ in range(8)]:
+    for launched in [await begin(threads, "a", work) for _ in range(8)]:
         await launched
 
     assert 1 == most
@@ -212,19 +226,14 @@ async def test_each_call_that_hangs_holds_a_thread_until_it_is_back(threads, stu
     assert ["0", "1", "2"] == [await threads.call("abc"[n], lambda n=n: str(n)) for n in range(3)]
 
 
-async def test_a_gpu_that_is_gone_is_forgotten_and_one_that_hangs_as_soon_as_it_is_back(
-    threads, stuck
-):
-    await hang(threads, stuck, "gone and stuck")
-    for name in ("gone", "here"):
-        await threads.call(name, str)
-    threads.keep({"here"})
-    assert {"gone and stuck"} == threads.stuck
+async def test_nothing_is_kept_of_a_gpu_about_which_no_call_runs(threads, stuck):
+    await hang(threads, stuck, "stuck")
+    await threads.call("here", str)
+    assert {"stuck"} == threads._lines.keys()
     stuck.let_go()
-    await settles(lambda: not threads.stuck)
-    threads.keep({"here"})
+    await settles(lambda: not threads._lines)
 
-    assert "again" == await threads.call("gone", lambda: "again")
+    assert "again" == await threads.call("stuck", lambda: "again")
 
 
 async def test_calls_of_one_turn_share_a_thread_and_wake_the_loop_once(patient, alive, monkeypatch):
@@ -237,16 +246,17 @@ async def test_calls_of_one_turn_share_a_thread_and_wake_the_loop_once(patient, 
         return tell(callback, *args)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-    launched = [patient.launch(name, lambda name=name: name) for name in names]
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(patient.call(name, lambda name=name: name)) for name in names]
 
-    assert names == [await each for each in launched]
+    assert names == [call.result() for call in calls]
     assert (1, 1) == (len(wakes), alive())
 
 
 async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(patient, stuck, alive):
-    slow = patient.launch("slow", stuck)
-    others = [patient.launch(f"other {number}", stuck) for number in range(3)]
-    quick = patient.launch("quick", lambda: "quick")
+    slow = await begin(patient, "slow", stuck)
+    others = [await begin(patient, f"other {number}", stuck) for number in range(3)]
+    quick = await begin(patient, "quick", lambda: "quick")
 
     assert "quick" == await quick
     await settles(lambda: stuck.entered == 4)
@@ -258,43 +268,31 @@ async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(pati
 
 async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so(patient):
     slow, done = threading.Event(), list[bool]()
-    for _ in range(4):
-        patient.launch("a", lambda: done.append(slow.wait(0.7 * PATIENT)))
-    with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
-        await patient.call("a", str)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            work = lambda: done.append(slow.wait(0.7 * PATIENT))  # noqa: E731
+            tasks.create_task(hang(patient, work, "a"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
+            await patient.call("a", str)
 
     assert len(done) < 4
     slow.set()
     assert await patient.empty()
 
 
-async def test_a_late_result_is_given_to_whom_it_is_still_of_use(threads, stuck):
-    late: list[str] = []
-    with pytest.raises(TimeoutError):
-        await threads.call("a", stuck, late.append)
-    assert "b" == await threads.call("b", lambda: "b", late.append)
-    stuck.let_go()
-    await settles(lambda: not threads.stuck)
-
-    assert ["late"] == late
-
-
 async def test_a_gpu_that_is_stuck_no_more_is_told_and_can_be_called_at_once(stuck):
-    told: list[tuple[str, str]] = []
-
-    def back(gpu: str) -> None:
-        asked = own.launch(gpu, lambda: "answer", lambda _: None, timed=True)
-        asked.add_done_callback(lambda done: told.append((gpu, done.result())))
-
-    own = GpuThreads(DEADLINE, back)
+    told = list[tuple[str, frozenset[str]]]()
+    own = GpuThreads(DEADLINE, lambda gpu: told.append((gpu, own.stuck)))
     await hang(own, stuck, "a")
     await own.call("b", str)
     assert [] == told
     stuck.let_go()
     await settles(lambda: bool(told))
-    own.close()
 
-    assert [("a", "answer")] == told
+    assert "answer" == await own.call("a", lambda: "answer")
+    assert [("a", frozenset())] == told
+    own.close()
 
 
 async def test_close_sends_all_home_but_those_that_hang(threads, stuck, alive):
@@ -346,12 +344,11 @@ async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_mor
     with pytest.raises(TimeoutError, match="no thread can be started for the call: can't start"):
         await threads.call("a", str)
     with pytest.raises(TimeoutError, match="no thread can be started"):
-        threads.launch("a", str)
+        await threads.launch("a", str)
     assert await threads.empty()
     machine.gives = True
 
     assert ["1", "2"] == [await threads.call("a", lambda n=n: n) for n in "12"]
-    assert "done" == await threads.launch("a", lambda: "done")
     assert 3 == machine.asked
 
 
@@ -360,13 +357,13 @@ async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_
     patient, stuck, monkeypatch, comes
 ):
     machine = BusyMachine(monkeypatch)
-    first = patient.launch("slow", stuck)
+    first = await begin(patient, "slow", stuck)
     await settles(lambda: stuck.entered == 1)
     machine.gives = False
-    second = patient.launch("behind", lambda: "behind")
+    second = await begin(patient, "behind", lambda: "behind")
     await settles(lambda: machine.asked > 1)
     with pytest.raises(TimeoutError, match="no thread can be started"):
-        patient.launch("later", lambda: "later")
+        await patient.launch("later", lambda: "later")
     if comes == "a thread":
         machine.gives = True
         async with asyncio.timeout(PATIENT):
@@ -374,7 +371,7 @@ async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_
     stuck.let_go()
 
     assert ["late", "behind"] == [await first, await second]
-    assert "later" == await patient.launch("later", lambda: "later")
+    assert "later" == await patient.call("later", lambda: "later")
 
 
 async def test_an_error_while_one_call_lands_keeps_no_other_from_its_caller(patient):
@@ -385,8 +382,8 @@ async def test_an_error_while_one_call_lands_keeps_no_other_from_its_caller(pati
     def odd() -> str:
         raise StopIteration  # no future takes it
 
-    patient.launch("odd", odd)
-    even = patient.launch("even", lambda: "even")
+    await begin(patient, "odd", odd)
+    even = await begin(patient, "even", lambda: "even")
 
     assert "even" == await even
     assert [TypeError] == [type(error) for error in raised]

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from agent import __version__
 from agent import cluster as annotations
-from agent.health.news import GPU_DEGRADED
+from agent.cluster import GPU_DEGRADED
 from agent.sandbox.hardware_talk import XidRequest, ask
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.cluster import ACCOUNT, kept

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agent import cluster as annotations
-from agent.health.news import GPU_DEGRADED
+from agent.cluster import GPU_DEGRADED
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.cluster import kept
 from tests.peers.lab.control import counted

@@ -15,7 +15,8 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
-from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject, decode_moment
+from agent.kube.objects import decode_moment
+from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject
 from agent.sandbox.explain.gates import (
     admission_gate,
     allocation_gate,

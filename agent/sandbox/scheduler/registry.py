@@ -17,12 +17,11 @@ from agent.errors import MalformedText
 from agent.hami.register import (
     SHORT,
     RegisteredGpu,
-    decode_register,
     decode_register_colon,
-    decode_scores,
 )
 from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.gojson import decode_register, decode_scores
 from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
 from agent.sandbox.scheduler.requests import COUNT, parse_quantity
 

@@ -19,6 +19,7 @@ from agent.model import (
     GpuUuid,
     Health,
     ProbeOutcome,
+    RecoveryAction,
     Scan,
     Trouble,
 )
@@ -43,6 +44,7 @@ DEEDS = {
     "ends": lambda bench: bench.driver.end_events(),
     "renewable": lambda bench: setattr(bench.driver, "renewable", True),
     "mended-by-renewal": lambda bench: setattr(bench.driver, "mended_by_renewal", True),
+    "uncounted": lambda bench: bench.driver.signs.clear(),
     "lists-all": lambda bench: scanned(bench, Scan("560.1", GPUS)),
     "lists-01": lambda bench: scanned(bench, Scan("560.1", GPUS[:2])),
     "lists-01-and-a-fault": lambda bench: scanned(bench, Scan("560.1", GPUS[:2], (FAULT,))),
@@ -57,6 +59,10 @@ def scanned(bench: HealthBench, scan: Scan) -> None:
 
 async def do(bench: HealthBench, word: str) -> None:
     """`+5`: 5 s pass; `xid48@1`, `xid48@?`; `1=lost`, `all=failed`: how probes end from now on.
+
+    `1=lost:gone`: with these words. `1=rows`: with a memory row that could not be remapped.
+
+    `1=advised`: the driver says from now on that this GPU needs a reset.
 
     `release-1`, `recheck-1`, `was-reset-1`: what an operator does.
     """
@@ -80,8 +86,15 @@ async def do(bench: HealthBench, word: str) -> None:
         for uuid in ALL if who == "all" else (ALL[int(who)],):
             if what == "deaf":
                 bench.driver.unmonitored[uuid] = "not supported"
+            elif what == "advised":
+                bench.driver.signs[uuid] = GpuSigns(recovery=RecoveryAction.GPU_RESET)
+            elif what == "rows":
+                bench.driver.outcomes[uuid] = ProbeOutcome.FAILED
+                bench.driver.signs[uuid] = GpuSigns(rows_failed=True)
             else:
-                bench.driver.outcomes[uuid] = ProbeOutcome(what)
+                outcome, _, text = what.partition(":")
+                bench.driver.outcomes[uuid] = ProbeOutcome(outcome)
+                bench.driver.texts[uuid] = text or "as scripted"
 
 
 def told(bench: HealthBench) -> str:
@@ -237,9 +250,9 @@ def faults(*uuids, trouble=Trouble.FAILED) -> list[GpuFault]:
     return [GpuFault(uuid, "Unknown Error", trouble) for uuid in uuids]
 
 
-async def looked_at(driver: ScriptedDriver, seconds: float) -> tuple[Discovery, list[Scan]]:
+async def looked_at(driver: ScriptedDriver, seconds: float, ill=()) -> tuple[Discovery, list[Scan]]:
     found: list[Scan] = []
-    discovery = Discovery(driver, found.append)
+    discovery = Discovery(driver, found.append, ill=lambda uuid: uuid in ill)
     async with at_work(discovery.run):
         await asyncio.sleep(seconds)
     return discovery, found
@@ -259,6 +272,20 @@ async def test_a_scan_that_says_nothing_of_one_gpu_is_the_drivers_failure(gpus, 
     discovery, found = await looked_at(driver, 5)
 
     assert ([], problem) == (found, discovery.problem.value)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "ill"),
+    [*((t, ()) for t in (Trouble.SILENT, Trouble.DENIED, Trouble.RESET)), (Trouble.LOST, ALL)],
+)
+async def test_gpus_that_wake_must_be_reset_or_were_ill_before_are_no_fault_of_the_driver(
+    trouble, ill
+):
+    driver = ScriptedDriver()
+    driver.faults = faults(G0, G1, trouble=trouble)
+    discovery, found = await looked_at(driver, 0.5, ill)
+
+    assert (1, None, 0) == (len(found), discovery.problem.value, driver.renewals)
 
 
 @pytest.mark.parametrize(

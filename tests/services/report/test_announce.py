@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import msgspec
 import pytest
@@ -11,30 +12,18 @@ from agent.cluster import CORDON, NodeEvent, NodeView
 from agent.errors import ApiError, ApiForbidden
 from agent.kit.cell import Cell
 from agent.model import NO_INDEX
-from agent.report import LIMIT, Announcer, CordonEvents, NodeEventQueue
+from agent.report import LIMIT, NodeEventQueue, follow_cordons
 from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
+from tests.fakes.apiserver import EventSink
 from tests.services.at_work import at_work
-
-
-class EventsApi:
-    """Takes Events; `answers` are errors for the next ones."""
-
-    def __init__(self, *answers: ApiError) -> None:
-        self.answers = list(answers)
-        self.posted: list[str] = []
-
-    async def post_event(self, event: NodeEvent) -> None:
-        if self.answers:
-            raise self.answers.pop(0)
-        self.posted.append(event.text)
 
 
 def event(text: str, reason: str = "GpuUnhealthy") -> NodeEvent:
     return NodeEvent(reason, text, warning=True)
 
 
-def announcing(api: EventsApi, notices: NodeEventQueue) -> AbstractAsyncContextManager[None]:
-    return at_work(Announcer(api, notices).run)  # type: ignore[arg-type]
+def announcing(api: EventSink, notices: NodeEventQueue) -> AbstractAsyncContextManager[None]:
+    return at_work(partial(notices.post_all, api.post_event))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ def announcing(api: EventsApi, notices: NodeEventQueue) -> AbstractAsyncContextM
     ids=["in order", "again before the next", "dropped where refused", "not twice in a row"],
 )
 async def test_events_are_posted(answers, texts, posted) -> None:
-    api, notices = EventsApi(*answers), NodeEventQueue()
+    api, notices = EventSink(*answers), NodeEventQueue()
     first, *others = texts
     notices.say(event(first))
     async with announcing(api, notices):
@@ -56,7 +45,7 @@ async def test_events_are_posted(answers, texts, posted) -> None:
             notices.say(event(text))
         for seconds, expected in posted.items():
             await asyncio.sleep(seconds)
-            assert api.posted == expected
+            assert [one.text for one in api.posted] == expected
 
     if not answers:
         assert notices.unposted.items() == ()  # whoever posts counts them
@@ -65,7 +54,7 @@ async def test_events_are_posted(answers, texts, posted) -> None:
 async def test_without_an_api_server_events_are_said_in_the_log_and_counted() -> None:
     notices = NodeEventQueue()
     with structlog.testing.capture_logs() as said:
-        async with at_work(Announcer(None, notices).run):
+        async with at_work(partial(notices.post_all, None)):
             notices.say(event("a"))
             notices.say(msgspec.structs.replace(event("b"), warning=False))
             await asyncio.sleep(1)
@@ -75,13 +64,13 @@ async def test_without_an_api_server_events_are_said_in_the_log_and_counted() ->
 
 
 async def test_a_full_line_drops_the_oldest() -> None:
-    api, notices = EventsApi(), NodeEventQueue()
+    api, notices = EventSink(), NodeEventQueue()
     for number in range(LIMIT + 2):
         notices.say(event(str(number)))
     async with announcing(api, notices):
         await asyncio.sleep(1)
 
-    assert api.posted[0] == "2"
+    assert api.posted[0].text == "2"
     assert (("GpuUnhealthy", "dropped"), 2) in notices.unposted.items()
 
 
@@ -99,7 +88,7 @@ async def said(*views: NodeView | None, inventory=GPUS) -> list[tuple[str, str]]
     """Reason and text of the Events while the Node is seen like this, one view after another."""
     node: Cell[NodeView | None] = Cell(None)
     events: list[NodeEvent] = []
-    async with at_work(CordonEvents(node, Cell(inventory), events.append).run):
+    async with at_work(partial(follow_cordons, node, Cell(inventory), events.append)):
         for view in views:
             await asyncio.sleep(0)
             node.set(view)

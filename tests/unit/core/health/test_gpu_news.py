@@ -7,17 +7,17 @@ import pytest
 
 from agent.cluster import Phase, PodTable
 from agent.health.judge import switched_off
-from agent.health.news import (
+from agent.ledger import Holder, Ledger
+from agent.model import NO_INDEX, Condition, Health, Inventory
+from agent.report import (
     TEXT_LIMIT,
     believed,
     gpu_degraded,
     gpu_events,
-    holders,
-    named,
+    gpus_in_words,
+    pods_holding,
     turning,
 )
-from agent.ledger import Holder, Ledger
-from agent.model import NO_INDEX, Condition, Health, Inventory
 from tests.builders import (
     NOON,
     a_gpu,
@@ -107,8 +107,8 @@ def test_gpus_of_unknown_index_are_named_by_their_uuid():
     lonely = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=a_uuid(7)))
     other = a_shared_gpu(gpu=a_gpu(index=3))
 
-    assert f"GPU of unknown index ({a_uuid(7)})" == named([lonely])
-    assert f"GPUs {a_uuid(7)}, 3" == named([lonely, other])
+    assert f"GPU of unknown index ({a_uuid(7)})" == gpus_in_words([lonely])
+    assert f"GPUs {a_uuid(7)}, 3" == gpus_in_words([lonely, other])
 
 
 def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
@@ -172,15 +172,15 @@ def test_a_pod_that_is_over_holds_no_gpu_although_its_row_stays_for_a_minute():
     table = PodTable({pod.uid: pod for pod in here}, synced=True)
     ledger = Ledger((*rows, a_plain_row(holder=Holder("team-a", "p9", "one"))))
 
-    assert ("team-a/p0", "team-a/p9") == holders(ledger, [a_uuid(0)], table)
-    assert () == holders(ledger, [a_uuid(1)], table)
+    assert ("team-a/p0", "team-a/p9") == pods_holding(ledger, [a_uuid(0)], table)
+    assert () == pods_holding(ledger, [a_uuid(1)], table)
 
 
 @pytest.mark.parametrize("table", [PodTable(), PodTable(synced=True, stale=True)])
 def test_while_nobody_knows_the_pods_each_row_counts_as_held(table):
     row = a_row(pod="p0", shares=(a_share(uuid=a_uuid(0)),))
 
-    assert ("team-a/p0",) == holders(Ledger((row,)), [a_uuid(0)], table)
+    assert ("team-a/p0",) == pods_holding(Ledger((row,)), [a_uuid(0)], table)
 
 
 ILL = a_health(condition=Condition.BAD, since=LATER, text="XID 48 [H-048]")
