@@ -212,9 +212,7 @@ class Tally:
         labels: tuple[str, ...] = (),
         expected: Iterable[tuple[str, ...]] = (),
     ) -> None:
-        self.expected = tuple(expected)
-        for values in self.expected:
-            _match(name, labels, values)
+        self.expected = tuple(expected) if labels else ((),)
         self.name = name
         self.help = help
         self.labels = labels
@@ -226,8 +224,6 @@ class Tally:
         Raises ValueError.
         """
         _match(self.name, self.labels, label_values)
-        if amount < 0:
-            raise ValueError(f"{self.name} counts upwards only, not {amount}")
         count = self._counts[label_values] = self._counts.get(label_values, 0) + amount
         return count
 
@@ -257,8 +253,6 @@ class Durations:
         labels: tuple[str, ...],
         buckets: tuple[float, ...],
     ) -> None:
-        if list(buckets) != sorted(set(buckets)):
-            raise ValueError(f"{name}: buckets must ascend")
         self.name = name
         self.help = help
         self.labels = labels
@@ -308,8 +302,6 @@ class Ring:
 
     def add(self, *row: float) -> None:
         """Add the newest row; a full ring drops its oldest."""
-        if len(row) != self._width:
-            raise ValueError(f"a row has {self._width} numbers, not {len(row)}")
         start = self._written % self._size * self._width
         self._cells[start : start + self._width] = array.array("d", row)
         self._written += 1

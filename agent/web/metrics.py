@@ -6,10 +6,9 @@ series (`hami`), and the counts and durations of the services.
 
 import asyncio
 import datetime as dt
-import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -34,7 +33,7 @@ from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import promised, takes_room
 from agent.cluster import PodTable
 from agent.hami.region import RegionState
-from agent.kit.timing import DurationRow, Durations, Tally
+from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
 from agent.model import (
     MIB,
@@ -66,7 +65,6 @@ UNKNOWN: Final = "unknown"
 
 Used = tuple[Holder, ContainerUse]
 """A container, and what it uses."""
-T = TypeVar("T", Tally, Durations)
 
 
 class Gauge(msgspec.Struct, frozen=True):
@@ -78,7 +76,7 @@ class Gauge(msgspec.Struct, frozen=True):
 
 
 class MetricSources(msgspec.Struct, frozen=True):
-    """The counts and numbers of services; tallies and durations of equal name are added up."""
+    """The counts and numbers of services, each name once."""
 
     tallies: Sequence[Tally] = ()
     durations: Sequence[Durations] = ()
@@ -398,24 +396,13 @@ def _used(used: Iterable[Used], labels: Mapping[GpuUuid, str]) -> Iterator[_Valu
 
 
 def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:
-    """Render one counter per name; tallies of equal name are added up.
-
-    Tallies name a GPU by its UUID; `gpus` maps it to the value of the label `gpu`.
-    """
-    for name, group in _by_name(tallies).items():
-        labels = group[0].labels
-        family = CounterMetricFamily(PREFIX + name, group[0].help, labels=labels)
-        counts: dict[tuple[str, ...], int] = {}
-        for tally in group:
-            for raw, count in (*((values, 0) for values in tally.expected), *tally.items()):
-                values = tuple(
-                    gpus.get(value, value) if label == "gpu" else value
-                    for label, value in zip(labels, raw, strict=True)
-                )
-                counts[values] = counts.get(values, 0) + count
-        if not labels:
-            counts.setdefault((), 0)
-        for values, count in sorted(counts.items()):
+    """Render the counters. Tallies name a GPU by its UUID; `gpus` has the label for it."""
+    for tally in tallies:
+        family = CounterMetricFamily(PREFIX + tally.name, tally.help, labels=tally.labels)
+        counts = dict.fromkeys(tally.expected, 0) | dict(tally.items())
+        for raw, count in sorted(counts.items()):
+            named = zip(tally.labels, raw, strict=True)
+            values = [gpus.get(value, value) if label == "gpu" else value for label, value in named]
             family.add_metric(values, count)
         yield family
 
@@ -431,30 +418,14 @@ def counted_gpus(tallies: Iterable[Tally]) -> frozenset[str]:
 
 
 def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
-    """Render one histogram per name; those of equal name, with equal buckets, are added up."""
-    for name, group in _by_name(durations).items():
-        first = group[0]
-        family = HistogramMetricFamily(PREFIX + name, first.help, labels=first.labels)
-        rows: dict[tuple[str, ...], DurationRow] = {}
-        for row in (row for item in group for row in item.rows()):
-            other = rows.get(row.labels)
-            if other is None:
-                rows[row.labels] = row
-                continue
-            cumulative = map(operator.add, row.cumulative, other.cumulative)
-            rows[row.labels] = DurationRow(row.labels, tuple(cumulative), row.total + other.total)
-        bounds = [*map(str, first.buckets), "+Inf"]
-        for labels, row in sorted(rows.items()):
+    """Render the histograms."""
+    for one in durations:
+        family = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
+        bounds = [*map(str, one.buckets), "+Inf"]
+        for row in one.rows():
             buckets = list(zip(bounds, row.cumulative, strict=True))
-            family.add_metric(labels, buckets, sum_value=row.total)
+            family.add_metric(row.labels, buckets, sum_value=row.total)
         yield family
-
-
-def _by_name(items: Iterable[T]) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
-    for item in items:
-        groups.setdefault(item.name, []).append(item)
-    return groups
 
 
 # Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
