@@ -12,12 +12,12 @@ import msgspec
 from agent.allocate.plain import KubeletShares, PlainSettings
 from agent.allocate.service import Allocation, SchedulerShares
 from agent.app.adapters import Adapters
-from agent.app.front import EXPECTED, POLICIES, Front
+from agent.app.front import DELAYS, EXPECTED, Front
 from agent.cluster import PodTable
 from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Task, supervise
+from agent.kit.tasks import Backoff, Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import Connection, KubeSession
@@ -327,7 +327,7 @@ def tiers(
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [
-            Task(name, partial(supervise, name, run, POLICIES[name], chance, EXPECTED))
+            Task(name, partial(supervise, name, run, Backoff(*DELAYS[name], chance), EXPECTED))
             for name, run in services.items()
         ]
 

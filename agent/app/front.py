@@ -23,7 +23,7 @@ from agent.inventory import (
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import RestartPolicy, supervise
+from agent.kit.tasks import Backoff, supervise
 from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
@@ -43,20 +43,12 @@ from agent.state import NodeJournal, Recovered, StateService
 EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
 """Failures of the outside world, logged in one line. Any other exception is a defect."""
 
-DEFECTS = 3
-"""Defects of one task within its window before the process gives up."""
+_LOCAL = (0.1, 0.5, 1.0, 5.0), 0.0
+_DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
+_WEB = (0.5, 1.0, 10.0, 30.0), 0.0
+_API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
 
-
-def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:
-    return RestartPolicy(delays=delays, jitter=jitter, bug_budget=DEFECTS)
-
-
-_LOCAL = _policy(0.1, 0.5, 1.0, 5.0)
-_DRIVER = _policy(0.5, 1.0, 5.0, 30.0)
-_WEB = _policy(0.5, 1.0, 10.0, 30.0)
-_API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
-
-POLICIES: Mapping[str, RestartPolicy] = {
+DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
     "state": _LOCAL,
     "notify": _LOCAL,
     "settings": _LOCAL,
@@ -78,19 +70,20 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "report": _API,
     "settlement": _API,
     "kubelet_start": _LOCAL,
-    "reconcile": _policy(1.0, 5.0, 15.0, 60.0),
-    "plugin": _policy(0.1, 0.5, 1.0, 10.0),
-    "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
-    "rival": _policy(0.1, 0.5, 1.0, 10.0),
+    "reconcile": ((1.0, 5.0, 15.0, 60.0), 0.0),
+    "plugin": ((0.1, 0.5, 1.0, 10.0), 0.0),
+    "registration": ((0.05, 0.1, 0.5, 1.0, 10.0), 0.2),
+    "rival": ((0.1, 0.5, 1.0, 10.0), 0.0),
     "announcer": _API,
     "pod_announcer": _API,
     "condition": _API,
     "recent": _LOCAL,
-    "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
+    "kubelet": ((0.1, 0.5, 1.0, 5.0), 0.0),
     "heartbeat": _LOCAL,
     "web": _WEB,
     "web_socket": _WEB,
 }
+"""Seconds before each restart of a task, the last of them repeatedly, and their jitter."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -194,7 +187,8 @@ class Front(msgspec.Struct, frozen=True):
         runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
         async with asyncio.TaskGroup() as group:
             for name, run in runs.items():
-                group.create_task(supervise(name, run, POLICIES[name], self.random, EXPECTED))
+                backoff = Backoff(*DELAYS[name], self.random)
+                group.create_task(supervise(name, run, backoff, EXPECTED))
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
