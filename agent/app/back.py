@@ -338,13 +338,13 @@ def tiers(
     )
 
 
-async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
-    """Wait for the first result at the kubelet, `within` seconds at most.
+async def met(state: Cell[RegistrationState]) -> None:
+    """Wait for the first result at the kubelet, MEETING seconds at most.
 
     Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(MEETING):
             await state.until(lambda now: now != RegistrationState())
 
 
