@@ -25,6 +25,7 @@ from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioRecord
 from agent.sandbox.scenario.stage import DiskWatch
 from agent.sandbox.scenario.workloads import PLACED, Wish, Workload
+from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import NOON, a_gpu, a_row
 from tests.process.agent_process import options
