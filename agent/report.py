@@ -36,7 +36,7 @@ from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Backoff, Throttle
+from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import (
@@ -74,7 +74,7 @@ class NodeEventQueue:
         self._noted = noted
         self._line: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
-        self._refused = Throttle(WARN_PERIOD)
+        self._refused = Allowance(1, WARN_PERIOD)
         self.unposted = Tally(
             "events_unposted_total",
             "Events that no API server keeps, by what became of them instead.",

@@ -60,15 +60,16 @@ async def retry(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause
 
 
 class Allowance(msgspec.Struct):
-    """A token bucket: `burst` at once, then one every `refill` seconds.
+    """A token bucket, the limit of every rate: `burst` at once, then one every `refill` seconds.
 
-    `spent` tokens were missing at `since` (loop time).
+    `spent` tokens were missing at `since` (loop time). `left_out`: see admit().
     """
 
     burst: int
     refill: float
     spent: float = 0.0
     since: float = 0.0
+    left_out: int = 0
 
     def allows(self, now: float) -> bool:
         """Whether one more is allowed now."""
@@ -82,27 +83,18 @@ class Allowance(msgspec.Struct):
         """Take one."""
         self.spent, self.since = self._at(now) + 1, now
 
+    def admit(self) -> int | None:
+        """For log lines: how many were left out since the last one; None: leave this one out."""
+        now = asyncio.get_running_loop().time()
+        if not self.allows(now):
+            self.left_out += 1
+            return None
+        self.spend(now)
+        left_out, self.left_out = self.left_out, 0
+        return left_out
+
     def _at(self, now: float) -> float:
         return max(0.0, self.spent - (now - self.since) / self.refill)
-
-
-class Throttle:
-    """Admits one, then none for `period` seconds, and counts the ones left out: for log lines."""
-
-    def __init__(self, period: float) -> None:
-        self._period = period
-        self._next = 0.0
-        self._left_out = 0
-
-    def admit(self) -> int | None:
-        """How many were left out since the last admitted one; None: leave this one out."""
-        now = asyncio.get_running_loop().time()
-        if now < self._next:
-            self._left_out += 1
-            return None
-        self._next = now + self._period
-        left_out, self._left_out = self._left_out, 0
-        return left_out
 
 
 class Backoff:

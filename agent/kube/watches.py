@@ -27,7 +27,7 @@ from agent.cluster import (
 )
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
-from agent.kit.tasks import Allowance, Reopening, Throttle
+from agent.kit.tasks import Allowance, Reopening
 from agent.kit.timing import Lag, Tally
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
@@ -220,7 +220,7 @@ class PodWatch:
         """The answer of the next LIST for callers, which has not begun."""
         self._lists = Allowance(LISTS, LISTS_REFILL)
         self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
-        self._warnings = Throttle(WARN_PERIOD)
+        self._warnings = Allowance(1, WARN_PERIOD)
         self._lag = Lag()
 
     async def run(self) -> None:

@@ -37,7 +37,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import Throttle
+from agent.kit.tasks import Allowance
 from agent.kit.timing import Durations, Lag, Lull, Tally
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
@@ -652,7 +652,7 @@ class Peer(H2Protocol):
     """
 
     def __init__(
-        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Throttle
+        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Allowance
     ) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self._peers = peers
@@ -698,7 +698,7 @@ class Incarnation(Server):
         self._bound = bound
         self._plugin = plugin
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
-        self._refused = Throttle(REFUSED_PERIOD)
+        self._refused = Allowance(1, REFUSED_PERIOD)
         self.lists = lists
 
     @property

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kit.tasks import (
+    Allowance,
     Backoff,
     BudgetSpent,
     Heartbeat,
     Reopening,
     Task,
     TaskEnded,
-    Throttle,
     run_tiers,
     supervise,
 )
@@ -41,7 +41,7 @@ def test_chance_is_that_of_the_seed():
 
 
 async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
-    throttle = Throttle(1.0)
+    throttle = Allowance(1, 1.0)
     said = [throttle.admit() for _ in range(4)]
     await asyncio.sleep(1.0)
 
